@@ -53,6 +53,7 @@ SEAL_SEAL: Final = 0x1
 SEAL_SHRINK: Final = 0x2
 SEAL_GROW: Final = 0x4
 SEAL_WRITE: Final = 0x8 | 0x10  # F_SEAL_WRITE, F_SEAL_FUTURE_WRITE
+FIXED: Final = SEAL_SHRINK | SEAL_GROW
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG: other processes take part
 _ALL = 0x7FFFFFFF
@@ -286,16 +287,6 @@ class Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def libc_version() -> tuple[str, str]:
-    """("glibc", "2.36"), or ("unknown libc", "") if it does not say."""
-    try:
-        text = os.confstr("CS_GNU_LIBC_VERSION") or ""
-    except (AttributeError, ValueError, OSError):
-        text = ""
-    name, _, version = text.partition(" ")
-    return (name, version) if name else ("unknown libc", "")
-
-
 _STRONGLY_ORDERED: Final = platform.machine() in ("x86_64", "AMD64")
 
 SYS_FUTEX: Final = (
@@ -341,7 +332,7 @@ def create_memfd(name: str, size: int) -> int:
     fd = call("memfd_create", os.memfd_create, name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         call("ftruncate", os.ftruncate, fd, size)
-        call("fcntl(F_ADD_SEALS)", fcntl.fcntl, fd, F_ADD_SEALS, SEAL_SHRINK | SEAL_GROW | SEAL_SEAL)
+        call("fcntl(F_ADD_SEALS)", fcntl.fcntl, fd, F_ADD_SEALS, FIXED | SEAL_SEAL)
     except DriverError:
         os.close(fd)
         raise
@@ -406,15 +397,16 @@ def _closes_at_once(fd: int) -> bool:
         os.get_inheritable(fd)  # F_GETFD
     except OSError:
         return True  # an fd that is not open: os.close says so
-    return seals(fd) is not None or _is_kernels(fd)
+    # The link of an eventfd, a pipe, a socket or similar, unlike a file's, begins with no slash.
+    return seals(fd) is not None or link(fd)[:1] not in ("", "/")
 
 
-def _is_kernels(fd: int) -> bool:
-    """Whether `fd` is an eventfd, a pipe, a socket or similar: such links, unlike files', begin with no slash."""
+def link(fd: int) -> str:
+    """What a descriptor is of, by its link in /proc; "" if the system does not say."""
     try:
-        return not os.readlink(f"/proc/self/fd/{fd}").startswith("/")
+        return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        return False
+        return ""
 
 
 def _close_aside(fd: int) -> Thread | None:

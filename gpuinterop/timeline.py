@@ -85,8 +85,6 @@ MAX_DEVICE_VALUE: Final = 2**63 - 1
 LOCK_LIMIT: Final = 1.0
 """Seconds for which a signal waits for the signallers' lock, which its holders need for microseconds."""
 
-_FIXED: Final = system.SEAL_SHRINK | system.SEAL_GROW
-
 
 def initialise(address: int, value: int = 0) -> None:
     """Make a timeline semaphore of a zeroed page."""
@@ -122,7 +120,7 @@ def is_ours(fd: int) -> bool:
     if system.SYS_FUTEX is None:
         return False
     seals = system.seals(fd)
-    if seals is None or seals & _FIXED != _FIXED:
+    if seals is None or seals & system.FIXED != system.FIXED:
         return False
     try:
         if os.fstat(fd).st_size != system.PAGE:

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from gpuinterop import system
 from gpuinterop.backend import Address, AllocationBackend
@@ -14,7 +14,7 @@ from gpuinterop.errors import HandleError
 from gpuinterop.handles import AllocationHandle, Granularity, VmmFd
 
 from .formats import lavapipe
-from .memory import NO_MEMORY, Mapping, Owned, check_size, descriptor, examine
+from .memory import NO_MEMORY, Mapping, Owned, check_size, checked, examine
 from .streams import Device
 
 ALLOCATION_NAME: Final = "gpuinterop.allocation"
@@ -22,8 +22,6 @@ ALLOCATION_NAME: Final = "gpuinterop.allocation"
 
 class Allocation(Owned):
     """Shareable memory: a sealed memfd, mapped on demand."""
-
-    __slots__ = ("size",)
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -62,7 +60,7 @@ class Allocations(AllocationBackend):
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
         """Take over the descriptor; leave it alone on an exception."""
-        fd = descriptor(handle, VmmFd)
+        fd = checked(handle, VmmFd).fd
         found = examine(fd, "an allocation", ())
         if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):
             raise HandleError(f"handle: expected an allocation, got memfd {found.name!r}; import it as an OpaqueFd.")
@@ -82,13 +80,10 @@ class Allocations(AllocationBackend):
         mapping.map(allocation.fd, allocation.size)
         return mapping, mapping.data
 
-    def unmap_allocation(self, mapping: Mapping) -> None:
-        """``munmap``."""
-        mapping.release()
-
-    def release_allocation(self, allocation: Allocation) -> None:
-        """``close``."""
-        allocation.release()
+    unmap_allocation: Any = staticmethod(Owned.release)
+    """``munmap``."""
+    release_allocation = unmap_allocation
+    """``close``."""
 
 
 def _available() -> int | None:

@@ -41,7 +41,7 @@ class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory):
     def versions(self) -> Mapping[str, str]:
         return {
             "python": platform.python_version(),
-            "libc": " ".join(system.libc_version()).strip(),
+            "libc": " ".join(platform.libc_ver()).strip(),
             "kernel": f"{platform.system()} {platform.release().partition('-')[0]}",
         }
 

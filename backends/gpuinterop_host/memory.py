@@ -21,7 +21,7 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import Address, Backend
@@ -34,6 +34,7 @@ from .streams import Device
 if sys.platform != "win32":
     import fcntl
 
+_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 
 MEMORY_DRIVERS: Final = (swiftshader.MEMORY_NAME,)
 SEMAPHORE_DRIVERS: Final = (swiftshader.SEMAPHORE_NAME,)
@@ -56,7 +57,7 @@ class Object:
     @property
     def fixed(self) -> bool:
         """Whether the memfd can neither shrink nor grow."""
-        return self.seals & _FIXED == _FIXED
+        return self.seals & system.FIXED == system.FIXED
 
     def secure(self) -> None:
         """Seal the memfd against shrinking. Called after all other checks."""
@@ -64,9 +65,6 @@ class Object:
             system.call("fcntl(F_ADD_SEALS)", fcntl.fcntl, self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
         if os.fstat(self.fd).st_size < self.size:
             raise HandleError("handle: the memfd was truncated while it was being imported.")
-
-
-_FIXED = system.SEAL_SHRINK | system.SEAL_GROW
 
 
 def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
@@ -77,7 +75,7 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     HandleError
         The object is refused; the message says why, and what is accepted.
     """
-    link = _link(fd)
+    link = system.link(fd)
     seals = system.seals(fd)
     if seals is None:
         raise HandleError(
@@ -100,13 +98,6 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     return Object(fd, status.st_size, seals, name)
 
 
-def _link(fd: int) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
 def check_size(size: int, there: int, what: str) -> None:
     if size > there:
         raise HandleError(
@@ -116,8 +107,6 @@ def check_size(size: int, there: int, what: str) -> None:
 
 class Owned:
     """Kernel objects, each with the call that releases it."""
-
-    __slots__ = ("ends",)
 
     def __init__(self) -> None:
         self.ends: list[tuple[Any, ...]] = []
@@ -134,8 +123,6 @@ class Owned:
 class Mapping(Owned):
     """Shared memory, mapped."""
 
-    __slots__ = ("data",)
-
     def __init__(self) -> None:
         super().__init__()
         self.data = 0
@@ -151,9 +138,10 @@ class Memory(Backend):
 
     def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> Mapping:
         """Map the memory (``mmap``) and close the descriptor; leave the descriptor alone on an exception."""
-        fd, trusted = descriptor(handle, OpaqueFd), is_trusted(handle)
+        handle = checked(handle, OpaqueFd)
+        fd = handle.fd
         found = examine(fd, "memory", MEMORY_DRIVERS)
-        if found.name.startswith(MEMORY_DRIVERS) and not trusted:
+        if found.name.startswith(MEMORY_DRIVERS) and not handle.trusted:
             raise HandleError(
                 "handle: expected memory that cannot shrink, or a handle that you trust; got the memfd "
                 f"{found.name!r}, of which nothing says who holds it. A holder can truncate it, which ends this "
@@ -177,18 +165,12 @@ class Memory(Backend):
     def unmap_buffer(self, mapping: Mapping) -> None:
         """Do nothing: the object stays mapped until it is destroyed."""
 
-    def destroy_memory(self, memory: Mapping) -> None:
-        """``munmap``."""
-        memory.release()
+    destroy_memory: Any = staticmethod(Owned.release)
+    """``munmap``."""
 
 
-def descriptor(handle: object, kind: type[FdHandle]) -> int:
-    """The descriptor of a handle of this type."""
+def checked(handle: object, kind: type[_FdHandle]) -> _FdHandle:
+    """A handle of this type."""
     if not isinstance(handle, kind):
         raise ArgumentTypeError("handle", f"expected {kind.__name__} on the host, got {type(handle).__name__}.")
-    return handle.fd
-
-
-def is_trusted(handle: object) -> bool:
-    """Whether the caller trusts every process that holds the object."""
-    return isinstance(handle, FdHandle) and handle.trusted
+    return handle

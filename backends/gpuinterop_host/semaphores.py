@@ -45,10 +45,9 @@ from gpuinterop.handles import AnySemaphoreHandle, FdHandle, OpaqueFd, TimelineF
 
 from . import memory
 from .formats import swiftshader
-from .streams import AnyStream, Device
+from .streams import Device, Stream
 
 _T = TypeVar("_T")
-_FdHandle = TypeVar("_FdHandle", bound=FdHandle)
 _Kind = TypeVar("_Kind", bound="Semaphore")
 
 LOCK_LIMIT: Final = timeline.LOCK_LIMIT
@@ -64,6 +63,7 @@ class Semaphore(memory.Owned, ABC):
     """One page of shared memory and its fd, which is kept for `export`."""
 
     kind: ClassVar[str]
+    handle_type: ClassVar[Any]
 
     def __init__(self, fd: int, address: int) -> None:
         super().__init__()
@@ -92,10 +92,11 @@ class Semaphore(memory.Owned, ABC):
     def describe(self, value: int) -> str:
         """Describe a wait for `value` and the current state, for messages."""
 
-    def export(self, kind: type[_FdHandle]) -> _FdHandle:
+    def export(self) -> OpaqueFd | TimelineFd:
         """Make a new handle."""
         # Under `_use`: if another thread closed the number, it could soon be another file's.
-        return self._use(kind.adopt_duplicate, self.fd)
+        handle: OpaqueFd | TimelineFd = self._use(self.handle_type.adopt_duplicate, self.fd)
+        return handle
 
     def abandon(self) -> None:
         """Make pending and later operations raise `ResourceClosedError`."""
@@ -137,7 +138,7 @@ class Semaphore(memory.Owned, ABC):
     def _release_if_last(self) -> None:
         thread = threading.get_ident()
         if self._closed and not self._users.copy() and self._releaser.setdefault(None, thread) == thread:
-            self._release()
+            self.release()
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -148,9 +149,6 @@ class Semaphore(memory.Owned, ABC):
     def _wake(self) -> None:
         """Wake this process's waiters, which then call `_check`. Called with the page mapped."""
 
-    def _release(self) -> None:
-        self.release()
-
     def _forked(self) -> None:
         thread = threading.get_ident()  # the parent's other threads do not exist in the child
         self._users[:] = [user for user in self._users if user == thread]
@@ -160,6 +158,7 @@ class BinarySemaphore(Semaphore):
     """A semaphore in SwiftShader's layout."""
 
     kind = "binary"
+    handle_type = OpaqueFd
 
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
@@ -276,19 +275,20 @@ class BinarySemaphore(Semaphore):
         self._failure = self._failure or PeerError(f"{self.label} is unusable: {why}. Make a new one on both sides.")
         return again(self._failure)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         mapped = self.ends and self.ends[-1][0] is system.munmap
         if mapped and self._process == os.getpid() and not self._page.lock_problem():
             # Without waiting: a drop must not block, and the count is useless if the lock is lost.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)
-        super()._release()
+        super().release()
 
 
 class TimelineSemaphore(Semaphore):
     """A semaphore in the layout of :mod:`gpuinterop.timeline`."""
 
     kind = "timeline"
+    handle_type = TimelineFd
 
     def __init__(self, fd: int, address: int) -> None:
         self._page = timeline.Page(fd, address, "")
@@ -336,9 +336,9 @@ class TimelineSemaphore(Semaphore):
     def _wake(self) -> None:
         self._page.wake()
 
-    def _release(self) -> None:
+    def release(self) -> None:
         self._page.close()
-        super()._release()
+        super().release()
 
 
 _serials = itertools.count()
@@ -368,7 +368,7 @@ def _make(
         count(semaphore)
     except GpuInteropError:
         semaphore.ends[: fd is not None] = ()
-        semaphore._release()
+        semaphore.release()
         raise
     return semaphore
 
@@ -386,8 +386,7 @@ def _another(expected: str, why: str) -> HandleError:
 
 _Batch: TypeAlias = tuple[Semaphore, ...]
 _TYPES: Final[Mapping[type, type[BinarySemaphore | TimelineSemaphore]]] = {
-    OpaqueFd: BinarySemaphore,
-    TimelineFd: TimelineSemaphore,
+    kind.handle_type: kind for kind in (BinarySemaphore, TimelineSemaphore)
 }
 
 
@@ -396,17 +395,18 @@ class Semaphores(HostSemaphoreBackend):
 
     def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> Semaphore:
         """Map the page (``mmap``)."""
-        return _type(type(handle)).load(memory.descriptor(handle, FdHandle), trusted=memory.is_trusted(handle))
+        descriptor = memory.checked(handle, FdHandle)
+        return _type(type(handle)).load(descriptor.fd, trusted=descriptor.trusted)
 
     def prepare(self, semaphores: Sequence[Semaphore]) -> _Batch:
         """Return the semaphores and their calls, which need no preparation."""
         return tuple(semaphores)
 
-    def signal(self, batch: _Batch, stream: AnyStream, values: Sequence[int]) -> None:
+    def signal(self, batch: _Batch, stream: Stream, values: Sequence[int]) -> None:
         """Have the worker signal."""
         stream.submit(_signal_all, (batch, values))
 
-    def wait(self, batch: _Batch, stream: AnyStream, values: Sequence[int], timeout_ms: int | None) -> None:
+    def wait(self, batch: _Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
         """Have the worker wait."""
         stream.submit(_wait_all, (batch, values, timeout_ms, stream.check))
 
@@ -424,9 +424,7 @@ class Semaphores(HostSemaphoreBackend):
 
     def export_semaphore(self, semaphore: Semaphore) -> AnySemaphoreHandle:
         """Duplicate the descriptor."""
-        if isinstance(semaphore, BinarySemaphore):
-            return semaphore.export(OpaqueFd)
-        return semaphore.export(TimelineFd)
+        return semaphore.export()
 
     def host_value(self, semaphore: TimelineSemaphore) -> int:
         """Read the counter."""

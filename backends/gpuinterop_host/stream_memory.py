@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpuinterop import system
 from gpuinterop.backend import Address, StreamMemoryBackend
 
-from .streams import AnyStream, Device
+from .streams import Device, Stream
 
 
 class StreamMemory(StreamMemoryBackend):
@@ -22,11 +22,11 @@ class StreamMemory(StreamMemoryBackend):
     def unpin(self, pin: None) -> None:
         """Do nothing, as in `pin`."""
 
-    def write_value(self, stream: AnyStream, word: Address, value: int) -> None:
+    def write_value(self, stream: Stream, word: Address, value: int) -> None:
         """Have the worker store."""
         stream.submit(_write, (word, value))
 
-    def wait_value(self, stream: AnyStream, word: Address, value: int) -> None:
+    def wait_value(self, stream: Stream, word: Address, value: int) -> None:
         """Have the worker poll until the value is there."""
         stream.submit(_wait, (word, value, stream.check))
 

@@ -86,7 +86,6 @@ class Event:
 
 Work: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 
-
 _ONE: Final = (None,)
 
 
@@ -95,8 +94,8 @@ class Stream:
 
     thread: system.Thread
 
-    def __init__(self) -> None:
-        self.pointer = next(_pointers)
+    def __init__(self, pointer: int) -> None:
+        self.pointer = pointer
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         # One entry for each operation that is not finished. A deque's += and popping are atomic, a counter's += is not.
         self._unfinished: deque[None] = deque()
@@ -199,34 +198,16 @@ class Stream:
         self._unfinished = deque()
 
 
-class CallingThread:
+class CallingThread(Stream):
     """The default stream: the caller runs each operation at once.
 
     NumPy and the CPU side of other libraries run in the calling thread, so this stream orders their work. A failure is
     raised at once and does not stop the stream.
     """
 
-    pointer = 0
-
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         function(*arguments)
 
-    idle = True
-
-    def record(self) -> Event:
-        return Event(done=True)
-
-    def synchronize(self) -> None:
-        """Return at once: no operation can be pending."""
-
-    def check(self) -> None:
-        system.check_exit()
-
-    def destroy(self) -> None:
-        """Do nothing: the thread is the caller's."""
-
-
-AnyStream: TypeAlias = Stream | CallingThread
 
 _pointers = itertools.count(FIRST_POINTER)
 _live: dict[int, Stream] = {}
@@ -235,16 +216,16 @@ _live: dict[int, Stream] = {}
 class Streams(Backend):
     """Streams are threads; the default stream is the calling thread."""
 
-    _calling_thread = CallingThread()
+    _calling_thread = CallingThread(0)
 
     def create_stream(self, device: Device, *, high_priority: bool = False) -> Stream:
         """Start a worker thread (``pthread_create``)."""
-        stream = Stream()
+        stream = Stream(next(_pointers))
         stream.thread = system.start_thread(stream._run, stream._exit)
         _live[stream.pointer] = stream
         return stream
 
-    def adopt_stream(self, device: Device, pointer: int) -> AnyStream:
+    def adopt_stream(self, device: Device, pointer: int) -> Stream:
         """Find the stream that has this number."""
         if pointer == 0:
             return self._calling_thread
@@ -256,27 +237,27 @@ class Streams(Backend):
             f"{pointer:#x}.",
         )
 
-    def stream_pointer(self, stream: AnyStream) -> int:
+    def stream_pointer(self, stream: Stream) -> int:
         """The stream's number."""
         return stream.pointer
 
-    def destroy_stream(self, stream: AnyStream) -> None:
+    def destroy_stream(self, stream: Stream) -> None:
         """Let the worker end after its last operation."""
         stream.destroy()
 
-    def is_idle(self, stream: AnyStream) -> bool:
+    def is_idle(self, stream: Stream) -> bool:
         """Whether the worker has finished all its work."""
         return stream.idle
 
-    def synchronize(self, stream: AnyStream) -> None:
+    def synchronize(self, stream: Stream) -> None:
         """Block until the worker has finished all its work."""
         stream.synchronize()
 
-    def wait_event(self, stream: AnyStream, event: Event) -> None:
+    def wait_event(self, stream: Stream, event: Event) -> None:
         """Have the worker wait for the event."""
         stream.submit(event.join, (stream.check,))
 
-    def record(self, stream: AnyStream) -> Event:
+    def record(self, stream: Stream) -> Event:
         """Make an event that the worker sets."""
         return stream.record()
 
@@ -291,11 +272,11 @@ class Streams(Backend):
         """Block until the worker has set the event."""
         return event.wait(timeout)
 
-    def copy(self, stream: AnyStream, target: Address, source: Address, size: int) -> None:
+    def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """Have the worker copy (``memmove``)."""
         stream.submit(ctypes.memmove, (target, source, size))
 
-    def fill(self, stream: AnyStream, target: Address, byte: int, size: int) -> None:
+    def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
         """Have the worker fill (``memset``)."""
         stream.submit(ctypes.memset, (target, byte, size))
 

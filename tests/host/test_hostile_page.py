@@ -82,8 +82,8 @@ for writer in writers:
 outcomes = Counter()
 end = time.monotonic() + seconds
 values = random.Random(3)
-release = kind._release
-kind._release = lambda self: os.close(self.fd)  # the page stays where it is, for the next one
+release = kind.release
+kind.release = lambda self: os.close(self.fd)  # the page stays where it is, for the next one
 while time.monotonic() < end and len(os.listdir("/proc/self/task")) < 64:
     for operation in (
         lambda one: one.signal((getattr(one, "value", 0) + 1) % 2**64),
@@ -101,7 +101,7 @@ assert heap.count(0x5A) == len(heap)
 for writer in writers:
     writer.kill()
     writer.communicate()
-kind._release = release
+kind.release = release
 print(*outcomes, sep="\\n")
 sys.stdout.flush()
 os._exit(0)  # threads may stand in a broadcast for ever

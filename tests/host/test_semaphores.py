@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
 import re
 import struct
 import threading
@@ -394,7 +395,7 @@ def test_a_waiter_killed_in_its_sleep_poisons(
     assert all("killed in its wait" in text for text in outcomes)
     if outcomes:
         request.node.add_marker(pytest.mark.leaves("broadcast", "memfd:gpuinterop.binary"))
-    if float(system.libc_version()[1]) < 2.41:
+    if float(platform.libc_ver()[1]) < 2.41:
         assert outcomes
 
 

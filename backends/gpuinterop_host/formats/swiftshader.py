@@ -72,7 +72,7 @@ _add: Final = _fetch_and_add()
 
 def gap() -> str | None:
     """Why this machine cannot use the layout; None if it can."""
-    if system.SYS_FUTEX is None or not MUTEX_SIZE or system.libc_version()[0] != "glibc":
+    if system.SYS_FUTEX is None or not MUTEX_SIZE or platform.libc_ver()[0] != "glibc":
         return "the layout is known for glibc on x86-64 and aarch64 Linux; this is another machine or C library."
     if _add is None:
         return "its lock is taken with an atomic operation of libstdc++.so.6, which is not installed."
