@@ -33,7 +33,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from multiprocessing import context, reduction
-from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from . import system
 from ._arguments import Sole, check_int, check_type, inside
@@ -228,6 +228,8 @@ class _State(Enum):
     DETACHED = "detached"
 
 
+_CONCRETE: list[type[Handle]] = []
+"""The types that say what a handle is of, by their `name`, in the order of tables."""
 _NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
@@ -248,6 +250,12 @@ class Handle(Sole):
 
     origin: HandleOrigin | None
     _state = _State.CLOSED  # until a handle's own checks have passed
+
+    def __init_subclass__(cls, name: str = "") -> None:
+        super().__init_subclass__()
+        if name:
+            cls.type_name = name
+            _CONCRETE.append(cls)
 
     def __new__(cls, *_args: object, **_kwargs: object) -> Self:
         if not cls.type_name:
@@ -805,6 +813,12 @@ class SemaphoreHandle(Handle, Generic[K]):
 
     kind: ClassVar[type]
 
+    def __init_subclass__(cls, name: str = "") -> None:
+        super().__init_subclass__(name)
+        for base in cls.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is SemaphoreHandle:
+                (cls.kind,) = get_args(base)
+
 
 class AllocationHandle(Handle):
     """A handle that ``Device.import_allocation`` takes.
@@ -817,7 +831,7 @@ class AllocationHandle(Handle):
     """
 
 
-class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
+class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary], name="opaque_fd"):
     """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_FD``: memory, or a binary semaphore.
 
     Examples
@@ -826,11 +840,8 @@ class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary]):
     ...     buffer = memory.map_buffer()
     """
 
-    type_name = "opaque_fd"
-    kind = Binary
 
-
-class TimelineFd(FdHandle, SemaphoreHandle[Timeline]):
+class TimelineFd(FdHandle, SemaphoreHandle[Timeline], name="timeline_fd"):
     """A timeline semaphore's ``OPAQUE_FD``. Drivers cannot tell it from a binary semaphore's, so the type must.
 
     Examples
@@ -839,11 +850,8 @@ class TimelineFd(FdHandle, SemaphoreHandle[Timeline]):
     ...     semaphore.signal(stream, 1)
     """
 
-    type_name = "timeline_fd"
-    kind = Timeline
 
-
-class DmaBufFd(FdHandle, MemoryHandle):
+class DmaBufFd(FdHandle, MemoryHandle, name="dma_buf_fd"):
     """A Linux dma-buf.
 
     Examples
@@ -856,10 +864,8 @@ class DmaBufFd(FdHandle, MemoryHandle):
     gpuinterop.errors.UnsupportedError: import_memory:dma_buf_fd is unsupported on ...
     """
 
-    type_name = "dma_buf_fd"
 
-
-class VmmFd(FdHandle, AllocationHandle):
+class VmmFd(FdHandle, AllocationHandle, name="vmm_fd"):
     """A shareable virtual-memory allocation (``cuMemExportToShareableHandle``), or the host backend's memfd.
 
     Examples
@@ -869,59 +875,8 @@ class VmmFd(FdHandle, AllocationHandle):
     ...         theirs.buffer.fill(7)
     """
 
-    type_name = "vmm_fd"
 
-
-class DrmSyncobjFd(FdHandle):
-    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it.
-
-    Examples
-    --------
-    Without a render node (``/dev/dri/renderD*``) the bridge refuses it:
-
-    >>> with gi.bridge.Bridge(device) as bridge:
-    ...     try:
-    ...         semaphore = bridge.import_semaphore(gi.DrmSyncobjFd(fd))
-    ...     except gi.GpuInteropError as error:
-    ...         reason = str(error)
-    """
-
-    type_name = "drm_syncobj_fd"
-
-
-class SyncFd(FdHandle):
-    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it.
-
-    Examples
-    --------
-    A bridge refuses a descriptor of another kind:
-
-    >>> with gi.bridge.Bridge(device) as bridge:
-    ...     bridge.import_semaphore(gi.SyncFd(fd))
-    Traceback (most recent call last):
-        ...
-    gpuinterop.errors.HandleError: handle: expected a sync file, got ...
-    """
-
-    type_name = "sync_fd"
-
-
-class EventFd(FdHandle):
-    """An eventfd. Only :mod:`gpuinterop.bridge` takes it.
-
-    Examples
-    --------
-    >>> import os
-    >>> with gi.bridge.Bridge(device) as bridge:
-    ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(1)))
-    ...     semaphore.wait(stream)
-    ...     stream.synchronize(timeout=10)
-    """
-
-    type_name = "event_fd"
-
-
-class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
+class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle, name="opaque_win32"):
     """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32``.
 
     Examples
@@ -929,11 +884,8 @@ class OpaqueWin32(Win32Handle, MemoryHandle, SemaphoreHandle[Binary], Allocation
     >>> memory = gi.OpaqueWin32(handle=0x1A4)  # of vkGetMemoryWin32HandleKHR
     """
 
-    type_name = "opaque_win32"
-    kind = Binary
 
-
-class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle):
+class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], AllocationHandle, name="opaque_win32_kmt"):
     """``VK_EXTERNAL_*_HANDLE_TYPE_OPAQUE_WIN32_KMT``.
 
     Examples
@@ -941,11 +893,8 @@ class OpaqueWin32Kmt(KmtHandle, MemoryHandle, SemaphoreHandle[Binary], Allocatio
     >>> handle = gi.OpaqueWin32Kmt(handle=0x40000002, keepalive=buffer)
     """
 
-    type_name = "opaque_win32_kmt"
-    kind = Binary
 
-
-class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline]):
+class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline], name="timeline_win32"):
     """A timeline semaphore's NT handle.
 
     Examples
@@ -953,11 +902,8 @@ class TimelineWin32(Win32Handle, SemaphoreHandle[Timeline]):
     >>> timeline = gi.TimelineWin32(name="renderer/timeline")
     """
 
-    type_name = "timeline_win32"
-    kind = Timeline
 
-
-class D3D12Heap(Win32Handle, MemoryHandle):
+class D3D12Heap(Win32Handle, MemoryHandle, name="d3d12_heap"):
     """A shared ``ID3D12Heap``.
 
     Examples
@@ -965,10 +911,8 @@ class D3D12Heap(Win32Handle, MemoryHandle):
     >>> heap = gi.D3D12Heap(handle=0x1A4)  # of ID3D12Device::CreateSharedHandle
     """
 
-    type_name = "d3d12_heap"
 
-
-class D3D12Resource(Win32Handle, MemoryHandle):
+class D3D12Resource(Win32Handle, MemoryHandle, name="d3d12_resource"):
     """A shared committed ``ID3D12Resource``; always dedicated.
 
     Examples
@@ -976,10 +920,8 @@ class D3D12Resource(Win32Handle, MemoryHandle):
     >>> texture = gi.D3D12Resource(name="renderer/colour")
     """
 
-    type_name = "d3d12_resource"
 
-
-class D3D12Fence(Win32Handle, SemaphoreHandle[Fence]):
+class D3D12Fence(Win32Handle, SemaphoreHandle[Fence], name="d3d12_fence"):
     """A shared ``ID3D12Fence``.
 
     Examples
@@ -987,11 +929,8 @@ class D3D12Fence(Win32Handle, SemaphoreHandle[Fence]):
     >>> fence = gi.D3D12Fence(handle=0x1A8)  # of ID3D12Device::CreateSharedHandle
     """
 
-    type_name = "d3d12_fence"
-    kind = Fence
 
-
-class D3D11Resource(Win32Handle, MemoryHandle):
+class D3D11Resource(Win32Handle, MemoryHandle, name="d3d11_resource"):
     """A shared ``ID3D11Resource``'s NT handle; always dedicated.
 
     Examples
@@ -999,10 +938,8 @@ class D3D11Resource(Win32Handle, MemoryHandle):
     >>> texture = gi.D3D11Resource(handle=0x1AC)  # of IDXGIResource1::CreateSharedHandle
     """
 
-    type_name = "d3d11_resource"
 
-
-class D3D11ResourceKmt(KmtHandle, MemoryHandle):
+class D3D11ResourceKmt(KmtHandle, MemoryHandle, name="d3d11_resource_kmt"):
     """A shared ``ID3D11Resource``'s global share handle; always dedicated.
 
     Examples
@@ -1011,10 +948,8 @@ class D3D11ResourceKmt(KmtHandle, MemoryHandle):
     >>> handle = gi.D3D11ResourceKmt(handle=0x40000002, keepalive=texture)  # of IDXGIResource::GetSharedHandle
     """
 
-    type_name = "d3d11_resource_kmt"
 
-
-class D3D11Fence(Win32Handle, SemaphoreHandle[Fence]):
+class D3D11Fence(Win32Handle, SemaphoreHandle[Fence], name="d3d11_fence"):
     """A shared ``ID3D11Fence``.
 
     Examples
@@ -1022,11 +957,8 @@ class D3D11Fence(Win32Handle, SemaphoreHandle[Fence]):
     >>> fence = gi.D3D11Fence(handle=0x1B0)  # of ID3D11Fence::CreateSharedHandle
     """
 
-    type_name = "d3d11_fence"
-    kind = Fence
 
-
-class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed]):
+class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed], name="keyed_mutex"):
     """An ``IDXGIKeyedMutex``'s NT handle.
 
     Examples
@@ -1034,11 +966,8 @@ class KeyedMutex(Win32Handle, SemaphoreHandle[Keyed]):
     >>> mutex = gi.KeyedMutex(handle=0x1AC)  # the handle of the shared resource
     """
 
-    type_name = "keyed_mutex"
-    kind = Keyed
 
-
-class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed]):
+class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed], name="keyed_mutex_kmt"):
     """An ``IDXGIKeyedMutex``'s global share handle.
 
     Examples
@@ -1047,11 +976,8 @@ class KeyedMutexKmt(KmtHandle, SemaphoreHandle[Keyed]):
     >>> mutex = gi.KeyedMutexKmt(handle=0x40000002, keepalive=texture)
     """
 
-    type_name = "keyed_mutex_kmt"
-    kind = Keyed
 
-
-class NvSciBuf(PointerHandle, MemoryHandle):
+class NvSciBuf(PointerHandle, MemoryHandle, name="nvscibuf"):
     """An ``NvSciBufObj``.
 
     Examples
@@ -1059,10 +985,8 @@ class NvSciBuf(PointerHandle, MemoryHandle):
     >>> memory = gi.NvSciBuf(0x7F0000)  # the address of the NvSciBufObj
     """
 
-    type_name = "nvscibuf"
 
-
-class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
+class NvSciSync(PointerHandle, SemaphoreHandle[SciSync], name="nvscisync"):
     """An ``NvSciSyncObj``.
 
     Examples
@@ -1070,11 +994,8 @@ class NvSciSync(PointerHandle, SemaphoreHandle[SciSync]):
     >>> semaphore = gi.NvSciSync(0x7F0000)  # the address of the NvSciSyncObj
     """
 
-    type_name = "nvscisync"
-    kind = SciSync
 
-
-class FabricHandle(AllocationHandle):
+class FabricHandle(AllocationHandle, name="fabric"):
     """A fabric handle: 64 bytes, valid on every node of an NVLink domain.
 
     Parameters
@@ -1092,7 +1013,6 @@ class FabricHandle(AllocationHandle):
     True
     """
 
-    type_name = "fabric"
     SIZE: ClassVar[int] = 64
 
     def __init__(self, data: bytes, *, origin: HandleOrigin | None = None) -> None:
@@ -1121,14 +1041,50 @@ def _rebuild_fabric(data: bytes, origin: HandleOrigin | None) -> FabricHandle:
     return FabricHandle(data, origin=origin)
 
 
+class DrmSyncobjFd(FdHandle, name="drm_syncobj_fd"):
+    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    Without a render node (``/dev/dri/renderD*``) the bridge refuses it:
+
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     try:
+    ...         semaphore = bridge.import_semaphore(gi.DrmSyncobjFd(fd))
+    ...     except gi.GpuInteropError as error:
+    ...         reason = str(error)
+    """
+
+
+class SyncFd(FdHandle, name="sync_fd"):
+    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    A bridge refuses a descriptor of another kind:
+
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     bridge.import_semaphore(gi.SyncFd(fd))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.HandleError: handle: expected a sync file, got ...
+    """
+
+
+class EventFd(FdHandle, name="event_fd"):
+    """An eventfd. Only :mod:`gpuinterop.bridge` takes it.
+
+    Examples
+    --------
+    >>> import os
+    >>> with gi.bridge.Bridge(device) as bridge:
+    ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(1)))
+    ...     semaphore.wait(stream)
+    ...     stream.synchronize(timeout=10)
+    """
+
+
 AnySemaphoreHandle: TypeAlias = SemaphoreHandle[Any]
-
-_CONCRETE: tuple[type[Handle], ...] = (
-    OpaqueFd, TimelineFd, DmaBufFd, VmmFd, OpaqueWin32, OpaqueWin32Kmt, TimelineWin32, D3D12Heap, D3D12Resource,
-    D3D12Fence, D3D11Resource, D3D11ResourceKmt, D3D11Fence, KeyedMutex, KeyedMutexKmt, NvSciBuf, NvSciSync,
-    FabricHandle, DrmSyncobjFd, SyncFd, EventFd,
-)  # fmt: skip
-
 
 _ELSEWHERE: Final = (FdHandle, PointerHandle) if sys.platform == "win32" else Win32Handle
 
