@@ -355,30 +355,28 @@ class Team(Sole):
         ...         mapping.close()
         4194304
         """
-        call = "create_multicast"
-        self._check_devices(call, device, size, handle_type)
-        made: list[MulticastObject] = []
+        self._check_devices("create_multicast", device, size, handle_type)
         with ExitStack() as undo, ExitStack() as handles:
 
-            def create() -> None:
-                if self.rank == 0:
-                    made.append(undo.enter_context(create_multicast(self.size, size, [handle_type], device=device)))
+            def create() -> MulticastObject | None:
+                if self.rank != 0:
+                    return None
+                return undo.enter_context(create_multicast(self.size, size, [handle_type], device=device))
 
             def export() -> AllocationHandle | None:
-                return handles.enter_context(made[0].export(handle_type)) if self.rank == 0 else None
+                return None if first is None else handles.enter_context(first.export(handle_type))
 
-            def load() -> None:
-                if self.rank != 0:
-                    made.append(undo.enter_context(import_multicast(handle, self.size, size, device=device)))
+            def load() -> MulticastObject:
+                return first or undo.enter_context(import_multicast(handle, self.size, size, device=device))
 
-            self._do(f"{call}: create", create)
-            own = self._make(f"{call}: export", export)
-            handle = handles.enter_context(self._distribute(call, own, handle_type, [0])[0])
+            first = self._make("create_multicast: create", create)
+            own = self._make("create_multicast: export", export)
+            handle = handles.enter_context(self._distribute("create_multicast", own, handle_type, [0])[0])
             # Rank 0 keeps its object open at least until this vote, when all have imported it.
-            self._do(f"{call}: import", load)
-            self._do(f"{call}: add device", lambda: made[0].add_device(device))
+            multicast = self._make("create_multicast: import", load)
+            self._do("create_multicast: add device", lambda: multicast.add_device(device))
             undo.pop_all()
-        return made[0]
+        return multicast
 
     def _check_devices(self, call: str, device: Device, size: int, handle_type: type[AllocationHandle]) -> None:
         """The ranks agree on the arguments of a multicast object, and each has a device of its own."""

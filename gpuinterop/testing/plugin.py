@@ -51,11 +51,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="test this backend, and fail where it does not work (repeatable; default: GPUINTEROP_BACKEND)",
     )
-    group.addoption(
-        "--gpuinterop-strict",
-        action="store_true",
-        help="fail where a test or a module skips itself for a reason that is not declared",
-    )
+    strict = "fail where a test or a module skips itself for a reason that is not declared"
+    group.addoption("--gpuinterop-strict", action="store_true", help=strict)
     group.addoption(
         "--gpuinterop-exporter",
         action="append",

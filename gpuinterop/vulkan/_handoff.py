@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -12,11 +12,7 @@ from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Cell, Operation, Scope
-from ..errors import (
-    InvalidArgumentError,
-    SemaphoreTimeoutError,
-    UnsupportedError,
-)
+from ..errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
 from ..handoff import Handoff
 from . import _api as c
@@ -72,10 +68,10 @@ class Submission:
         Whether they are timelines.
     """
 
-    __slots__ = ("_array", "_signals", "_stage", "_stages", "_waits", "commands", "info")
+    __slots__ = ("_api", "_array", "_commands", "_signals", "_stage", "_stages", "_waits", "info")
 
     def __init__(self, api: Api, wait: Any, signal: Any, *, timeline: bool) -> None:
-        new = api.ffi.new
+        self._api, new = api, api.ffi.new
         self._waits, self._signals = new("uint64_t[1]"), new("uint64_t[1]")
         self._stages = new("VkPipelineStageFlags[1]")
         chain = api.ffi.NULL
@@ -95,11 +91,14 @@ class Submission:
             signalSemaphoreCount=1,
             pSignalSemaphores=api.array("VkSemaphore", [signal]),
         )
-        self.commands: tuple[Any, ...] = ()
+        self._commands: tuple[Any, ...] = ()
         self._stage = 0
 
-    def set(self, wait: int | None, signal: int, stage: int) -> None:
-        """Set the values; without `wait` it waits for nothing."""
+    def set(self, commands: tuple[Any, ...], take: Callable[[], tuple[int | None, int]], stage: int) -> None:
+        """Set the command buffers, then the values of the turn that `take` takes; without the first, no wait."""
+        if commands != self._commands:
+            self._set_commands(commands)
+        wait, signal = take()
         if wait is None:
             self.info.waitSemaphoreCount = 0
             self._stage = 0
@@ -110,11 +109,10 @@ class Submission:
             self._waits[0] = wait
         self._signals[0] = signal
 
-    def set_commands(self, api: Api, commands: tuple[Any, ...]) -> None:
-        """Set the command buffers."""
-        handles = [api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
-        self._array = api.array("VkCommandBuffer", handles)
-        self.commands = tuple(handles)  # a caller's own handle, such as one of ctypes, may change its value
+    def _set_commands(self, commands: tuple[Any, ...]) -> None:
+        handles = [self._api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
+        self._array = self._api.array("VkCommandBuffer", handles)
+        self._commands = tuple(handles)  # a caller's own handle, such as one of ctypes, may change its value
         self.info.commandBufferCount = len(handles)
         self.info.pCommandBuffers = self._array
 
@@ -267,10 +265,8 @@ class SharedHandoff(Shared, Handoff):
 
         Raises
         ------
-        InvalidArgumentError
-            The previous frame was not released yet, or there is no queue.
-        ResourceClosedError
-            The handoff or the context was closed.
+        InvalidArgumentError, ResourceClosedError
+            See `vulkan_submit`; or there is no queue.
         DriverError
             ``vkQueueSubmit`` failed. The frame can be submitted again.
 
@@ -303,14 +299,10 @@ class SharedHandoff(Shared, Handoff):
                 submission = self._spare.pop()
             except IndexError:
                 submission = Submission(api, back.handle, forth.handle, timeline=self._timeline)
-            commands = tuple(command_buffers)
-            if commands != submission.commands:
-                submission.set_commands(api, commands)
-            submission.set(*self._take_submit(), stage)
+            submission.set(tuple(command_buffers), self._take_submit, stage)
             code = vk.functions.vkQueueSubmit(target, 1, submission.info, signalled)
             self._spare.append(submission)
-            if code < 0:
-                # The submission was not queued. After an exception, such as Ctrl-C, it may be: the turn stays taken.
+            if code < 0:  # not queued; after an exception, such as Ctrl-C, it may be: the turn stays taken
                 self.undo_submit()
                 check("vkQueueSubmit", code)
         finally:

@@ -302,47 +302,50 @@ def run_wave(
     GpuInteropError
         The memory or the semaphores could not be shared. What goes wrong later is told in `WaveRun.problem`.
     """
+    _check(parameters, frames)
+    chosen = choose_sync(exporter, device) if sync is None else sync
+    if chosen.name == "host" and (sabotage or hold):
+        raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
+    with ExitStack() as cleanup:
+        exportable = chosen.name != "bridged"
+        producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
+        run = _Run(producer, device, frames, timeout, tick, sabotage, hold, patience, chosen, cleanup)
+        result = _result(run, exporter, parameters, staging=staging)
+        del run
+    return result
+
+
+def _check(parameters: WaveParameters, frames: int) -> None:
     if frames < 1:
         raise InvalidArgumentError("frames", f"expected 1 or more, got {frames}.")
     if min(parameters.width, parameters.height) < 16:
         raise InvalidArgumentError("size", f"expected 16x16 or more, got {parameters.width}x{parameters.height}.")
-    chosen = choose_sync(exporter, device) if sync is None else sync
-    if chosen.name == "host" and (sabotage or hold):
-        raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
-    sources = Sources(parameters.width, parameters.height)
-    with ExitStack() as cleanup:
-        exportable = chosen.name != "bridged"
-        producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
-        run = _Run(
-            producer, device, frames, timeout, tick, sabotage,
-            hold=_HOLDS.get(sabotage, hold) if sabotage else hold,
-            patience=timeout if sabotage else patience,
-            sync=chosen, sources=sources, cleanup=cleanup,
-        )  # fmt: skip
-        problem = run.go()
-        found = run.read()
-        expected = simulate(parameters, frames, sources)
-        staged = run.staged() if staging and not problem else []
-        result = WaveRun(
-            backend=device.backend,
-            device=device.name,
-            exporter=exporter.name,
-            driver=exporter.driver,
-            consumer=run.consumer.description,
-            sync=chosen,
-            memory_handle=run.memory_handle,
-            semaphore_handle=run.semaphore_handle,
-            frames=frames,
-            parameters=parameters,
-            shared_bytes=parameters.size,
-            frame_us=run.frame_us,
-            staged_us=staged,
-            max_error=_difference(found, expected),
-            problem=problem,
-            field=np.zeros_like(expected[0]) if found is None else found[frames % 2],
-        )
-        del run
-    return result
+
+
+def _result(run: _Run, exporter: Exporter, parameters: WaveParameters, *, staging: bool) -> WaveRun:
+    """Let the run go, and compare what it has left with the wave that NumPy makes."""
+    problem = run.go()
+    found = run.read()
+    expected = simulate(parameters, run.frames, run.sources)
+    staged = run.staged() if staging and not problem else []
+    return WaveRun(
+        backend=run.device.backend,
+        device=run.device.name,
+        exporter=exporter.name,
+        driver=exporter.driver,
+        consumer=run.consumer.description,
+        sync=run.sync,
+        memory_handle=run.memory_handle,
+        semaphore_handle=run.semaphore_handle,
+        frames=run.frames,
+        parameters=parameters,
+        shared_bytes=parameters.size,
+        frame_us=run.frame_us,
+        staged_us=staged,
+        max_error=_difference(found, expected),
+        problem=problem,
+        field=np.zeros_like(expected[0]) if found is None else found[run.frames % 2],
+    )
 
 
 def _difference(found: Field | None, expected: Field) -> float:
@@ -360,12 +363,14 @@ class _Run:
     sabotage: Sabotage | None
     hold: Hold | None
     patience: float
-    sync: InitVar[Sync]
-    sources: InitVar[Sources]
+    sync: Sync
     cleanup: InitVar[ExitStack]
 
-    def __post_init__(self, sync: Sync, sources: Sources, cleanup: ExitStack) -> None:
-        producer, device, timeout = self.producer, self.device, self.timeout
+    def __post_init__(self, cleanup: ExitStack) -> None:
+        producer, device, timeout, sync = self.producer, self.device, self.timeout, self.sync
+        self.sources = Sources(producer.parameters.width, producer.parameters.height)
+        if self.sabotage:
+            self.hold, self.patience = _HOLDS.get(self.sabotage, self.hold), timeout
         self.frame_us: list[float] = []
         self.semaphore_handle: str | None = None
         self._submissions: dict[int, Submission] = {}
@@ -391,7 +396,7 @@ class _Run:
             self.shared = forth, self._import(producer.back, cleanup) if sync.kind is Binary else None
         self.stream: Stream = cleanup.enter_context(device.create_stream(high_priority=True))
         buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=producer.parameters.size))
-        self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, sources)
+        self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, self.sources)
         cleanup.callback(self.consumer.close)
         self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
         self._wait_timeout = timeout if self.shared and self.shared[0].takes_timeout else None
