@@ -13,6 +13,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Final
 
 from gpuinterop import native_driver, system
@@ -292,31 +293,18 @@ def _library_name(is_new: bool) -> str:
 def _load() -> tuple[Any, str, bool]:
     """The module, its version, and whether it is 10 or newer."""
     errors: list[ImportError] = []
-    for load in (_load_new, _load_old):
+    for name, versions in (("rocm.bindings.hip", "rocm.version"), ("hip.hip", "hip._version")):
         try:
-            api, version, is_new = load()
+            api, version = import_module(name), import_module(versions).__version__
         except ImportError as error:
             errors.append(error)
             continue
         # A package `hip` proves nothing, because other packages have that name.
         if hasattr(api, "hipRuntimeGetVersion"):
-            return api, version, is_new
+            return api, str(version), name.startswith("rocm")
         errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))
     raise BackendUnavailableError(
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
         fix=install("gpuinterop[hip]"),
         absent=all(isinstance(error, ModuleNotFoundError) for error in errors),
     ) from errors[-1]
-
-
-def _load_new() -> tuple[Any, str, bool]:
-    from rocm import version
-    from rocm.bindings import hip
-
-    return hip, str(version.__version__), True
-
-
-def _load_old() -> tuple[Any, str, bool]:
-    from hip import _version, hip
-
-    return hip, str(_version.__version__), False

@@ -93,19 +93,19 @@ class Semaphore(memory.Owned, ABC):
         """Describe a wait for `value` and the current state, for messages."""
 
     def export(self) -> OpaqueFd | TimelineFd:
-        """Make a new handle."""
+        """Make a new handle of a duplicate of the descriptor."""
         # Under `_use`: if another thread closed the number, it could soon be another file's.
         handle: OpaqueFd | TimelineFd = self._use(self.handle_type.adopt_duplicate, self.fd)
         return handle
 
     def abandon(self) -> None:
-        """Make pending and later operations raise `ResourceClosedError`."""
+        """Make pending and later operations raise `ResourceClosedError`, so that the streams that wait fail."""
         failure = ResourceClosedError(f"{self.label} was abandoned: it was closed while operations were pending.")
         self._failure = self._failure or failure
         self._stop(closed=False)
 
     def close(self) -> None:
-        """End use. Unmap the page at once, or let its last user unmap it."""
+        """End use. Unmap the page at once (``munmap``), or let its last user unmap it."""
         self._stop(closed=True)
 
     def _stop(self, *, closed: bool) -> None:
@@ -398,9 +398,7 @@ class Semaphores(HostSemaphoreBackend):
         descriptor = memory.checked(handle, FdHandle)
         return _type(type(handle)).load(descriptor.fd, trusted=descriptor.trusted)
 
-    def prepare(self, semaphores: Sequence[Semaphore]) -> _Batch:
-        """Return the semaphores and their calls, which need no preparation."""
-        return tuple(semaphores)
+    prepare: Any = staticmethod(tuple)
 
     def signal(self, batch: _Batch, stream: Stream, values: Sequence[int]) -> None:
         """Have the worker signal."""
@@ -410,21 +408,13 @@ class Semaphores(HostSemaphoreBackend):
         """Have the worker wait."""
         stream.submit(_wait_all, (batch, values, timeout_ms, stream.check))
 
-    def destroy_semaphore(self, semaphore: Semaphore) -> None:
-        """Unmap the page (``munmap``)."""
-        semaphore.close()
-
-    def abandon_semaphore(self, semaphore: Semaphore) -> None:
-        """Cancel the semaphore's pending waits; their streams fail."""
-        semaphore.abandon()
+    destroy_semaphore: Any = staticmethod(Semaphore.close)
+    abandon_semaphore: Any = staticmethod(Semaphore.abandon)
+    export_semaphore: Any = staticmethod(Semaphore.export)
 
     def create_semaphore(self, device: Device, handle_type: type[AnySemaphoreHandle]) -> Semaphore:
         """Create a page (``memfd_create``)."""
         return _type(handle_type).create()
-
-    def export_semaphore(self, semaphore: Semaphore) -> AnySemaphoreHandle:
-        """Duplicate the descriptor."""
-        return semaphore.export()
 
     def host_value(self, semaphore: TimelineSemaphore) -> int:
         """Read the counter."""

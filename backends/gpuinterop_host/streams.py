@@ -53,6 +53,7 @@ class Event:
             waiter.release()
 
     def query(self) -> bool:
+        """Whether the event is done; raises the failure."""
         if self.done and self.failure is not None:
             raise again(self.failure)
         return self.done
@@ -116,8 +117,7 @@ class Stream:
                 self._refuse()
             raise ResourceClosedError(self._gone)
 
-    @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether everything submitted so far is finished; raises the failure."""
         if self._unfinished:
             return False
@@ -126,6 +126,7 @@ class Stream:
         return True
 
     def record(self) -> Event:
+        """Make an event that the worker sets."""
         if self._gone:
             raise ResourceClosedError(self._gone)
         if not (self._unfinished or self._failure):
@@ -137,6 +138,7 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
+        """Block until everything submitted so far is finished."""
         self.record().wait(None)
 
     def check(self) -> None:
@@ -241,36 +243,19 @@ class Streams(Backend):
         """The stream's number."""
         return stream.pointer
 
-    def destroy_stream(self, stream: Stream) -> None:
-        """Let the worker end after its last operation."""
-        stream.destroy()
-
-    def is_idle(self, stream: Stream) -> bool:
-        """Whether the worker has finished all its work."""
-        return stream.idle
-
-    def synchronize(self, stream: Stream) -> None:
-        """Block until the worker has finished all its work."""
-        stream.synchronize()
+    destroy_stream: Any = staticmethod(Stream.destroy)
+    is_idle: Any = staticmethod(Stream.is_idle)
+    synchronize: Any = staticmethod(Stream.synchronize)
+    record: Any = staticmethod(Stream.record)
+    is_done: Any = staticmethod(Event.query)
+    wait_done: Any = staticmethod(Event.wait)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
         """Have the worker wait for the event."""
         stream.submit(event.join, (stream.check,))
 
-    def record(self, stream: Stream) -> Event:
-        """Make an event that the worker sets."""
-        return stream.record()
-
-    def is_done(self, event: Event) -> bool:
-        """Whether the worker has set the event."""
-        return event.query()
-
     def destroy_event(self, event: Event) -> None:
         """Do nothing: an event holds no resources."""
-
-    def wait_done(self, event: Event, timeout: float | None) -> bool:
-        """Block until the worker has set the event."""
-        return event.wait(timeout)
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
         """Have the worker copy (``memmove``)."""

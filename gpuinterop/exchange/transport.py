@@ -569,15 +569,15 @@ class TorchTransport(Transport):
         with contextlib.suppress(RuntimeError):
             for number, tensor in enumerate(parts):
                 sent.append((self._start("isend", tensor, peer, tag + number), tensor))
-        self._wait(self._start("irecv", length, peer, tag))
+        self._start("irecv", length, peer, tag).wait(_DAY)
         if not 0 <= int(length) <= _LIMIT:
             return None
         answer = bytearray(int(length))
         if answer:
-            self._wait(self._start("irecv", self._tensor(answer), peer, tag + 1))
+            self._start("irecv", self._tensor(answer), peer, tag + 1).wait(_DAY)
         with contextlib.suppress(RuntimeError):
             for work, _ in sent:
-                self._wait(work)
+                work.wait(_DAY)
         return bytes(answer)
 
     def _tensor(self, content: bytearray) -> Any:
@@ -591,11 +591,8 @@ class TorchTransport(Transport):
             raise RuntimeError(f"{call} to rank {peer} was refused")
         return work
 
-    @staticmethod
-    def _wait(work: Any) -> None:
-        work.wait(datetime.timedelta(days=1))
 
-
+_DAY: Final = datetime.timedelta(days=1)
 _LONGEST_S: Final = 1e6
 """What the waits of all systems can take; eleven days."""
 

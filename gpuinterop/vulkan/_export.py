@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from .._arguments import check_flags, check_nbytes
+from .._arguments import check_flags, check_nbytes, check_type
 from .._core.lifetime import LIVE, MARK
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -192,8 +192,7 @@ def export_memory(
     """
     check_context(vk)
     size = check_nbytes(size)
-    if not isinstance(dedicated, bool):
-        raise ArgumentTypeError("dedicated", f"expected True or False, got {dedicated!r}.")
+    check_type(dedicated, bool, "dedicated", "True or False")
     if handle_type not in (OpaqueFd, DmaBufFd):
         raise InvalidArgumentError("handle_type", f"expected OpaqueFd or DmaBufFd, got {handle_type!r}.")
     memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
