@@ -69,28 +69,12 @@ if TYPE_CHECKING:
         ipc as ipc,
         vulkan as vulkan,
     )
-    from ._core.allocation import (
-        Allocation as Allocation,
-    )
-    from ._core.array import (
-        ArrayLevel as ArrayLevel,
-        MipmappedArray as MipmappedArray,
-    )
-    from ._core.device import (
-        Device as Device,
-    )
-    from ._core.graph import (
-        Graph as Graph,
-        GraphSemaphores as GraphSemaphores,
-        GraphStep as GraphStep,
-    )
-    from ._core.interchange import (
-        View as View,
-    )
-    from ._core.memory import (
-        Buffer as Buffer,
-        ExternalMemory as ExternalMemory,
-    )
+    from ._core.allocation import Allocation as Allocation
+    from ._core.array import ArrayLevel as ArrayLevel, MipmappedArray as MipmappedArray
+    from ._core.device import Device as Device
+    from ._core.graph import Graph as Graph, GraphSemaphores as GraphSemaphores, GraphStep as GraphStep
+    from ._core.interchange import View as View
+    from ._core.memory import Buffer as Buffer, ExternalMemory as ExternalMemory
     from ._core.multicast import (
         MulticastBinding as MulticastBinding,
         MulticastMapping as MulticastMapping,
@@ -107,14 +91,8 @@ if TYPE_CHECKING:
         get_backend as get_backend,
         match_device as match_device,
     )
-    from ._core.semaphore import (
-        ExternalSemaphore as ExternalSemaphore,
-        SemaphoreBatch as SemaphoreBatch,
-    )
-    from ._core.stream import (
-        Event as Event,
-        Stream as Stream,
-    )
+    from ._core.semaphore import ExternalSemaphore as ExternalSemaphore, SemaphoreBatch as SemaphoreBatch
+    from ._core.stream import Event as Event, Stream as Stream
     from .capabilities import (
         Capabilities as Capabilities,
         Capability as Capability,
@@ -172,9 +150,7 @@ if TYPE_CHECKING:
         TimelineWin32 as TimelineWin32,
         VmmFd as VmmFd,
     )
-    from .handoff import (
-        Handoff as Handoff,
-    )
+    from .handoff import Handoff as Handoff
 
 
 def __getattr__(name: str) -> Any:

@@ -39,14 +39,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from . import system
 from .capabilities import Capability, Operation
-from .handles import (
-    AllocationHandle,
-    AnySemaphoreHandle,
-    ArrayLayout,
-    DeviceIdentity,
-    Granularity,
-    MemoryHandle,
-)
+from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, Granularity, MemoryHandle
 
 __all__ = [
     "INTERFACES",

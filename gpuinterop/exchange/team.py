@@ -12,13 +12,7 @@ from .._arguments import Sole, check_int, check_type
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
-from .._core.multicast import (
-    MulticastBinding,
-    MulticastMapping,
-    MulticastObject,
-    create_multicast,
-    import_multicast,
-)
+from .._core.multicast import MulticastBinding, MulticastMapping, MulticastObject, create_multicast, import_multicast
 from ..errors import (
     ArgumentTypeError,
     DriverError,

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import check_flags, check_timeout, check_type
 from ..capabilities import Operation
-from ..errors import (
-    InvalidArgumentError,
-    LeakedResourceWarning,
-    ResourceClosedError,
-    UnsupportedError,
-)
+from ..errors import InvalidArgumentError, LeakedResourceWarning, ResourceClosedError, UnsupportedError
 from ..handles import AllocationHandle, OpaqueFd, VmmFd
 from . import _api as c
 from ._buffer import BufferTransfer

@@ -12,15 +12,7 @@ from . import _api as c
 from ._context import VulkanContext
 from ._export import Bound, create_buffer
 from ._query import BUFFER_USAGE
-from ._shared import (
-    EVERYTHING,
-    PairedMemory,
-    agree_on_memory,
-    barrier,
-    check_device,
-    command_buffer,
-    share_memory,
-)
+from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_device, command_buffer, share_memory
 
 if TYPE_CHECKING:
     from .._core.device import Device

@@ -9,17 +9,7 @@ from .._arguments import check_flags, check_nbytes, check_type
 from .._core.lifetime import LIVE, MARK
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
-from ..handles import (
-    Binary,
-    DmaBufFd,
-    FdHandle,
-    HandleOrigin,
-    MemoryHandle,
-    OpaqueFd,
-    OriginKind,
-    Timeline,
-    TimelineFd,
-)
+from ..handles import Binary, DmaBufFd, FdHandle, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind, Timeline, TimelineFd
 from . import _api as c
 from ._api import check
 from ._context import VulkanContext, VulkanObject, check_context

@@ -14,15 +14,7 @@ from . import _api as c
 from ._context import VulkanContext
 from ._export import Bound, create_image, require_exportable
 from ._query import IMAGE_USAGE, ImageSupport
-from ._shared import (
-    EVERYTHING,
-    PairedMemory,
-    agree_on_memory,
-    barrier,
-    check_device,
-    command_buffer,
-    share_memory,
-)
+from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_device, command_buffer, share_memory
 
 if TYPE_CHECKING:
     from .._core.array import MipmappedArray
