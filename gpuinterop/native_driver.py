@@ -11,7 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 from .backend import Address, Backend, leave_to_core
 from .errors import ArgumentTypeError, DriverError, GpuInteropError, warn_leak
@@ -155,6 +155,16 @@ class Made(ABC):
         """Make the object, with this call alone: if it fails, there is nothing to undo."""
         self.device.run(self.make, name, *arguments)
         return self
+
+    def load(self, handle: Handle, name: str, *arguments: Any) -> Self:
+        """Make the object of a handle, with a call that leaves its descriptor open: then this closes it."""
+
+        def work() -> None:
+            self.make(name, *arguments)
+            if isinstance(handle, FdHandle):
+                os.close(handle.fd)
+
+        return cast(Self, self.device.create(self, work))
 
     @abstractmethod
     def make(self, name: str, *arguments: Any) -> None:

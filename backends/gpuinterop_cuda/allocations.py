@@ -6,7 +6,6 @@ The driver maps, exports, imports and releases generic handles, each of which is
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Self
@@ -34,18 +33,12 @@ class Mappable(Made):
         self.alignment = alignment
         """The address's alignment; 0 leaves that to the driver."""
 
-    def load(self, handle: AllocationHandle) -> Self:
-        """``cuMemImportFromShareableHandle``. The driver does not close the descriptor, so `load` does."""
+    def take(self, handle: AllocationHandle) -> Self:
+        """``cuMemImportFromShareableHandle``, which does not take over the descriptor."""
         driver = self.device.driver
         kind = native_handle_type(driver, type(handle))
         shared, _keep = _shared(driver, handle)
-
-        def work() -> None:
-            self.make("cuMemImportFromShareableHandle", shared, kind)
-            if isinstance(handle, VmmFd):
-                os.close(handle.fd)
-
-        return self.device.create(self, work)
+        return self.load(handle, "cuMemImportFromShareableHandle", shared, kind)
 
     def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
         """``cuMemExportToShareableHandle``."""
@@ -116,7 +109,7 @@ class Allocations(Room, AllocationBackend):
 
     def import_allocation(self, device: Context, handle: AllocationHandle, *, size: int) -> Allocation:
         """``cuMemImportFromShareableHandle``."""
-        return Allocation(device, size, type(handle)).load(handle)
+        return Allocation(device, size, type(handle)).take(handle)
 
     def map_allocation(self, allocation: Mappable, devices: Sequence[Context]) -> tuple[Reservation, Address]:
         """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device."""

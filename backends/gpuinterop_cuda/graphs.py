@@ -87,10 +87,8 @@ class Graphs(Room, GraphBackend):
         assert isinstance(graph, Number)
         graph.made.release()
 
-    def destroy_executable(self, device: Context, executable: int) -> None:
-        """``cuGraphExecDestroy``."""
-        assert isinstance(executable, Number)
-        executable.made.release()
+    destroy_executable: Any = destroy_graph
+    """``cuGraphExecDestroy``."""
 
     def semaphore_pointer(self, semaphore: ImportedSemaphore) -> int:
         return int(semaphore.handle)

@@ -114,7 +114,7 @@ class Multicast(Room, MulticastBackend):
         """``cuMemImportFromShareableHandle``."""
         # The granularity first: a failure must not leave an object behind.
         minimum = self.multicast_granularity(devices, size, (type(handle),)).minimum
-        return Group(device, size, minimum).load(handle)
+        return Group(device, size, minimum).take(handle)
 
     def add_device(self, group: Group, device: Context) -> None:
         """``cuMulticastAddDevice``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -147,16 +146,12 @@ class Allocations(Room, AllocationBackend):
         return exported(kind, bytes(room) if kind is FabricHandle else room.value)
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
-        """``hipMemImportFromShareableHandle``. HIP does not take over the descriptor, so this closes it."""
+        """``hipMemImportFromShareableHandle``, which does not take over the descriptor."""
         shared, _keep = _shared(self._driver, handle)
-        allocation = Allocation(device, size, type(handle), imported=True)
-
-        def work() -> None:
-            allocation.make("hipMemImportFromShareableHandle", shared, TYPES[type(handle)])
-            if isinstance(handle, VmmFd):
-                os.close(handle.fd)
-
-        return device.create(allocation, work)
+        kind = type(handle)
+        return Allocation(device, size, kind, imported=True).load(
+            handle, "hipMemImportFromShareableHandle", shared, TYPES[kind]
+        )
 
     def map_allocation(self, allocation: Allocation, devices: Sequence[Gpu]) -> tuple[Reservation, Address]:
         """``hipMemMap`` (at offset 0, as HIP requires), and ``hipMemSetAccess`` for every device."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 
 from gpuinterop.backend import Address
-from gpuinterop.handles import FdHandle, MemoryHandle
+from gpuinterop.handles import MemoryHandle
 
 from . import descriptors
 from .driver import Gpu, Made, Room
@@ -38,16 +37,9 @@ class Memory(Room):
     """External memory, and copies between any two addresses."""
 
     def import_memory(self, device: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> ImportedMemory:
-        """``hipImportExternalMemory``. HIP never takes over the descriptor, so this closes it on success."""
+        """``hipImportExternalMemory``, which never takes over the descriptor."""
         desc, _keep = descriptors.memory(self._driver.api, handle, size=size, dedicated=dedicated)
-        memory = ImportedMemory(device)
-
-        def work() -> None:
-            memory.make("hipImportExternalMemory", desc)
-            if isinstance(handle, FdHandle):
-                os.close(handle.fd)
-
-        return device.create(memory, work)
+        return ImportedMemory(device).load(handle, "hipImportExternalMemory", desc)
 
     def map_buffer(self, memory: ImportedMemory, *, size: int) -> tuple[MappedBuffer, Address]:
         """``hipExternalMemoryGetMappedBuffer``, from offset 0.

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
 from .. import errors
-from ..capabilities import Capability, Operation, Scope, Support
+from ..capabilities import Capability, Cell, Operation, Scope, Support
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, UnsupportedError
 from ..handles import handle_types
 
@@ -57,16 +58,11 @@ def _error(failure: Mapping[str, Any], prefix: str = "") -> GpuInteropError:
 
 
 def _capability(data: Mapping[str, Any]) -> Capability:
-    kind, scope = data["handle_type"], data["scope"]
-    return Capability(
-        operation=Operation(data["operation"]),
-        handle_type=None if kind is None else handle_types()[kind],
-        support=Support(data["support"]),
-        scope=None if scope is None else Scope(scope),
-        reason=data["reason"] or "",
-        reference=data["reference"] or "",
-        workaround=data["workaround"] or "",
-    )
+    """The gap of an `UnsupportedError`, from `Capability.as_dict`."""
+    kind = data["handle_type"]
+    cell = Cell(Operation(data["operation"]), None if kind is None else handle_types()[kind])
+    gap = cell.gap(Scope(data["scope"]), data["reason"], data["reference"], data["workaround"] or "")
+    return replace(gap, support=Support(data["support"]))
 
 
 def placed(error: GpuInteropError, rank: int | None, step: str) -> GpuInteropError:

@@ -137,44 +137,49 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
     return ImportedBuffer(vk, allocation, native)
 
 
-def _buffer(vk: VulkanContext, native: Bound, usage: int, bit: int, argument: str) -> tuple[Any, int]:
-    """A VkBuffer for external memory, and the memory types that it takes."""
-    external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
-    info = vk.api.new("VkBufferCreateInfo", pNext=external, size=native.size, usage=usage)
-    buffer = native.new("vkCreateBuffer", "VkBuffer", info)
-    requirements = vk.api.ffi.new("VkMemoryRequirements *")
-    vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, requirements)
-    if requirements.size > native.size:
-        raise InvalidArgumentError(
-            argument,
-            f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {native.size}: allocate more.",
-        )
-    return buffer, int(requirements.memoryTypeBits)
-
-
-def import_fd(vk: VulkanContext, handle: AllocationHandle, size: int, usage: int, *, argument: str, user: str) -> Bound:
-    """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
-    from .._core.ownership import lend
-
-    native, bit = Bound(vk, "Buffer", OpaqueFd), c.MEMORY_HANDLE_OPAQUE_FD
+def _buffer(
+    vk: VulkanContext, size: int, usage: int, bit: int, argument: str, bind: Callable[[Bound, Any, int], object]
+) -> Bound:
+    """A VkBuffer for external memory, which `bind` binds to it, by the memory types that the buffer takes."""
+    native = Bound(vk, "Buffer", OpaqueFd)
     native.size = size
 
     def make() -> Any:
-        buffer, bits = _buffer(vk, native, usage, bit, argument)
-
-        def take(lent: Any) -> None:
-            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
-            native.whole(lambda: native.bind(buffer, bits, chain))
-
-        lend(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+        external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+        info = vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
+        buffer = native.new("vkCreateBuffer", "VkBuffer", info)
+        requirements = vk.api.ffi.new("VkMemoryRequirements *")
+        vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, requirements)
+        if requirements.size > size:
+            raise InvalidArgumentError(
+                argument,
+                f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {size}: allocate more.",
+            )
+        bind(native, buffer, int(requirements.memoryTypeBits))
         return buffer
 
     native.make(make)
     return native
 
 
+def import_fd(vk: VulkanContext, handle: AllocationHandle, size: int, usage: int, *, argument: str, user: str) -> Bound:
+    """A VkBuffer over the whole of a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``)."""
+    from .._core.ownership import lend
+
+    bit = c.MEMORY_HANDLE_OPAQUE_FD
+
+    def bind(native: Bound, buffer: Any, bits: int) -> None:
+        def take(lent: Any) -> None:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+            native.whole(lambda: native.bind(buffer, bits, chain))
+
+        lend(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+
+    return _buffer(vk, size, usage, bit, argument, bind)
+
+
 def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Bound:
-    new, ffi, bit = vk.api.new, vk.api.ffi, c.MEMORY_HANDLE_HOST_ALLOCATION
+    new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
     if not allocation.device.identity.is_cpu:
         gap = vk.capabilities.of((Operation.IMPORT_ALLOCATION, VmmFd))
         raise UnsupportedError(gap, context=vk.identity.name)
@@ -185,18 +190,13 @@ def _import_pointer(vk: VulkanContext, allocation: Allocation, usage: int) -> Bo
         raise InvalidArgumentError(
             "allocation", f"expected address and size in multiples of {step}, got {address:#x} and {allocation.size}."
         )
-    native = Bound(vk, "Buffer", OpaqueFd)
-    native.size = allocation.size
-    native.keep = allocation.buffer.hold()  # as long as it lives, the device does not unmap the bytes
 
-    def make() -> Any:
-        buffer, bits = _buffer(vk, native, usage, bit, "allocation")
-        pointer = ffi.cast("void *", address)
+    def bind(native: Bound, buffer: Any, bits: int) -> None:
+        native.keep = allocation.buffer.hold()  # as long as it lives, the device does not unmap the bytes
+        pointer = vk.api.ffi.cast("void *", address)
         properties = new("VkMemoryHostPointerPropertiesEXT")
         vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
         chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
         native.bind(buffer, bits & properties.memoryTypeBits, chain)
-        return buffer
 
-    native.make(make)
-    return native
+    return _buffer(vk, allocation.size, usage, bit, "allocation", bind)

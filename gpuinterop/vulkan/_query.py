@@ -177,11 +177,11 @@ class PhysicalDevice:
 
     def buffer_features(self, handle_type: type[Handle], usage: int = BUFFER_USAGE) -> int:
         """``VkExternalMemoryFeatureFlags`` of buffers; 0 if the extension is missing."""
-        if _MEMORY_EXTENSION[handle_type] not in self.extensions:
-            return 0
-        return self._buffer_features(MEMORY_BITS[handle_type], usage)
+        return self._buffer_features(_MEMORY_EXTENSION[handle_type], MEMORY_BITS[handle_type], usage)
 
-    def _buffer_features(self, bit: int, usage: int) -> int:
+    def _buffer_features(self, extension: str, bit: int, usage: int) -> int:
+        if extension not in self.extensions:
+            return 0
         info = self.api.new("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=bit)
         found = self.api.new("VkExternalBufferProperties")
         self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, found)
@@ -189,9 +189,8 @@ class PhysicalDevice:
 
     def imports_host_pointers(self, usage: int = BUFFER_USAGE) -> bool:
         """Whether buffers can use memory that the process has mapped."""
-        return "VK_EXT_external_memory_host" in self.extensions and bool(
-            self._buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
-        )
+        features = self._buffer_features("VK_EXT_external_memory_host", c.MEMORY_HANDLE_HOST_ALLOCATION, usage)
+        return bool(features & c.MEMORY_IMPORTABLE)
 
     def image_support(
         self,
