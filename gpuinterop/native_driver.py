@@ -17,6 +17,8 @@ from .backend import Address, Backend, leave_to_core
 from .errors import ArgumentTypeError, DriverError, GpuInteropError, warn_leak
 from .handles import (
     AllocationHandle,
+    ArrayLayout,
+    ArrayUsage,
     FabricHandle,
     FdHandle,
     Handle,
@@ -242,8 +244,13 @@ def number_of(types: Mapping[type[Handle], int], handle: Handle, vendor: str) ->
 
 # -- CUDA, and HIP, which has its functions under another prefix, and its numbers ---------------------------------
 
+OUT_OF_MEMORY: Final = 2
 NOT_READY: Final = 600
+NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
+NORMAL, HIGHEST = 0, -100  # priorities: a number beyond the device's range means the end of the range
+RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, hipStreamCaptureModeRelaxed
 CAPTURE_IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, hipErrorStreamCaptureImplicit
+_LAYERED: Final = 0x01  # CUDA_ARRAY3D_LAYERED, hipArrayLayered
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
 
 _CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."
@@ -264,6 +271,40 @@ GENERAL: Final[Mapping[int, str]] = {
 """Meaning of a status from any call."""
 
 
+def answer(result: tuple[Any, ...]) -> Any:
+    """The results of a call by the bindings alone, which must not have failed."""
+    if result[0]:
+        raise DriverError("a call of the yardstick", int(result[0]), result[0].name)
+    return result[1] if len(result) == 2 else result[1:]
+
+
+def array_flags(layout: ArrayLayout, uses: Mapping[ArrayUsage, int]) -> int:
+    """The flags of a mipmapped array; `uses` has the driver's for each use."""
+    return (_LAYERED if layout.layered else 0) | sum(flag for usage, flag in uses.items() if layout.usage & usage)
+
+
+class NativeArray(Made):
+    """A mapped mipmapped array."""
+
+    blocks = True
+
+    def __init__(self, device: NativeDevice, layout: ArrayLayout) -> None:
+        super().__init__(device)
+        self.layout = layout
+
+
+class NativeStream(Made):
+    """A stream, created here or adopted."""
+
+    pointer: int
+    relative: bool
+    """Whether the stream is a default one."""
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `work` on the stream: with its device current, if it is a default stream."""
+        return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
+
+
 class Room(Backend):
     """The calls of CUDA and HIP that differ in the prefix of the native function, and those that release."""
 
@@ -276,6 +317,9 @@ class Room(Backend):
     """`Made.back` names the native function."""
     destroy_stream = destroy_event = unmap_buffer = destroy_memory = destroy_semaphore = release
     destroy_array = unmap_allocation = release_allocation = unpin = release
+
+    def stream_pointer(self, stream: NativeStream) -> int:
+        return stream.pointer
 
     def synchronize(self, stream: Any) -> None:
         """``cuStreamSynchronize``, ``hipStreamSynchronize``."""

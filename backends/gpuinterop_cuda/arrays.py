@@ -7,12 +7,12 @@ from typing import Final
 
 from gpuinterop.backend import Address, ArrayBackend
 from gpuinterop.handles import ArrayLayout, ArrayUsage
+from gpuinterop.native_driver import NativeArray, array_flags
 
-from .driver import Context, Made, Room
+from .driver import Made, Room
 from .memory import ImportedMemory
 from .streams import Stream
 
-_LAYERED: Final = 0x01  # CUDA_ARRAY3D_LAYERED
 _USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04, ArrayUsage.COLOR_ATTACHMENT: 0x20}
 """The other flags, CUDA_ARRAY3D_*."""
 _HOST, _ARRAY = 1, 3  # CUmemorytype
@@ -28,15 +28,10 @@ _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
 """Each ``CUarray_format``, by the numeric format and bits of a channel."""
 
 
-class MappedArray(Made):
+class MappedArray(Made, NativeArray):
     """A mapped mipmapped array."""
 
     back = "cuMipmappedArrayDestroy"
-    blocks = True
-
-    def __init__(self, context: Context, layout: ArrayLayout) -> None:
-        super().__init__(context)
-        self.layout = layout
 
 
 class Arrays(Room, ArrayBackend):
@@ -52,7 +47,7 @@ class Arrays(Room, ArrayBackend):
         one.Depth = layout.layers or depth  # a layered array's depth is its layers
         one.Format = api.CUarray_format(_CHANNELS[layout.texel.numeric][layout.texel.bits])
         one.NumChannels = layout.texel.channels
-        one.Flags = _flags(layout)
+        one.Flags = array_flags(layout, _USES)
         desc.numLevels = _levels(layout)
         return MappedArray(memory.device, layout).create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
 
@@ -91,7 +86,3 @@ def _levels(layout: ArrayLayout) -> int:
     if layout.layers > 1 and layout.levels > 1:
         return max(layout.extent).bit_length()
     return layout.levels
-
-
-def _flags(layout: ArrayLayout) -> int:
-    return (_LAYERED if layout.layered else 0) | sum(flag for usage, flag in _USES.items() if layout.usage & usage)

@@ -15,13 +15,11 @@ from typing import Any, Final
 
 from gpuinterop import native_driver, system
 from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
-from gpuinterop.native_driver import NativeDevice, NativeDriver
+from gpuinterop.native_driver import OUT_OF_MEMORY, RELAXED, NativeDevice, NativeDriver
 
 from .error_hints import MEANINGS, NEWER_NAMES, OTHERS
 
-OUT_OF_MEMORY: Final = 2
 _NO_DEVICE: Final = 100
-_RELAXED: Final = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 _ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
 
 _Place: Final = c_void_p * 1  # ctypes passes an array as its address, without a `byref`
@@ -112,7 +110,7 @@ class Driver(NativeDriver):
     def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
         # A context that is current already, as where torch or CuPy runs, is neither pushed nor popped.
         pushed: list[int] = []  # C code stores the status: no exception comes between the call and the store
-        mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
+        mode = c_int(RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place = byref(mode)
         try:
             if current is not None:
@@ -128,7 +126,7 @@ class Driver(NativeDriver):
                     raise self.error("cuThreadExchangeStreamCaptureMode", code)
                 return work(*arguments)
             finally:
-                if mode.value != _RELAXED and (code := self._exchange(place)):
+                if mode.value != RELAXED and (code := self._exchange(place)):
                     self.warn("cuThreadExchangeStreamCaptureMode", code)
         finally:
             if pushed and not pushed[0] and (code := self._pop()):
@@ -206,7 +204,6 @@ def _load() -> tuple[Any, str]:
     # Measured: 12.9.0 keeps the GIL in every call, so a call that blocks stops every thread; 12.9.1 releases it.
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):
         raise BackendUnavailableError(
-            f"expected cuda-bindings 12.9.1 or newer, got {version}.",
-            fix="pip install --upgrade 'gpuinterop[cuda]'",
+            f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix="pip install --upgrade 'gpuinterop[cuda]'"
         )
     return driver, version

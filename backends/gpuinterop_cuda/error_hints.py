@@ -18,7 +18,6 @@ _CHANNEL: Final = (
     "use VmmFd, which does not need them."
 )
 _SHARING: Final = ("cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle")
-_IMEX: Final = f"no permission: {_CHANNEL}"
 _NO_PEER: Final = "a device has no peer access to the device that the memory lies on."
 _SIZES: Final = (
     "sizes and offsets must be multiples of the minimum granularity, and lie within the object and the memory"
@@ -83,7 +82,7 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("cuMemImportFromShareableHandle", 801): "this driver does not import handles of this type on this platform.",
     ("cuMemExportToShareableHandle", 1): _NOT_EXPORTED,
     ("cuMemExportToShareableHandle", 801): _NOT_EXPORTED,
-    **{(call, 800): _IMEX for call in _SHARING},
+    **{(call, 800): f"no permission: {_CHANNEL}" for call in _SHARING},
     # Multicast objects.
     ("cuMulticastGetGranularity", 1): "the driver does not support this number of devices, or these handle types.",
     ("cuMulticastCreate", 1): "the size must be a multiple of the minimum granularity (Device.multicast_granularity) "

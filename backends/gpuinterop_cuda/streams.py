@@ -7,20 +7,17 @@ otherwise use the GPU that is current there, so the backend makes the device's o
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable
-from typing import Any, Final
+from collections.abc import Hashable
 
 from gpuinterop.errors import InvalidArgumentError
-from gpuinterop.native_driver import CAPTURE_IMPLICIT
+from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NativeStream
 
 from .driver import Context, Made, Room, at
 
-_NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING
-_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _LEGACY, _PER_THREAD = 1, 2  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
 
-class Stream(Made):
+class Stream(Made, NativeStream):
     """A stream of one context, created here or adopted."""
 
     back = "cuStreamDestroy"
@@ -40,10 +37,6 @@ class Stream(Made):
             code, *found = driver.status("cuStreamGetId", self.handle)
             if not code:
                 self.key = ("id", int(found[0]))
-
-    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `work` on the stream: with its context current, if it is a default stream."""
-        return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -68,7 +61,7 @@ class Streams(Room):
         stream = Stream(device)
 
         def work() -> None:
-            stream.make("cuStreamCreateWithPriority", _NON_BLOCKING, _HIGHEST if high_priority else _NORMAL)
+            stream.make("cuStreamCreateWithPriority", NON_BLOCKING, HIGHEST if high_priority else NORMAL)
             stream.know(int(stream.handle))
             stream.name()
 
@@ -99,9 +92,6 @@ class Streams(Room):
             f"expected a stream of the device's primary context, which torch, CuPy, JAX and numba use, got {pointer:#x}"
             " of another context, which cannot use this context's imports; create it in the primary context.",
         )
-
-    def stream_pointer(self, stream: Stream) -> int:
-        return stream.pointer
 
     def stream_key(self, stream: Stream) -> Hashable:
         return stream.key

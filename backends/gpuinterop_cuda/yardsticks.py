@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from gpuinterop.errors import DriverError
+from gpuinterop.native_driver import NON_BLOCKING, answer
 
-_NON_BLOCKING: Final = 1
 _GEQ: Final = 0
 
 
@@ -34,16 +33,11 @@ class Yardsticks:
         context = self.check(driver.cuDevicePrimaryCtxRetain(self.check(driver.cuDeviceGet(ordinal))))
         self.check(driver.cuCtxSetCurrent(context))
 
-    @staticmethod
-    def check(result: tuple[Any, ...]) -> Any:
-        """The answer of a call, which must not have failed."""
-        if result[0]:
-            raise DriverError("a call of the yardstick by cuda-python", int(result[0]), result[0].name)
-        return result[1] if len(result) == 2 else result[1:]
+    check = staticmethod(answer)
 
     def stream(self) -> Any:
         """A non-blocking stream."""
-        return self.check(self._cu.cuStreamCreate(_NON_BLOCKING))
+        return self.check(self._cu.cuStreamCreate(NON_BLOCKING))
 
     def synchronize(self, stream: Any) -> None:
         """Wait for the stream."""

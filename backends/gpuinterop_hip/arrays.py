@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from gpuinterop.backend import Address, ArrayBackend
 from gpuinterop.handles import ArrayLayout, ArrayUsage
+from gpuinterop.native_driver import NativeArray, array_flags
 
-from .driver import Gpu, Made, Room
+from .driver import Made, Room
 from .memory import ImportedMemory
 from .streams import Stream
 
-_LAYERED: Final = 0x01  # hipArrayLayered
-_USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04}  # hipArraySurfaceLoadStore, hipArrayCubemap
+# hipArraySurfaceLoadStore, hipArrayCubemap; HIP has no flag for colour attachments.
+_USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04}
 _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
 # UNORM and SNORM are integers here: a texture normalises when it reads.
 _KINDS: Final = {"UNORM": _UNSIGNED, "SNORM": _SIGNED, "UINT": _UNSIGNED, "SINT": _SIGNED, "SFLOAT": _FLOAT}
@@ -44,15 +45,10 @@ class _Copy(ctypes.Structure):
 _DEFAULT: Final = 4  # hipMemcpyDefault
 
 
-class MappedArray(Made):
+class MappedArray(Made, NativeArray):
     """A mapped mipmapped array."""
 
     back = "hipFreeMipmappedArray"
-    blocks = True
-
-    def __init__(self, gpu: Gpu, layout: ArrayLayout) -> None:
-        super().__init__(gpu)
-        self.layout = layout
 
 
 class Arrays(Room, ArrayBackend):
@@ -69,7 +65,7 @@ class Arrays(Room, ArrayBackend):
         desc.formatDesc.f = api.hipChannelFormatKind(_KINDS[texel.numeric])
         desc.extent.width, desc.extent.height, depth = layout.extent
         desc.extent.depth = layout.layers or depth  # a layered array's depth is its layers
-        desc.flags = _flags(layout)
+        desc.flags = array_flags(layout, _USES)
         desc.numLevels = layout.levels
         return MappedArray(memory.device, layout).create(
             "hipExternalMemoryGetMappedMipmappedArray", memory.handle, desc
@@ -89,8 +85,3 @@ class Arrays(Room, ArrayBackend):
         else:
             job.srcArray, job.dstPtr = plane, pitched
         stream.device.call("hipMemcpy3DAsync", ctypes.addressof(job), stream.handle, aside=False)
-
-
-def _flags(layout: ArrayLayout) -> int:
-    """The flags of an array. HIP has no flag for colour attachments."""
-    return (_LAYERED if layout.layered else 0) | sum(flag for usage, flag in _USES.items() if layout.usage & usage)

@@ -14,18 +14,18 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 from gpuinterop import native_driver, system
 from gpuinterop.errors import BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
-from gpuinterop.native_driver import NativeDevice, NativeDriver
+from gpuinterop.native_driver import OUT_OF_MEMORY, RELAXED, NativeDevice, NativeDriver
 
-from .error_hints import MEANINGS, OTHERS, OUT_OF_MEMORY
+from .error_hints import MEANINGS, OTHERS
 from .facts import Facts
 
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: hipInit returns either
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
-_RELAXED: Final = 2  # hipStreamCaptureModeRelaxed
 _KFD: Final = "/dev/kfd"  # the kernel driver's device, on every Linux with an AMD GPU for computing
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
@@ -131,10 +131,8 @@ class Driver(NativeDriver):
 
     def library_file(self) -> str:
         """The file of the library that is called; empty if the system does not say."""
-        for path, ranges in _runtimes().items():
-            if any(self._address in mapped for mapped in ranges):
-                return path
-        return ""
+        here = self._address
+        return next((path for path, ranges in _runtimes().items() if any(here in one for one in ranges)), "")
 
     def check_runtime(self) -> None:
         """Refuse other libraries' streams if the process has a second HIP runtime, to which they may belong.
@@ -156,16 +154,16 @@ class Driver(NativeDriver):
                 f"{' and '.join(self._other_runtimes)}; they do not know each other's streams, and 0 is the default "
                 "stream of both. Make all libraries load one file before any import: "
                 + (
-                    f"ROCM_PATH={_root(self._other_runtimes[0])} makes hip-python load the other's."
+                    f"ROCM_PATH={Path(self._other_runtimes[0]).parent.parent} makes hip-python load the other's."
                     if self.is_new
                     else "import torch or CuPy before you get gpuinterop's first device, or let LD_LIBRARY_PATH "
-                    f"name {os.path.dirname(self._other_runtimes[0])}."
+                    f"name {Path(self._other_runtimes[0]).parent}."
                 ),
             )
 
     def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
         before = current if current is None else self.call("hipGetDevice")
-        mode = ctypes.c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
+        mode = ctypes.c_int(RELAXED)  # after the exchange it holds the thread's own mode, to be restored
         place, put = ctypes.byref(mode), self.library.hipSetDevice
         try:
             if before != current and (code := put(current)):
@@ -175,7 +173,7 @@ class Driver(NativeDriver):
                     raise self.error("hipThreadExchangeStreamCaptureMode", code)
                 return work(*arguments)
             finally:
-                if mode.value != _RELAXED and (code := self._exchange(place)):
+                if mode.value != RELAXED and (code := self._exchange(place)):
                     self.warn("hipThreadExchangeStreamCaptureMode", code)
         finally:
             if before != current and (code := put(before)):
@@ -267,11 +265,6 @@ def _runtimes() -> dict[str, list[range]]:
         if _RUNTIME_FILE.search(path):
             found.setdefault(path, []).append(addresses)
     return found
-
-
-def _root(library: str) -> str:
-    """The value of ROCM_PATH with which hip-python loads this library: the folder above lib."""
-    return os.path.dirname(os.path.dirname(library))
 
 
 def install(requirement: str) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpuinterop.native_driver import GENERAL
-
-OUT_OF_MEMORY: Final = 2
+from gpuinterop.native_driver import GENERAL, OUT_OF_MEMORY
 
 _NOT_EXPORTED: Final = "the allocation was not created for handles of this type."
 MEANINGS: Final[Mapping[tuple[str, int], str]] = {

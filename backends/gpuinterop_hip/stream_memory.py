@@ -15,8 +15,8 @@ from .driver import Gpu, Made, Room
 from .streams import Stream
 
 _PORTABLE, _MAPPED = 1, 2  # hipHostRegisterPortable, hipHostRegisterMapped
-_GTE: Final = 0  # hipStreamWaitValueGte
-_EVERY_BIT: Final = 2**64 - 1
+GTE: Final = 0  # hipStreamWaitValueGte
+EVERY_BIT: Final = 2**64 - 1
 
 
 class Pin(Made):
@@ -46,4 +46,4 @@ class StreamMemory(Room, StreamMemoryBackend):
 
     def wait_value(self, stream: Stream, word: Address, value: int) -> None:
         """``hipStreamWaitValue64`` waits until the word is `value` or more."""
-        stream.run(self._driver.call, "hipStreamWaitValue64", stream.handle, word, value, _GTE, _EVERY_BIT)
+        stream.run(self._driver.call, "hipStreamWaitValue64", stream.handle, word, value, GTE, EVERY_BIT)

@@ -9,17 +9,13 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
 
 from gpuinterop.errors import InvalidArgumentError
-from gpuinterop.native_driver import CAPTURE_IMPLICIT, NOT_READY
+from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NOT_READY, NativeStream
 
 from .driver import Gpu, Made, Room
 
-_NON_BLOCKING: Final = 1  # hipStreamNonBlocking
-_NORMAL, _HIGHEST = 0, -100  # a number beyond the device's range means the end of the range
 _NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
 
 _numbers = itertools.count()
@@ -46,7 +42,7 @@ In a call on a default stream, AMD's runtime reads streams that another thread i
 """
 
 
-class Stream(Made):
+class Stream(Made, NativeStream):
     """A stream of one device, created here or adopted. The created one has a stream of the runtime, from `Kept`."""
 
     def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
@@ -61,7 +57,7 @@ class Stream(Made):
             self._taken = self._kept.pop()
         except IndexError:
             made = _HipStream(self.device)
-            made.make("hipStreamCreateWithPriority", _NON_BLOCKING, priority)
+            made.make("hipStreamCreateWithPriority", NON_BLOCKING, priority)
             self._taken = next(_numbers), made
         self.know(self._taken[1].handle)
 
@@ -80,10 +76,6 @@ class Stream(Made):
         self.relative = pointer <= _LEGACY
         # The name for the legacy stream is newer than the number 0, which every runtime accepts.
         self.handle = _NULL if pointer == _LEGACY else pointer
-
-    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `work` on the stream: with its device current, if it is a default stream."""
-        return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
 class Event(Made):
@@ -106,7 +98,7 @@ class Streams(Room):
     def create_stream(self, device: Gpu, *, high_priority: bool = False) -> Stream:
         """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: a blocking one stalls the default stream."""
         stream = Stream(device, self._kept_streams[device.ordinal, high_priority])
-        return device.create(stream, partial(stream.take, _HIGHEST if high_priority else _NORMAL))
+        return device.create(stream, partial(stream.take, HIGHEST if high_priority else NORMAL))
 
     def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
         """Wrap a stream; ``hipStreamGetDevice`` tells whether it is one, of this runtime and device.
@@ -141,10 +133,7 @@ class Streams(Room):
             return True
         flags = ctypes.c_uint()
         code = self._driver.library.hipStreamGetFlags(ctypes.c_void_p(stream.handle), ctypes.byref(flags))
-        return bool(code) or flags.value != _NON_BLOCKING
-
-    def stream_pointer(self, stream: Stream) -> int:
-        return stream.pointer
+        return bool(code) or flags.value != NON_BLOCKING
 
     def stream_key(self, stream: Stream) -> int:
         return stream.handle

@@ -12,16 +12,14 @@ import mmap
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpuinterop.errors import DriverError
 from gpuinterop.handles import OpaqueFd
+from gpuinterop.native_driver import NON_BLOCKING, answer
 
 from . import descriptors
 from .driver import Driver
+from .stream_memory import EVERY_BIT, GTE
 
-_NON_BLOCKING: Final = 1  # hipStreamNonBlocking
 _REGISTERED: Final = 1 | 2  # hipHostRegisterPortable, hipHostRegisterMapped
-_GTE: Final = 0  # hipStreamWaitValueGte
-_EVERY_BIT: Final = 2**64 - 1
 
 
 class Yardsticks:
@@ -38,16 +36,11 @@ class Yardsticks:
         self._hip, self._is_new = driver.api, driver.is_new
         self.check(self._hip.hipSetDevice(ordinal))
 
-    @staticmethod
-    def check(result: tuple[Any, ...]) -> Any:
-        """The answer of a call, which must not have failed."""
-        if result[0]:
-            raise DriverError("a call of the yardstick by hip-python", int(result[0]), result[0].name)
-        return result[1] if len(result) == 2 else result[1:]
+    check = staticmethod(answer)
 
     def stream(self) -> Any:
         """A non-blocking stream."""
-        return self.check(self._hip.hipStreamCreateWithFlags(_NON_BLOCKING))
+        return self.check(self._hip.hipStreamCreateWithFlags(NON_BLOCKING))
 
     def synchronize(self, stream: Any) -> None:
         """Wait for the stream."""
@@ -66,7 +59,7 @@ class Yardsticks:
             return write_value(stream, word, value, 0)
 
         def wait(value: int, page: object = page) -> Any:
-            return wait_value(stream, word, value, _GTE, _EVERY_BIT)
+            return wait_value(stream, word, value, GTE, EVERY_BIT)
 
         check(write(1))
         check(wait(1))
