@@ -104,15 +104,12 @@ def left_of_exit(*, last: bool = False) -> float:
 
 def mapped_files() -> Iterator[tuple[range, str]]:
     """The addresses and paths of the files that this process has mapped; empty if the system does not say."""
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                fields = line.rstrip("\n").split(maxsplit=5)
-                if len(fields) == 6 and fields[5].startswith("/"):
-                    start, _, end = fields[0].partition("-")
-                    yield range(int(start, 16), int(end, 16)), fields[5]
-    except OSError:
-        return
+    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            fields = line.rstrip("\n").split(maxsplit=5)
+            if len(fields) == 6 and fields[5].startswith("/"):
+                start, _, end = fields[0].partition("-")
+                yield range(int(start, 16), int(end, 16)), fields[5]
 
 
 def loaded_library(*names: str) -> str | None:

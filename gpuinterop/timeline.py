@@ -148,8 +148,6 @@ class Page(Sole):
         Name in messages.
     """
 
-    __slots__ = ("__weakref__", "_devices", "_fd", "_futex", "_kept", "_sequence", "_value", "address", "label", "wake")
-
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
         self.label = label

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,12 +61,9 @@ class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory):
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if key.strip() in ("model name", "Model") and value.strip():
-                    return value.strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key.strip() in ("model name", "Model") and value.strip():
+                return value.strip()
     return platform.processor() or platform.machine() or "CPU"

@@ -21,14 +21,13 @@ never returns keeps the page mapped.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from gpuinterop import system, timeline
 from gpuinterop.backend import HostSemaphoreBackend
@@ -78,8 +77,7 @@ class Semaphore(memory.Owned, ABC):
         """Thread that releases the objects in `ends`."""
         self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
-        serial, live = next(_serials), _live  # a local: the module may be gone when the last ones are collected
-        live[serial] = weakref.ref(self, lambda _: live.pop(serial, None))
+        _live.add(self)
 
     @abstractmethod
     def signal(self, value: int) -> None: ...
@@ -341,14 +339,12 @@ class TimelineSemaphore(Semaphore):
         super().release()
 
 
-_serials = itertools.count()
-_live: dict[int, weakref.ref[Semaphore]] = {}
+_live: Final[WeakSet[Semaphore]] = WeakSet()
 
 
 def _forked() -> None:
-    for reference in _live.copy().values():
-        if (semaphore := reference()) is not None:
-            semaphore._forked()
+    for semaphore in _live:
+        semaphore._forked()
 
 
 if hasattr(os, "register_at_fork"):
