@@ -242,11 +242,10 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     fds: list[int] = []
     try:
         data = _receive(connection, size, sum(issubclass(kind, FdHandle) for kind in expect), fds)
-        handles = _unpack(data, expect, fds)
+        return _unpack(data, expect, fds)
     except BaseException:
         system.close(*fds)
         raise
-    return handles
 
 
 class _Patience:
@@ -362,12 +361,10 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
         raise PeerError(f"the peer's {len(fds)} descriptor(s) do not fit its {len(expect)} handle(s).")
     origins = [_unpack_origin(entry) for entry in entries]
     handles: list[Any] = []
-    remaining = iter(list(fds))
     for kind, entry, origin in zip(expect, entries, origins, strict=True):
         if issubclass(kind, FdHandle):
-            fd = next(remaining)
-            handles.append(kind.adopt(fd, origin=origin))
-            fds.remove(fd)  # the handle owns it now
+            handles.append(kind.adopt(fds[0], origin=origin))
+            del fds[0]  # the handle owns it now
         else:
             handles.append(kind(entry[8], origin=origin))
     return handles

@@ -420,8 +420,7 @@ class Lane:
                 pending.stream.fail(self.refusal)
 
     def _refuse(self, error: GpuInteropError) -> None:
-        if self.refusal is None:
-            self.refusal = error
+        self.refusal = self.refusal or error
         self._let_go(self.refusal)
 
     def _let_go(self, error: GpuInteropError) -> None:
@@ -514,9 +513,8 @@ class Watcher:
     def start(self) -> None:
         """Start the thread, if it is not running."""
         self.check()
-        if self._thread is not None or self._stopping:
-            return
-        system.under(self._starting, self._start)
+        if self._thread is None and not self._stopping:
+            system.under(self._starting, self._start)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -25,7 +25,7 @@ from ..errors import (
 from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd
 from ..ipc import check_sendable
 from .delivery import Inbox, host, post
-from .transport import Transport, check_seconds, check_transport
+from .transport import Transport, check_seconds
 from .votes import at, cast, decide, disagreement, given_up, hear, listed, pack, pack_outcome, placed
 
 H = TypeVar("H", bound=Handle)
@@ -79,8 +79,10 @@ class Team(Sole):
     """
 
     def __init__(self, transport: Transport, *, timeout: float = 30.0) -> None:
-        self._transport = check_transport(transport)
+        self._transport = check_type(transport, Transport, "transport", "a gpuinterop.exchange.Transport")
         self.rank, self.size = transport.rank, transport.size
+        if not 0 <= self.rank < self.size:
+            raise InvalidArgumentError("transport", f"says that it is rank {self.rank} of {self.size}.")
         self.timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
         """A copy without traceback and cause, which would keep alive the callers' frames, and all in them."""

@@ -605,11 +605,3 @@ def check_seconds(timeout: Any) -> float:
             "timeout", f"expected more than 0 and at most {_LONGEST_S:g} seconds, got {timeout}."
         )
     return seconds
-
-
-def check_transport(transport: object) -> Transport:
-    """A transport whose rank and size fit."""
-    found = check_type(transport, Transport, "transport", "a gpuinterop.exchange.Transport")
-    if not 0 <= found.rank < found.size:
-        raise InvalidArgumentError("transport", f"says that it is rank {found.rank} of {found.size}.")
-    return found

@@ -152,8 +152,7 @@ def _buffer(
         vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, requirements)
         if requirements.size > size:
             raise InvalidArgumentError(
-                argument,
-                f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {size}: allocate more.",
+                argument, f"{vk.identity.name} wants {requirements.size} bytes for a buffer of {size}: allocate more."
             )
         bind(native, buffer, int(requirements.memoryTypeBits))
         return buffer

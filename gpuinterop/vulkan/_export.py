@@ -139,12 +139,7 @@ def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int 
 
 
 def export_memory(
-    vk: VulkanContext,
-    vk_memory: Any,
-    *,
-    size: int,
-    dedicated: bool,
-    handle_type: type[MemoryHandle] = OpaqueFd,
+    vk: VulkanContext, vk_memory: Any, *, size: int, dedicated: bool, handle_type: type[MemoryHandle] = OpaqueFd
 ) -> MemoryHandle:
     """Export a ``VkDeviceMemory`` of the application. Calls ``vkGetMemoryFdKHR``.
 

@@ -68,8 +68,6 @@ class Submission:
         Whether they are timelines.
     """
 
-    __slots__ = ("_api", "_array", "_commands", "_signals", "_stage", "_stages", "_waits", "info")
-
     def __init__(self, api: Api, wait: Any, signal: Any, *, timeline: bool) -> None:
         self._api, new = api, api.ffi.new
         self._waits, self._signals = new("uint64_t[1]"), new("uint64_t[1]")
@@ -369,11 +367,7 @@ class SharedHandoff(Shared, Handoff):
 
 
 def share_handoff(
-    vk: VulkanContext,
-    device: Device,
-    *,
-    allow: Sequence[str] = ("timeline", "binary"),
-    bridge: Bridge | None = None,
+    vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary"), bridge: Bridge | None = None
 ) -> SharedHandoff:
     """Create the semaphores for handoffs between Vulkan and the device, in both directions.
 

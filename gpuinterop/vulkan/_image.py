@@ -247,12 +247,9 @@ class _ImagePlan:
     def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
         """Refuse what is over a limit: some drivers make it all the same, and fail later."""
         most = f"{vk.identity.name} shares {self.name} images of this tiling and usage with"
-        if self.extent[0] > support.extent[0] or self.extent[1] > support.extent[1]:
-            raise InvalidArgumentError(
-                "extent",
-                f"{most} {support.extent[0]} x {support.extent[1]} texels at most, "
-                f"not {self.extent[0]} x {self.extent[1]}.",
-            )
+        (width, height), (widest, highest, _) = self.extent, support.extent
+        if width > widest or height > highest:
+            raise InvalidArgumentError("extent", f"{most} {widest} x {highest} texels at most, not {width} x {height}.")
         levels = min(support.levels, max(self.extent).bit_length())  # the last level is one texel
         if self.levels > levels:
             raise InvalidArgumentError("levels", f"{most} {levels} at most, at this extent, not {self.levels}.")

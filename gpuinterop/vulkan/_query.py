@@ -29,10 +29,7 @@ RULES = Rules(files(__package__) / "capabilities.toml")
 BUFFER_USAGE = c.BUFFER_STORAGE | c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
 IMAGE_USAGE = c.IMAGE_STORAGE | c.IMAGE_SAMPLED | c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST
 
-MEMORY_BITS: dict[type[Handle], int] = {
-    OpaqueFd: c.MEMORY_HANDLE_OPAQUE_FD,
-    DmaBufFd: c.MEMORY_HANDLE_DMA_BUF,
-}
+MEMORY_BITS: dict[type[Handle], int] = {OpaqueFd: c.MEMORY_HANDLE_OPAQUE_FD, DmaBufFd: c.MEMORY_HANDLE_DMA_BUF}
 _MEMORY_EXTENSION: dict[type[Handle], str] = {
     OpaqueFd: "VK_KHR_external_memory_fd",
     DmaBufFd: "VK_EXT_external_memory_dma_buf",
