@@ -1,6 +1,7 @@
 """Parts shared by backends whose driver is a library of functions that return a status.
 
-Objects are made and released; a device is made current; descriptors take handles. A backend may use this module, and
+Objects are made and released; a device is made current; descriptors take handles. What CUDA and HIP share beside that
+stands at the end. A backend may use this module, and
 need not: the contract is `gpuinterop.backend`.
 """
 

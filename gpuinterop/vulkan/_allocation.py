@@ -140,7 +140,7 @@ def import_allocation(vk: VulkanContext, allocation: Allocation, *, usage: int =
 def _buffer(
     vk: VulkanContext, size: int, usage: int, bit: int, argument: str, bind: Callable[[Bound, Any, int], object]
 ) -> Bound:
-    """A VkBuffer for external memory, which `bind` binds to it, by the memory types that the buffer takes."""
+    """A VkBuffer, to which `bind` binds external memory of a type among those that the buffer takes."""
     native = Bound(vk, "Buffer", OpaqueFd)
     native.size = size
 
