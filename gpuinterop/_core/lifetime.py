@@ -64,7 +64,7 @@ class State(Enum):
     RELEASING = "being released"
     RELEASED = "released"
     LEAKED = "closed, and could not be released"
-    DEAD = "of the parent process, made before the fork"
+    DEAD = "of the parent process"
 
 
 BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, DEAD = State
@@ -185,9 +185,13 @@ class Lifetime(Sole):
 
     def check(self) -> None:
         """Raise unless the object is open."""
+        if self.state is DEAD:
+            raise ResourceClosedError(
+                f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
+                "one here."
+            )
         if self.state is not LIVE:
-            why = DEAD.value if self.state is DEAD else "closed"
-            raise ResourceClosedError(f"{self.label} is {why}; make a new one, or close it later.")
+            raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with the handle, even when closed; return `gone` once the release has begun."""
