@@ -6,6 +6,7 @@ batch of one). The calls only set marks and check once that the objects fit toge
 
 from __future__ import annotations
 
+import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -51,30 +52,24 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
+Valued: TypeAlias = (
+    "ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed] | ExternalSemaphore[SciSync]"
+)
+"""Semaphores whose calls take a value."""
 Told: TypeAlias = tuple[list[int], int]
 """The list that has the value which a stream was told to signal last, and the place in it. Calls change it there."""
 
 _SEQUENCES = (tuple, list)
 _MAX_MILLISECONDS = 2**31 - 1
 _COUNTING = (Timeline, Fence)
-_ORIGINS: dict[type, OriginKind] = {
-    Binary: OriginKind.BINARY,
-    Timeline: OriginKind.TIMELINE,
-    Fence: OriginKind.FENCE,
-    Keyed: OriginKind.KEYED,
-}
-_VALUE_NAMES: dict[type, str] = {
-    Timeline: "a value",
-    Fence: "a value",
-    Keyed: "a key",
-    SciSync: "the address of a fence",
-}
+_VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fence"}
 
 
 class SemaphoreCalls(ABC):
     """Makes a semaphore's calls: through the driver, stream words, or the bridge.
 
-    Handles are objects that this class made; a batch is the result of `prepare` for several.
+    A subclass makes the calls that stand here without a body. Handles are objects that it made; a batch is the result
+    of `prepare` for several.
     """
 
     max_value: int = MAX_64
@@ -84,21 +79,14 @@ class SemaphoreCalls(ABC):
     direct: Backend | None = None
     """The backend, if its `wait` and `signal` are all there is to a call; None if `wait` and `signal` here are."""
 
-    @abstractmethod
-    def prepare(self, handles: Sequence[DriverHandle]) -> Any:
-        """Prepare a batch for `wait` and `signal`."""
-
-    def wait(self, batch: Any, stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
-        """Enqueue, where `direct` is None."""
-        raise NotImplementedError
-
-    def signal(self, batch: Any, stream: KnownStream, values: Sequence[int]) -> None:
-        """Enqueue, where `direct` is None."""
-        raise NotImplementedError
-
-    @abstractmethod
-    def destroy(self, handle: DriverHandle) -> None:
-        """Release the handle, which streams no longer use."""
+    prepare: Callable[[Sequence[DriverHandle]], Any]
+    """Prepare a batch for `wait` and `signal`."""
+    wait: Callable[[Any, KnownStream, Sequence[int], Wait], None]
+    """Enqueue. Missing where `direct` has it."""
+    signal: Callable[[Any, KnownStream, Sequence[int]], None]
+    """Enqueue. Missing where `direct` has it."""
+    destroy: Callable[[DriverHandle], None]
+    """Release the handle, which streams no longer use."""
 
     def abandon(self, handle: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
         """Cancel pending waits of streams, if that is possible."""
@@ -131,17 +119,12 @@ class DriverSemaphores(SemaphoreCalls):
         backend = device.driver
         self.device = device
         self.driver = self.direct = backend
+        self.prepare, self.destroy = backend.prepare, backend.destroy_semaphore
         if isinstance(backend, HostSemaphoreBackend):
             self.host_value, self.export = backend.host_value, backend.export_semaphore
             self.host_signal, self.host_wait = backend.host_signal, backend.host_wait
         self.blocks = backend.releases_block
         self.know = device.know  # type: ignore[method-assign]
-
-    def prepare(self, handles: Sequence[DriverHandle]) -> Any:
-        return self.driver.prepare(handles)
-
-    def destroy(self, handle: DriverHandle) -> None:
-        self.driver.destroy_semaphore(handle)
 
     def abandon(self, handle: DriverHandle) -> None:
         self.driver.abandon_semaphore(handle)
@@ -268,14 +251,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def wait(self: ExternalSemaphore[Binary], stream: Stream, *, timeout: float | None = None) -> None: ...
     @overload
-    def wait(
-        self: ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed]
-        | ExternalSemaphore[SciSync],
-        stream: Stream,
-        value: int,
-        *,
-        timeout: float | None = None,
-    ) -> None: ...  # fmt: skip
+    def wait(self: Valued, stream: Stream, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream, value: int | None = None, *, timeout: float | None = None) -> None:
         """Make `stream` wait for the semaphore before its later work.
 
@@ -326,12 +302,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
     @overload
-    def signal(
-        self: ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed]
-        | ExternalSemaphore[SciSync],
-        stream: Stream,
-        value: int,
-    ) -> None: ...  # fmt: skip
+    def signal(self: Valued, stream: Stream, value: int) -> None: ...
     def signal(self, stream: Stream, value: int | None = None) -> None:
         """Make `stream` signal the semaphore when its earlier work is done. Returns at once.
 
@@ -598,8 +569,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if value is None:
             raise InvalidArgumentError(
                 "value",
-                f"expected {_VALUE_NAMES[self.kind]} for {self.label}, got None; pass one, or import a binary "
-                "semaphore as OpaqueFd.",
+                f"expected {_VALUE_NAMES.get(self.kind, 'a value')} for {self.label}, got None; pass one, or import a "
+                "binary semaphore as OpaqueFd.",
             )
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
@@ -635,8 +606,8 @@ def note_told(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[Told]
 
 
 def origin_kind(kind: type) -> OriginKind:
-    """The origin kind of handles of such a semaphore."""
-    return _ORIGINS.get(kind, OriginKind.OTHER)
+    """The origin kind of handles of such a semaphore: it has the kind's name, if the origin can tell it at all."""
+    return OriginKind.__members__.get(kind.__name__.upper(), OriginKind.OTHER)
 
 
 class SemaphoreBatch(Sole, Enqueues):
@@ -743,10 +714,8 @@ class SemaphoreBatch(Sole, Enqueues):
         known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
         noted = self._noted.get(known)
         lasts = (noted and noted[0]) or self._lasts(known)
-        for number, last in zip(numbers, lasts):  # noqa: B905 - they were counted
-            if number <= last:
-                self._check_each(known, numbers, lasts)
-                break
+        if any(map(operator.le, numbers, lasts)):  # in C
+            self._check_each(known, numbers, lasts)
         if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
             told, places = noted
             if told is not None:
