@@ -52,9 +52,10 @@ class Allocation(Mappable):
         exportable: bool,
     ) -> None:
         lifetime = Lifetime("Allocation", backend.release_allocation, device=devices[0].streams)
-        super().__init__(lifetime, device=devices[0], size=size)
+        super().__init__(lifetime)
+        self.device, self.driver = devices[0], backend
         self.devices = tuple(devices)
-        self.driver = backend
+        self.size = size
         self._exportable = exportable
         self.location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
@@ -100,7 +101,7 @@ class Allocation(Mappable):
         self.check_open()
         found = self._buffers.get(device)
         while found is None or found.closed:  # another thread may have closed it meanwhile
-            fresh = self._buffer(0, self._size, device)
+            fresh = self._buffer(0, self.size, device)
             fresh._warns = False  # the allocation owns it
             found = _choose(self, device, fresh)
         return found
@@ -132,7 +133,7 @@ class Allocation(Mappable):
             )
         handle = self.lifetime.use(self.driver.export_allocation)
         handle.origin = HandleOrigin(
-            kind=OriginKind.ALLOCATION, device=self.device.identity, size=self._size, trusted=True
+            kind=OriginKind.ALLOCATION, device=self.device.identity, size=self.size, trusted=True
         )
         return handle
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from .._arguments import NotAnArray, check_int, check_nbytes
 from ..backend import ArrayBackend
@@ -40,13 +40,12 @@ class MipmappedArray(Resource, NotAnArray):
 
     _as_array = "array.level(0).copy_to_host(target, stream=stream)"
 
-    def __init__(self, memory: ExternalMemory, backend: ArrayBackend, layout: ArrayLayout) -> None:
+    def __init__(self, memory: ExternalMemory, layout: ArrayLayout) -> None:
+        backend = cast(ArrayBackend, memory.driver)  # otherwise the capability is a gap
         gate = memory.device.gate if backend.releases_block else None
-        super().__init__(
-            Lifetime("MipmappedArray", backend.destroy_array, parents=(memory.lifetime,), gate=gate), memory
-        )
-        self.device = memory.device
-        self.driver = backend
+        lifetime = Lifetime("MipmappedArray", backend.destroy_array, parents=(memory.lifetime,), gate=gate)
+        super().__init__(lifetime, memory)
+        self.device, self.driver = memory.device, backend
         self.layout = layout
         self.lifetime.create(lambda: backend.map_array(memory.handle, layout))
 
@@ -181,7 +180,7 @@ class ArrayLevel(NotAnArray):
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
-        start = buffer.range_of(offset, self.nbytes, "offset")
+        start, _ = buffer.range_of(offset, self.nbytes, "the buffer", "offset")
         check_stream(self._array.device, stream)
         self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
 
@@ -212,9 +211,9 @@ class ArrayLevel(NotAnArray):
 
 
 def array_layout(
-    format: str, extent: Sequence[int], levels: int, layers: int, offset: int, usage: ArrayUsage
+    memory: ExternalMemory, format: str, extent: Sequence[int], levels: int, layers: int, offset: int, usage: ArrayUsage
 ) -> ArrayLayout:
-    """The layout of these arguments, checked but for what the memory has room for."""
+    """The layout of these arguments, checked against the memory. The caller has required MAP_MIPMAPPED_ARRAY."""
     start = check_nbytes(offset, "offset", minimum=0)
     dims = resolve_ints(extent, "extent")
     if not 1 <= len(dims) <= 3:
@@ -222,30 +221,20 @@ def array_layout(
     if not isinstance(usage, ArrayUsage):
         raise ArgumentTypeError("usage", f"expected a gpuinterop.ArrayUsage, got {usage!r}.")
     width, height, depth = (*dims, 0, 0)[:3]
+    whole = (width, height, depth)
     levels, layers = check_int(levels, "levels"), check_int(layers, "layers")
-    return ArrayLayout(
-        format=format, extent=(width, height, depth), levels=levels, layers=layers, offset=start, usage=usage
-    )
-
-
-def map_mipmapped_array(memory: ExternalMemory, layout: ArrayLayout) -> MipmappedArray:
-    """Check a layout against the memory and map it. The caller has required MAP_MIPMAPPED_ARRAY."""
-    width, height, depth = layout.extent
+    layout = ArrayLayout(format=format, extent=whole, levels=levels, layers=layers, offset=start, usage=usage)
     if width < 1 or min(height, depth) < 0 or (depth and not height):
-        raise InvalidArgumentError("extent", f"expected the extent of an image, got {layout.extent}.")
-    most = max(layout.extent).bit_length()
-    if not 1 <= layout.levels <= most:
+        raise InvalidArgumentError("extent", f"expected the extent of an image, got {whole}.")
+    most = max(whole).bit_length()
+    if not 1 <= levels <= most:
+        raise InvalidArgumentError("levels", f"expected 1 to {most} levels for an image of {whole}, got {levels}.")
+    if layers < 0 or (usage & ArrayUsage.CUBEMAP and layers % 6):
+        raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layers}.")
+    least = width * max(1, height) * max(1, depth) * max(1, layers) * layout.texel.nbytes
+    memory.check_range(start, 1, "the memory")
+    if start + least > memory.size:
         raise InvalidArgumentError(
-            "levels", f"expected 1 to {most} levels for an image of {layout.extent}, got {layout.levels}."
+            "extent", f"level 0 alone needs {least} bytes from offset {start}; the memory has {memory.size}."
         )
-    if layout.layers < 0 or (layout.usage & ArrayUsage.CUBEMAP and layout.layers % 6):
-        raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layout.layers}.")
-    least = width * max(1, height) * max(1, depth) * max(1, layout.layers) * layout.texel.nbytes
-    memory.check_range(layout.offset, 1, "the memory")
-    if layout.offset + least > memory.size:
-        raise InvalidArgumentError(
-            "extent", f"level 0 alone needs {least} bytes from offset {layout.offset}; the memory has {memory.size}."
-        )
-    backend = memory.driver
-    assert isinstance(backend, ArrayBackend)  # otherwise the capability is a gap
-    return MipmappedArray(memory, backend, layout)
+    return layout

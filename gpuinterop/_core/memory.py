@@ -12,7 +12,7 @@ from .._arguments import NotAnArray, check_int, check_nbytes, inside
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
-from .array import MipmappedArray, array_layout, map_mipmapped_array
+from .array import MipmappedArray, array_layout
 from .drain import drain, tidy, wait_for
 from .interchange import HostArray, View, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
@@ -53,7 +53,7 @@ class Mapping(Lifetime):
         self.waits = waits
         """Whether the driver's unmap call waits for all work of the device."""
         self.address = 0
-        self.size = owner._size
+        self.size = owner.size
 
     def is_of(self, device: Streams) -> bool:
         """Whether the device is one of those that have it mapped."""
@@ -108,25 +108,28 @@ class Sized(Resource, NotAnArray):
 
     device: Device
     """Device through which the driver is called."""
+    size: int
+    """Size in bytes."""
 
-    def __init__(self, lifetime: Lifetime, *parents: Resource, device: Device, size: int) -> None:
-        super().__init__(lifetime, *parents)
-        self.device = device
-        self._size = size
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self._size
+    @inside
+    def range_of(
+        self, offset: int, size: int | None, name: str, argument: str = "size", *, least: int = 1
+    ) -> tuple[int, int]:
+        """Start and size of a range of the open object `name`; by default all from `offset` on."""
+        self.check_open()
+        start = check_nbytes(offset, "offset", minimum=0)
+        count = max(self.size - start, 1) if size is None else check_nbytes(size, minimum=least)
+        self.check_range(start, count, name, argument)
+        return start, count
 
     @inside
     def check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
-        if start + min(size, 1) > self._size:  # the first byte is outside already
-            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self._size} bytes; got {start}.")
-        if start + size > self._size:
-            left = self._size - start
+        if start + min(size, 1) > self.size:  # the first byte is outside already
+            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self.size} bytes; got {start}.")
+        if start + size > self.size:
+            left = self.size - start
             raise InvalidArgumentError(
-                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self._size}."
+                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self.size}."
             )
 
 
@@ -144,10 +147,9 @@ class Mappable(Sized):
         """Map the memory natively; set the mapping's address, and return the handle."""
 
     def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
-        """Make a buffer, mapping the memory if necessary, even while other threads close buffers."""
+        """Make a buffer, mapping the memory if necessary, even while other threads close buffers. The caller looks."""
         tidy()
         while True:
-            self.check_open()
             mapping = self._mapping
             if mapping is None or mapping.state is not LIVE:
                 mapping = self._open()
@@ -156,6 +158,7 @@ class Mappable(Sized):
                     return Buffer(self, mapping, device, offset, size)
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
+            self.check_open()
             standing = mapping.standing.copy().values()
             held = mapping.state is LEAKED or mapping.arrays.copy() or any(how is Standing.HOLDS for how in standing)
             if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
@@ -239,12 +242,15 @@ class Buffer(Sized):
 
     _as_array = "numpy.asarray(buffer.view(shape, dtype))"
 
+    offset: int
+    """Offset from the start of the memory in bytes."""
+
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
-        super().__init__(Lifetime("Buffer", parents=(mapping,)), owner, device=device, size=size)
+        super().__init__(Lifetime("Buffer", parents=(mapping,)), owner)
+        self.device, self.driver = device, device.driver
         self.mapping = mapping
-        self.driver = device.driver
         self.address = mapping.address + offset
-        self._offset = offset
+        self.offset, self.size = offset, size
         self.lifetime.open()
 
     @property
@@ -253,11 +259,6 @@ class Buffer(Sized):
         self.check_open()
         self.mapping.expose()
         return self.address
-
-    @property
-    def offset(self) -> int:
-        """Offset from the start of the memory in bytes."""
-        return self._offset
 
     def view(
         self,
@@ -303,12 +304,12 @@ class Buffer(Sized):
         layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
-        if low < 0 or high > self._size:
+        if low < 0 or high > self.size:
             self.check_range(start, min(high - low, 1), "the buffer")
             raise InvalidArgumentError(
                 "shape",
                 f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
-                f"{low} to {high}; the buffer has {self._size}.",
+                f"{low} to {high}; the buffer has {self.size}.",
             )
         if beyond := (self.address + start) % layout.dtype.alignment:
             step = layout.dtype.alignment
@@ -427,37 +428,22 @@ class Buffer(Sized):
         array([         0, 4294967295,          0], dtype=uint32)
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
-        start = check_nbytes(offset, "offset", minimum=0)
-        count = max(self._size - start, 1) if size is None else check_nbytes(size)
-        self.range_of(start, count, "size")
+        start, count = self.range_of(offset, size, "the buffer")
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
-        start = self.range_of(offset, array.nbytes, argument)
+        start, count = self.range_of(offset, array.nbytes, "the buffer", argument, least=0)
         here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
-        self._on(
-            stream,
-            start,
-            array.nbytes,
-            lambda handle: self.driver.copy(handle, target, source, array.nbytes),
-            array=array,
-        )
-
-    @inside
-    def range_of(self, offset: int, size: int, argument: str) -> int:
-        self.check_open()
-        start = check_nbytes(offset, "offset", minimum=0)
-        self.check_range(start, size, "the buffer", argument)
-        return start
+        self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
 
     @inside
     def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
-        known, first = stream.known_as(), self._offset + start
+        known, first = stream.known_as(), self.offset + start
         if (graph := known.graph) is not None:  # the graph's launches use them
             graph.hold(self.mapping)
             graph.note(self.mapping, first, first + size)
@@ -471,12 +457,12 @@ class Buffer(Sized):
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
             return False
-        return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
+        return bool(hull[0] <= self.offset and self.offset + self.size <= hull[1])
 
     @inside
     def users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
-        first = self._offset + start
-        return self.mapping.users(first, first + (self._size if size is None else size), user)
+        first = self.offset + start
+        return self.mapping.users(first, first + (self.size if size is None else size), user)
 
     @inside
     def wait_for_users(self, start: int = 0, size: int | None = None) -> None:
@@ -570,8 +556,9 @@ class ExternalMemory(Mappable):
     ) -> None:
         backend = device.driver
         lifetime = Lifetime("ExternalMemory", backend.destroy_memory, keep=keepalive, device=device.streams)
-        super().__init__(lifetime, device=device, size=size)
-        self.driver = backend
+        super().__init__(lifetime)
+        self.device, self.driver = device, backend
+        self.size = size
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -609,10 +596,7 @@ class ExternalMemory(Mappable):
         ...     indices.ptr - vertices.ptr
         4096
         """
-        self.check_open()
-        start = check_nbytes(offset, "offset", minimum=0)
-        count = max(self._size - start, 1) if size is None else check_nbytes(size)
-        self.check_range(start, count, "the memory")
+        start, count = self.range_of(offset, size, "the memory")
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device)
 
@@ -666,9 +650,9 @@ class ExternalMemory(Mappable):
         """
         self.check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
-        layout = array_layout(format, extent, levels, layers, offset, usage)
+        layout = array_layout(self, format, extent, levels, layers, offset, usage)
         drain()
-        return map_mipmapped_array(self, layout)
+        return MipmappedArray(self, layout)
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -677,5 +661,5 @@ class ExternalMemory(Mappable):
         return Mapping(self, (self.device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
 
     def _map(self, mapping: Mapping) -> DriverHandle:
-        handle, mapping.address = self.driver.map_buffer(self.lifetime.handle, size=self._size)
+        handle, mapping.address = self.driver.map_buffer(self.lifetime.handle, size=self.size)
         return handle

@@ -269,7 +269,8 @@ class MulticastObject(Sized):
         drain()
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
         group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
-        super().__init__(group, device=device, size=size)
+        super().__init__(group)
+        self.device, self.size = device, size
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
@@ -385,9 +386,9 @@ class MulticastObject(Sized):
         """
         self.check_open()
         self._check_allocation(allocation)
-        at = self._offset(offset, "offset", self._size)
+        at = self._offset(offset, "offset", self.size)
         first = self._offset(start, "start", allocation.size)
-        count = min(self._size - at, allocation.size - first) if size is None else size
+        count = min(self.size - at, allocation.size - first) if size is None else size
         bound = self._range_of(allocation.device, at, count)
         allocation.check_range(first, bound.size, "the allocation")
         handle = allocation.device.handle
@@ -442,7 +443,7 @@ class MulticastObject(Sized):
         check_devices((device,), "device", self.driver)
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
-        at = self._offset(offset, "offset", self._size)
+        at = self._offset(offset, "offset", self.size)
         bound = self._range_of(device, at, size)
         if buffer is None:
             self._check_added(device, "device")
@@ -577,7 +578,7 @@ class MulticastObject(Sized):
             )
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
-        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
+        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self.size, trusted=True)
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -766,13 +767,11 @@ class MulticastBinding(Sized):
         backend, group = multicast.driver, multicast.lifetime
         handle, offset, size = bound.device.handle, bound.offset, bound.size
         parents = (group,) if behind is None else (group, behind)
-        super().__init__(
-            Lifetime("MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents),
-            multicast,
-            *(() if memory is None else (memory,)),
-            device=bound.device,
-            size=size,
+        lifetime = Lifetime(
+            "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
         )
+        super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
+        self.device, self.size = bound.device, size
         self.lifetime.untracked = tuple(device.streams for device in multicast.devices)
         self._bound = bound
         self.multicast = multicast

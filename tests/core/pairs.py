@@ -299,8 +299,8 @@ METHODS: dict[str, list[tuple[str, bool, Call]]] = {
 
 REASONS: dict[str, str] = {
     "reads what was set at birth, and nothing else": """
-        *.label Buffer.offset Buffer.size View.dtype View.nbytes View.ndim ExternalMemory.size
-        ExternalSemaphore.takes_timeout Allocation.size GraphSemaphores.signals GraphSemaphores.waits
+        *.label View.dtype View.nbytes View.ndim
+        ExternalSemaphore.takes_timeout GraphSemaphores.signals GraphSemaphores.waits
         OpaqueFd.owned OpaqueFd.trusted OpaqueFd.type_name""",
     "one look at the state; every call has that look as a point": """
         *.closed Stream.__cuda_stream__ Stream.ptr Buffer.ptr Buffer.view View.ptr MipmappedArray.level
