@@ -17,7 +17,7 @@ from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .enqueue import Enqueues, reached
-from .known_stream import CapturedError, KnownStream, Wait
+from .known_stream import CapturedError, KnownStream, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
 from .monitor import locked
 from .resource import Resource
@@ -65,9 +65,9 @@ class GraphStep:
         self._node = node
         known = owner.device._semaphores
         self.signals = node.signals
-        found = [known.get(pointer) for pointer in node.semaphores]
+        found = (known.get(pointer) for pointer in node.semaphores)
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in found
+            None if one is None or one.lifetime.state in GONE else one for one in found
         )
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
         self._handles = [semaphore.handle for semaphore in self._ours]
@@ -100,11 +100,6 @@ class GraphStep:
         if len(self._handles) != len(self.semaphores):
             raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
-
-    def _named(self) -> list[tuple[int, Lifetime, bool]]:
-        """Places of the semaphores that this library imported, with whether each takes a value."""
-        found = enumerate(self.semaphores)
-        return [(place, one.lifetime, one.takes_value) for place, one in found if one is not None]
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
@@ -176,22 +171,18 @@ class GraphSemaphores(Resource):
     (<GraphStep wait 3>, <GraphStep signal 4>)
     """
 
-    def __init__(
-        self, device: Device, graph: int, executable: int, *, _parent: tuple[Graph, Lifetime] | None = None
-    ) -> None:
+    def __init__(self, device: Device, graph: int, executable: int, *, _parent: Graph | None = None) -> None:
         device.capabilities.require(Operation.GRAPH_CAPTURE)
-        backend = device.driver
-        assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
         self.device = device
-        self.driver = backend
+        self.driver = cast(GraphBackend, device.driver)  # otherwise the capability is a gap
         nodes_of = check_int(graph, "graph", minimum=1)
         self._executable = check_int(executable, "executable", minimum=1)
-        parents = () if _parent is None else (_parent[1],)
-        super().__init__(Lifetime("GraphSemaphores", parents=parents), *(() if _parent is None else (_parent[0],)))
+        parents = () if _parent is None else (_parent,)
+        super().__init__(Lifetime("GraphSemaphores", parents=[parent._marked for parent in parents]), *parents)
         self._warns = _parent is None
         self.lifetime.open()
         try:
-            self.steps = tuple(GraphStep(self, node) for node in backend.semaphore_nodes(nodes_of))
+            self.steps = tuple(GraphStep(self, node) for node in self.driver.semaphore_nodes(nodes_of))
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
                 hold(semaphore.lifetime, self.lifetime)
                 if _parent is None:  # another library launches the graph, so its signals are not seen here
@@ -250,23 +241,6 @@ class GraphSemaphores(Resource):
             del calls[-1]
 
 
-class _Launched(Wait):
-    """The waits of a launch, which only the driver knows; `semaphore` is one of them.
-
-    Only objects are named: a wait may be remembered for long, and would keep a graph that nothing else keeps.
-    """
-
-    steps: Sequence[tuple[Sequence[tuple[int, Lifetime, bool]], tuple[int, ...]]]
-
-    def __str__(self) -> str:
-        waits = [
-            Wait.of(semaphore, values[place] if takes_value else None)
-            for semaphores, values in self.steps
-            for place, semaphore, takes_value in semaphores
-        ]
-        return ", ".join(map(str, waits))
-
-
 class Graph(Resource, Enqueues):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
@@ -290,12 +264,12 @@ class Graph(Resource, Enqueues):
         self.device = device
         self.driver = backend
         self._batch, self._direct = None, False
-        self._made: tuple[Lifetime, Lifetime] | None = None  # the driver's graph and its executable
-        self._semaphores: GraphSemaphores | None = None
-        self._wait_steps: Sequence[tuple[GraphStep, Sequence[tuple[int, Lifetime, bool]]]] = ()
-        self._signals: Sequence[tuple[GraphStep, int, Lifetime]] = ()
-        self._waits: Sequence[Lifetime] = ()
+        self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
+        """The driver's graph, its executable, and what they wait for and signal, once the capture has ended."""
+        self._awaited: list[Lifetime] = []
         """The semaphores that it waits for, as far as this library imported them."""
+        self._waits: list[tuple[GraphStep, int, bool]] = []  # where their values are, and whether they take one
+        self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
         self.lifetime.open()
@@ -313,9 +287,7 @@ class Graph(Resource, Enqueues):
     @property
     def semaphores(self) -> GraphSemaphores:
         """The graph's signals and waits, with the values of the next launch."""
-        self._captured()
-        assert self._semaphores is not None
-        return self._semaphores
+        return self._captured()[2]
 
     def launch(self, stream: Stream) -> None:
         """Enqueue the graph's work (``cuGraphLaunch``). Returns at once.
@@ -330,13 +302,14 @@ class Graph(Resource, Enqueues):
         InvalidArgumentError
             The capture has not ended, or the stream is being captured.
         """
-        if self._semaphores is None:
+        if self._made is None:
             self._captured()
-        pending: _Launched | None = None
-        if self._waits:
-            pending = _Launched()
-            pending.semaphore = self._waits[0]
-            pending.steps = [(semaphores, step.values) for step, semaphores in self._wait_steps]
+        pending: Waits | None = None
+        if self._waits:  # a wait may be remembered for long: it names objects alone, and not the graph
+            pending = Waits()
+            pending.semaphores = self._awaited
+            pending.semaphore = self._awaited[0]
+            pending.values = [step.values[place] if valued else None for step, place, valued in self._waits]
         known = reached(self.device, stream)
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
@@ -365,9 +338,9 @@ class Graph(Resource, Enqueues):
     def _hold_in(self, graph: Graph) -> None:
         """Do nothing: the call is refused."""
 
-    def _captured(self) -> tuple[Lifetime, Lifetime]:
+    def _captured(self) -> tuple[Lifetime, Lifetime, GraphSemaphores]:
         self.check_open()
-        if self._made is None or self._semaphores is None:
+        if self._made is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
         return self._made
 
@@ -436,13 +409,16 @@ class Graph(Resource, Enqueues):
         graph.create(lambda: known.use(backend.end_capture))
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
-        self._made = graph, executable
         self._gives(executable, self.device, executable.uses)
-        semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=(self, executable))
-        self._wait_steps = [(step, step._named()) for step in semaphores.waits]
-        self._signals = [(step, place, one) for step in semaphores.signals for place, one, _ in step._named()]
-        self._waits = [semaphore for _, named in self._wait_steps for _, semaphore, _ in named]
-        self._semaphores = semaphores
+        semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=self)
+        for step in semaphores.steps:
+            for place, one in enumerate(step.semaphores):
+                if one is not None and step.signals:
+                    self._signals.append((step, place, one.lifetime))
+                elif one is not None:
+                    self._waits.append((step, place, one.takes_value))
+                    self._awaited.append(one.lifetime)
+        self._made = graph, executable, semaphores
 
 
 @contextmanager
@@ -451,8 +427,7 @@ def capture(stream: Stream) -> Iterator[Graph]:
     device = stream.device
     stream.check_open()
     device.capabilities.require(Operation.GRAPH_CAPTURE)
-    backend = device.driver
-    assert isinstance(backend, GraphBackend)  # otherwise the capability is a gap
+    backend = cast(GraphBackend, device.driver)  # otherwise the capability is a gap
     if stream.capturing:
         raise InvalidArgumentError("stream", "is being captured already.")
     known = stream.known_as()
