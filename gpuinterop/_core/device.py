@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
@@ -125,7 +125,7 @@ class Device(Sole):
     def _begin(self) -> None:
         """Begin with nothing made. A forked child does so again: what its parent has made is the parent's."""
         backend = self.driver
-        self._opened: dict[str, Any] = {}
+        self._opened: dict[Callable[[Device], Any], Any] = {}
         self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self.streams = Streams(backend, self.gate)
         self._copiers: list[Stream] = []
@@ -137,7 +137,7 @@ class Device(Sole):
     @inside
     def handle(self) -> DriverHandle:
         """The native device, which the first use opens. To list devices creates no context."""
-        return self.once("handle", self._open)
+        return self.once(Device._open)
 
     def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
@@ -148,9 +148,9 @@ class Device(Sole):
         return self.driver.open_device(self.info.ordinal)
 
     @inside
-    def once(self, what: str, make: Callable[[], T]) -> T:
-        """Make something on first use; when two threads make it, the first one's stays."""
-        found: T = self._opened[what] if what in self._opened else self._opened.setdefault(what, make())
+    def once(self, make: Callable[[Device], T]) -> T:
+        """What `make` makes of the device on first use; when two threads make it, the first one's stays."""
+        found: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
         return found
 
     def can_access(self, peer: Device) -> bool:
@@ -243,14 +243,11 @@ class Device(Sole):
         make_room()
         memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
         device, backend, lifetime = self.handle, self.driver, memory.lifetime
-        lend(
-            handle,
-            lambda lent: lifetime.create(
-                functools.partial(backend.import_memory, device, lent, size=count, dedicated=whole)
-            ),
-            user=f"{backend.name} import_memory",
-            lifetime=lifetime,
-        )
+
+        def load(lent: MemoryHandle) -> None:
+            lifetime.create(partial(backend.import_memory, device, lent, size=count, dedicated=whole))
+
+        lend(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K]) -> ExternalSemaphore[K]:
@@ -282,18 +279,21 @@ class Device(Sole):
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
         if isinstance(handle, TimelineFd) and self._makes_timelines and handle.use(timeline.is_ours):
-            return cast("ExternalSemaphore[K]", self._import_own(handle))
+            self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
+            check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
+            drain()
+            return cast("ExternalSemaphore[K]", self.once(OwnTimelines).load(handle))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
-        semaphore = ExternalSemaphore(self, kind, self._semaphore_calls, keepalive=getattr(handle, "keepalive", None))
+        calls, keepalive = self.once(DriverSemaphores), getattr(handle, "keepalive", None)
+        semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive)
         device, backend = self.handle, self.driver
-        lend(
-            handle,
-            lambda lent: semaphore.make(lambda: backend.import_semaphore(device, lent)),
-            user=f"{self.backend} import_semaphore",
-            lifetime=semaphore.lifetime,
-        )
+
+        def load(lent: SemaphoreHandle[K]) -> None:
+            semaphore.make(partial(backend.import_semaphore, device, lent))
+
+        lend(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def import_allocation(self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = ()) -> Allocation:
@@ -337,7 +337,7 @@ class Device(Sole):
         check_origin(handle, (OriginKind.ALLOCATION,))
         check_size(handle, count)
         members = self._with(access)
-        backend = self._allocations()
+        backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
         _check_access(members, self._ordinal_of(handle), cell)
         step = backend.granularity(self.handle, kind).minimum
@@ -347,12 +347,12 @@ class Device(Sole):
             )
         make_room()
         allocation = Allocation(members, backend, kind, size=count, exportable=False)
-        lend(
-            handle,
-            lambda lent: allocation.lifetime.create(lambda: _load(allocation, lent, cell)),
-            user=f"{self.backend} import_allocation",
-            lifetime=allocation.lifetime,
-        )
+        lifetime = allocation.lifetime
+
+        def load(lent: AllocationHandle) -> None:
+            lifetime.create(partial(_load, allocation, lent, cell))
+
+        lend(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
 
     # -- makes -------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class Device(Sole):
         count = check_nbytes(size)
         members = self._with(access)
         _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
-        backend = self._allocations()
+        backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         count = round_up(count, backend.granularity(self.handle, handle_type).minimum)
         make_room()
         allocation = Allocation(members, backend, handle_type, size=count, exportable=True)
@@ -431,7 +431,8 @@ class Device(Sole):
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
-        return self._allocations().granularity(self.handle, handle_type)
+        backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
+        return backend.granularity(self.handle, handle_type)
 
     def multicast_granularity(
         self,
@@ -507,13 +508,13 @@ class Device(Sole):
         backend = self.driver
         drain()
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
-            semaphore = ExternalSemaphore(self, handle_type, self._semaphore_calls, exportable=True)
+            semaphore = ExternalSemaphore(self, handle_type, self.once(DriverSemaphores), exportable=True)
             handle = self.handle
             semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError("handle_type", f"{self.backend} creates timelines (TimelineFd) only.")
-        return cast("ExternalSemaphore[K]", self._own_timelines().create())
+        return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create())
 
     def create_stream(self, *, high_priority: bool = False) -> Stream:
         """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
@@ -577,7 +578,7 @@ class Device(Sole):
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        return self._wrap(self.driver.adopt_stream(self.handle, pointer), keepalive)
+        return self.streams.adopt(self.driver.adopt_stream(self.handle, pointer), keepalive, partial(Stream, self))
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, then release closed objects.
@@ -664,9 +665,6 @@ class Device(Sole):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _wrap(self, handle: DriverHandle, keep: object) -> Stream:
-        return self.streams.adopt(handle, keep, functools.partial(Stream, self))
-
     @inside
     def consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
@@ -681,7 +679,7 @@ class Device(Sole):
                 return stream
         if handle is None:
             handle = self.driver.adopt_stream(self.handle, pointer)
-        stream = self._wrap(handle, None)
+        stream = self.streams.adopt(handle, None, partial(Stream, self))
         lingering.append(stream)
         if len(self._consumers) >= _CONSUMERS:
             self._consumers.clear()
@@ -723,10 +721,6 @@ class Device(Sole):
             lambda known: Stream(self, known, known),
         )
 
-    @property
-    def _semaphore_calls(self) -> DriverSemaphores:
-        return self.once("semaphores", lambda: DriverSemaphores(self))
-
     @inside
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember an import: a graph's nodes name semaphores by number."""
@@ -746,15 +740,6 @@ class Device(Sole):
         natively = (Operation.IMPORT_SEMAPHORE, TimelineFd)
         return not (isinstance(backend, HostSemaphoreBackend) and self.capabilities.supports(natively))
 
-    def _import_own(self, handle: TimelineFd) -> ExternalSemaphore[Any]:
-        self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-        check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
-        drain()
-        return self._own_timelines().load(handle)
-
-    def _own_timelines(self) -> OwnTimelines:
-        return self.once("timelines", lambda: OwnTimelines(self))
-
     def _with(self, access: Sequence[Device]) -> list[Device]:
         """The device and those of `access`, each once."""
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
@@ -765,11 +750,6 @@ class Device(Sole):
         if identity is None:
             return None
         return next((info.ordinal for info in self.driver.devices() if info.identity.matches(identity)), None)
-
-    def _allocations(self) -> AllocationBackend:
-        backend = self.driver
-        assert isinstance(backend, AllocationBackend)  # otherwise the capability is a gap
-        return backend
 
     def _require_import(self, operation: Operation, handle: Handle) -> None:
         self.capabilities.require((operation, type(handle)))
@@ -857,6 +837,4 @@ def to_multicast(kinds: Sequence[type[AllocationHandle]]) -> Needs:
 def multicast_backend(needs: Needs, leader: Device, members: Iterable[Device]) -> MulticastBackend:
     for device in dict.fromkeys([leader, *members]):
         device.capabilities.require(*needs)
-    backend = leader.driver
-    assert isinstance(backend, MulticastBackend)  # otherwise the capability is a gap
-    return backend
+    return cast(MulticastBackend, leader.driver)  # otherwise the capability is a gap

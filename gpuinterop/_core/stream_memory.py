@@ -14,7 +14,7 @@ import operator
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, cast
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
@@ -58,9 +58,7 @@ def stream_words(device: Device) -> StreamMemoryBackend:
         The device does not support `Operation.STREAM_MEMORY_OPS`; the message says why.
     """
     device.capabilities.require(Operation.STREAM_MEMORY_OPS)
-    backend = device.driver
-    assert isinstance(backend, StreamMemoryBackend)  # otherwise the capability is a gap
-    return backend
+    return cast(StreamMemoryBackend, device.driver)  # otherwise the capability is a gap
 
 
 class PinnedWords:
@@ -182,7 +180,7 @@ class Spare(Generic[P]):
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
     """The spare pages of a device."""
-    return device.once("spare words", lambda: Spare[PinnedWords](device))
+    return device.once(Spare[PinnedWords])
 
 
 @dataclass(slots=True, eq=False)
@@ -260,12 +258,11 @@ class OwnTimelines(WordCalls):
     def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
         """Import a timeline that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self)
-        lend(
-            handle,
-            lambda lent: semaphore.make(lambda: self._map(lent.fd)),
-            user=f"{self.device.backend} import_semaphore",
-            lifetime=semaphore.lifetime,
-        )
+
+        def load(lent: TimelineFd) -> None:
+            semaphore.make(functools.partial(self._map, lent.fd))
+
+        lend(handle, load, user=f"{self.device.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def _new(self) -> _Own:
