@@ -82,11 +82,7 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = 
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    strides, step = [], itemsize
-    for dim in reversed(shape):
-        strides.append(step)
-        step *= max(dim, 1)
-    return tuple(reversed(strides))
+    return tuple(itemsize * math.prod(max(dim, 1) for dim in shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
@@ -103,12 +99,16 @@ class Layout:
 
     __slots__ = ("blank", "dtype", "high", "low", "misfit", "shape", "strides")
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType, strides: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> None:
         self.shape = shape
-        self.dtype = dtype
-        self.strides = strides
-        self.low, self.high = span(shape, strides, dtype.itemsize)
-        self.misfit = next((stride for stride in strides if stride % dtype.itemsize), None)
+        self.dtype = DType(dtype)
+        size = self.dtype.itemsize
+        self.strides = contiguous(shape, size) if strides is None else strides
+        if len(self.strides) != len(shape):
+            got = len(self.strides)
+            raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {got}.")
+        self.low, self.high = span(shape, self.strides, size)
+        self.misfit = next((stride for stride in self.strides if stride % size), None)
         """A stride that DLPack cannot express, because it is not a multiple of the element size."""
         self.blank: Any = None
         """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
@@ -138,22 +138,13 @@ def _resolved(shape: Sequence[int], dtype: object, strides: Sequence[int] | None
     try:
         found = _layouts.get((dims, dtype, steps))
     except TypeError:  # a dtype without a hash
-        return _new_layout(dims, dtype, steps)
+        return Layout(dims, dtype, steps)
     if found is None:
-        found = _new_layout(dims, dtype, steps)
+        found = Layout(dims, dtype, steps)
         if len(_layouts) >= _LAYOUTS:
             _layouts.clear()
         _layouts[dims, dtype, steps] = found
     return found
-
-
-def _new_layout(shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> Layout:
-    element = DType(dtype)
-    if strides is None:
-        strides = contiguous(shape, element.itemsize)
-    elif len(strides) != len(shape):
-        raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {len(strides)}.")
-    return Layout(shape, element, strides)
 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------
@@ -329,22 +320,12 @@ class View:
         """
         buffer, layout = self._buffer, self._layout
         device = buffer.device.info.dlpack
-        if max_version is not None:
-            _check_pair(max_version, "max_version")
-        if dl_device is not None:
-            _check_pair(dl_device, "dl_device")
-            if dl_device != device:
-                raise BufferError(
-                    f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy."
-                )
-        if copy:
-            raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
+        _check_request(stream, max_version, dl_device, copy, device)
         if (misfit := layout.misfit) is not None:
             raise BufferError(
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        _check_stream(stream, device[0])
         if (blank := layout.blank) is None:
             blank = layout.blank = self._array(_NOWHERE).view(_exported())
         array = blank.view()
@@ -483,21 +464,24 @@ class View:
         )
 
 
-def _check_pair(pair: Any, argument: str) -> None:
-    if not (isinstance(pair, tuple) and len(pair) == 2):
-        raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
-
-
-def _check_stream(stream: int | None, device_type: int) -> None:
+def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
+    """Refuse what the array API does not know, or a view cannot do."""
+    for argument, pair in (("max_version", max_version), ("dl_device", dl_device)):
+        if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
+            raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
+    if dl_device is not None and dl_device != device:
+        raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
+    if copy:
+        raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
     if stream is None:
         return
     if isinstance(stream, bool) or not isinstance(stream, int):
         raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
-    if device_type == _CPU and stream != -1:
+    if device[0] == _CPU and stream != -1:
         raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
     if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
-    if stream in _AMBIGUOUS.get(device_type, ()):
+    if stream in _AMBIGUOUS.get(device[0], ()):
         raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
 
 

@@ -311,20 +311,15 @@ def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError)
 
 
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
-    name = rivals[0].name
+    name, value = rivals[0].name, rivals[0].value
     with _lock:
-        found = _loaded.get(name)
-        if found is None:
-            found = _loaded[name] = _try_load(rivals)
-        return found
-
-
-def _try_load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
-    try:
-        with _guarded(f"{rivals[0].name} = {rivals[0].value!r} failed to start", BackendUnavailableError):
-            return LoadedBackend(_class_of(rivals)())
-    except BackendUnavailableError as error:
-        return error
+        if name not in _loaded:
+            try:
+                with _guarded(f"{name} = {value!r} failed to start", BackendUnavailableError):
+                    _loaded[name] = LoadedBackend(_class_of(rivals)())
+            except BackendUnavailableError as error:
+                _loaded[name] = error
+        return _loaded[name]
 
 
 def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:

@@ -130,15 +130,16 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 """Pinned pages, also those that could not be unpinned: an unmapped page that is still pinned blocks its address."""
 
 
-def _give_back(error: GpuInteropError, call: Callable[[], object], lent: Callable[[], object] = lambda: None) -> None:
-    """Make the call that gives back a page which could not be pinned; if it was pinned, behind the core's unpin.
+def _give_back(error: GpuInteropError, *calls: Callable[[], object], lent: bool = False) -> None:
+    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin.
 
-    `lent` closes a descriptor that is then the semaphore's (`ownership.lend`).
+    With `lent` the last call closes a descriptor, which is the lender's unless the page was pinned (`ownership.lend`).
     """
-    if (unpin := left_to_core(error)) is None:
+    if (unpin := left_to_core(error)) is not None:
+        leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
+        return
+    for call in calls[:-1] if lent else calls:
         call()
-    else:
-        leave_to_core(error, lambda: (unpin(), call(), lent()))
 
 
 class _Page(Protocol):
@@ -266,33 +267,24 @@ class OwnTimelines(WordCalls):
         return semaphore
 
     def _new(self) -> _Own:
-        fd, address = timeline.create()
-
-        def end() -> None:
-            system.unmap(address, system.PAGE)
-            os.close(fd)
-
-        try:
-            return self._take(fd, address, exported=False)
-        except GpuInteropError as error:
-            _give_back(error, end)
-            raise
+        return self._take(*timeline.create(), exported=False)
 
     def _map(self, fd: int) -> _Own:
-        address = system.map_shared(fd, system.PAGE)
-        try:
-            return self._take(fd, address, exported=True)
-        except GpuInteropError as error:
-            _give_back(error, lambda: system.unmap(address, system.PAGE), lent=lambda: os.close(fd))
-            raise
+        return self._take(fd, system.map_shared(fd, system.PAGE), exported=True)
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
-        page = timeline.Page(fd, address, "this timeline semaphore")
-        if page.value > MAX_VALUE:
-            raise HandleError(
-                f"handle: {page.label} stands at {page.value}, but streams compare values below 2**63; make a new one."
-            )
-        pin, there = self.driver.pin(self.device.handle, address, system.PAGE)
+        """Pin a page. The descriptor of an exported one is lent: it is the semaphore's once the page is pinned."""
+        try:
+            page = timeline.Page(fd, address, "this timeline semaphore")
+            if (at := page.value) > MAX_VALUE:
+                raise HandleError(
+                    f"handle: {page.label} stands at {at}, but streams compare values below 2**63; make a new one."
+                )
+            pin, there = self.driver.pin(self.device.handle, address, system.PAGE)
+        except GpuInteropError as error:
+            unmap = functools.partial(system.unmap, address, system.PAGE)
+            _give_back(error, unmap, functools.partial(os.close, fd), lent=exported)
+            raise
         page.give_to_device()
         return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
 
