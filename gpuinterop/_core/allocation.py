@@ -126,11 +126,7 @@ class Allocation(Mappable):
         ...     handle.origin.size
         65536
         """
-        self.check_open()
-        if not self._exportable:
-            raise InvalidArgumentError(
-                "allocation", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
-            )
+        self.check_exportable("allocation")
         handle = self.lifetime.use(self.driver.export_allocation)
         handle.origin = HandleOrigin(
             kind=OriginKind.ALLOCATION, device=self.device.identity, size=self.size, trusted=True

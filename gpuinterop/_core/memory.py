@@ -110,6 +110,15 @@ class Sized(Resource, NotAnArray):
     """Device through which the driver is called."""
     size: int
     """Size in bytes."""
+    _exportable = False
+
+    @inside
+    def check_exportable(self, argument: str) -> None:
+        self.check_open()
+        if not self._exportable:
+            raise InvalidArgumentError(
+                argument, f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
+            )
 
     @inside
     def range_of(

@@ -10,14 +10,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from .. import system
 from .._arguments import NotAnArray, check_int, check_nbytes, check_type
-from ..backend import MulticastBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
-from ..handles import AllocationHandle, Granularity, HandleOrigin, OriginKind
+from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from . import registry
 from .allocation import Allocation
 from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
@@ -30,8 +29,6 @@ from .ownership import lend
 from .resource import Resource
 
 T = TypeVar("T")
-
-Team: TypeAlias = "tuple[Device, int, list[Device]]"
 
 
 def create_multicast(
@@ -79,13 +76,10 @@ def create_multicast(
     ...         address = mapping.ptr  # an argument of a kernel with multimem instructions
     """
     kinds = check_handle_types(handle_types)
-    team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
-    multicast = MulticastObject(team, size, kinds, to_multicast(kinds), exportable=True)
-    backend, through = multicast.driver, leader.handle
-    return _make(
-        multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds), members)
-    )
+    multicast = MulticastObject(devices, device, size, kinds, to_multicast(kinds), exportable=True)
+    backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
+    return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
 
 def import_multicast(
@@ -130,42 +124,19 @@ def import_multicast(
     """
     check_handle(handle, AllocationHandle, "import_multicast", "VmmFd(fd)")
     kind = type(handle)
-    team = leader, count, members = _team(devices, device)
     size = check_nbytes(size)
     check_origin(handle, (OriginKind.MULTICAST,))
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
-    multicast = MulticastObject(team, size, (kind,), ((Operation.IMPORT_MULTICAST, kind),), exportable=False)
-    backend, through = multicast.driver, leader.handle
+    needs = ((Operation.IMPORT_MULTICAST, kind),)
+    multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False)
+    backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
 
     def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
-        multicast._create(lambda: backend.import_multicast(through, lent, devices=count, size=size), members)
+        multicast._create(lambda: backend.import_multicast(through, lent, devices=count, size=size))
 
-    user = f"{leader.backend} import_multicast"
+    user = f"{multicast.device.backend} import_multicast"
     return _make(multicast, lambda: lend(handle, load, user=user, lifetime=multicast.lifetime))
-
-
-# -- arguments -------------------------------------------------------------------------------------------------------
-
-
-def _team(devices: int | Iterable[Device], device: Device | None) -> Team:
-    """The device through which the driver is called, the size of the team, and the devices to add at once."""
-    leader, count, members = team_of(devices, device)
-    return leader or registry.device(), count, members
-
-
-def _check_size(
-    backend: MulticastBackend, count: int, size: int, kinds: Sequence[type[AllocationHandle]]
-) -> Granularity:
-    steps = backend.multicast_granularity(count, size, kinds)
-    if size % steps.minimum:
-        raise InvalidArgumentError(
-            "size",
-            f"expected a multiple of the granularity, {steps.minimum}, got {size}; pass "
-            f"{round_up(size, steps.minimum)}, or the recommended {round_up(size, steps.recommended)}, a multiple of "
-            f"{steps.recommended}.",
-        )
-    return steps
 
 
 def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
@@ -220,8 +191,7 @@ class _Group(Lifetime):
 class _Mapping(Lifetime):
     """The native mapping of a multicast object."""
 
-    __slots__ = ("address",)
-    address: int
+    __slots__ = ()
 
 
 # -- the object ------------------------------------------------------------------------------------------------------
@@ -261,11 +231,26 @@ class MulticastObject(Sized):
     """
 
     def __init__(
-        self, team: Team, size: int, handle_types: tuple[type[AllocationHandle], ...], needs: Needs, *, exportable: bool
+        self,
+        devices: int | Iterable[Device],
+        device: Device | None,
+        size: int,
+        handle_types: tuple[type[AllocationHandle], ...],
+        needs: Needs,
+        *,
+        exportable: bool,
     ) -> None:
-        device, self.device_count, members = team
-        self.driver = backend = multicast_backend(needs, device, members)
-        self.granularity = _check_size(backend, self.device_count, size, handle_types)
+        leader, self.device_count, self._team = team_of(devices, device)
+        device = leader or registry.device()
+        self.driver = backend = multicast_backend(needs, device, self._team)
+        self.granularity = steps = backend.multicast_granularity(self.device_count, size, handle_types)
+        if size % steps.minimum:
+            raise InvalidArgumentError(
+                "size",
+                f"expected a multiple of the granularity, {steps.minimum}, got {size}; pass "
+                f"{round_up(size, steps.minimum)}, or the recommended {round_up(size, steps.recommended)}, a multiple "
+                f"of {steps.recommended}.",
+            )
         drain()
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
         group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
@@ -563,11 +548,7 @@ class MulticastObject(Sized):
         ...     handle.origin.kind
         <OriginKind.MULTICAST: 'multicast'>
         """
-        self.check_open()
-        if not self._exportable:
-            raise InvalidArgumentError(
-                "multicast", f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
-            )
+        self.check_exportable("multicast")
         names = ", ".join(kind.__name__ for kind in self.handle_types) or "none"
         if handle_type is None and len(self.handle_types) == 1:
             handle_type = self.handle_types[0]
@@ -583,9 +564,10 @@ class MulticastObject(Sized):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _create(self, call: Callable[[], Any], members: Iterable[Device]) -> None:
+    def _create(self, call: Callable[[], Any]) -> None:
+        """Make the object, and add the devices that its maker has named."""
         self.lifetime.create(call)
-        for device in members:
+        for device in self._team:
             self.add_device(device)
 
     def _added(self) -> str:
@@ -836,11 +818,10 @@ class MulticastMapping(Resource, NotAnArray):
         handles = [device.handle for device in devices]
 
         def map_it() -> Any:
-            handle, mapping.address = backend.map_allocation(group.handle, handles)
+            handle, self._address = backend.map_allocation(group.handle, handles)
             return handle
 
         mapping.create(map_it)
-        self._address = mapping.address
 
     @property
     def ptr(self) -> int:
