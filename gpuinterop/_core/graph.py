@@ -268,7 +268,7 @@ class Graph(Resource, Enqueues):
         """The driver's graph, its executable, and what they wait for and signal, once the capture has ended."""
         self._awaited: list[Lifetime] = []
         """The semaphores that it waits for, as far as this library imported them."""
-        self._waits: list[tuple[GraphStep, int, bool]] = []  # where their values are, and whether they take one
+        self._waits: list[tuple[GraphStep, int, bool]] = []  # where the value of each is, and whether it takes one
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
