@@ -466,11 +466,13 @@ class View:
 
 def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
     """Refuse what the array API does not know, or a view cannot do."""
-    for argument, pair in (("max_version", max_version), ("dl_device", dl_device)):
-        if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
-            raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
-    if dl_device is not None and dl_device != device:
-        raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
+    if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
+        raise ArgumentTypeError("max_version", f"expected a pair of ints or None, got {max_version!r}.")
+    if dl_device is not None:
+        if not (isinstance(dl_device, tuple) and len(dl_device) == 2):
+            raise ArgumentTypeError("dl_device", f"expected a pair of ints or None, got {dl_device!r}.")
+        if dl_device != device:
+            raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
     if copy:
         raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
     if stream is None:
