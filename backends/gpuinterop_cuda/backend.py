@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import ClassVar
 
 from gpuinterop import system
@@ -31,6 +30,7 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
 
     name = "cuda"
     priority = 20
+    _infos: Sequence[DeviceInfo] | None = None
     pageable_copies_block: ClassVar[bool] = True
     releases_block: ClassVar[bool] = True
 
@@ -46,11 +46,9 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
         return {"libcuda": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
+        if self._infos is None:  # a cached_property would make every later look at an attribute slower
+            self._infos = [self._info(ordinal) for ordinal in range(self._driver.call("cuDeviceGetCount"))]
         return self._infos
-
-    @cached_property
-    def _infos(self) -> Sequence[DeviceInfo]:
-        return [self._info(ordinal) for ordinal in range(self._driver.call("cuDeviceGetCount"))]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         return capabilities.table(self._driver, ordinal)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 from gpuinterop.backend import DeviceInfo, pci_bus_id
@@ -29,6 +28,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
 
     name = "hip"
     priority = 10
+    _infos: Sequence[DeviceInfo] | None = None
     pageable_copies_block: ClassVar[bool] = True
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
@@ -55,11 +55,9 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
         return {"libamdhip64": path} if path else {}
 
     def devices(self) -> Sequence[DeviceInfo]:
+        if self._infos is None:  # a cached_property would make every later look at an attribute slower
+            self._infos = [self._info(ordinal) for ordinal in range(self._driver.call("hipGetDeviceCount"))]
         return self._infos
-
-    @cached_property
-    def _infos(self) -> Sequence[DeviceInfo]:
-        return [self._info(ordinal) for ordinal in range(self._driver.call("hipGetDeviceCount"))]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
         return capabilities.table(self._driver, ordinal)
