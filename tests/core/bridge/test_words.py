@@ -182,3 +182,19 @@ def test_many_waits_queued_ahead_are_looked_at_one_by_one(
     until(lambda: word_of(semaphore) == 600)
     endpoint.reached = 700
     until(lambda: word_of(semaphore) == 700)
+
+
+def test_a_wait_out_of_order_stands_behind_no_greater_one(host: Device, bridge: Bridge, scope: ExitStack) -> None:
+    """Also where a later wait is in order with the one before it."""
+    endpoint = Scripted()
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    streams = [scope.enter_context(host.create_stream()) for _ in range(3)]
+    last, *others = streams
+    for stream, value in zip(streams, (5, 3, 4), strict=True):
+        semaphore.wait(stream, value)
+    endpoint.reached = 4
+    for stream in others:
+        stream.synchronize(LIMIT)
+    assert not last.query()
+    endpoint.reached = 5
+    last.synchronize(LIMIT)
