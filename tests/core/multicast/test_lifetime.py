@@ -77,6 +77,18 @@ def test_the_work_of_every_device_is_waited_for(
     assert not backend.live
 
 
+def test_a_mapping_for_some_waits_for_the_work_of_all(devices: Devices, backend: FakeMulticast) -> None:
+    with gi.create_multicast(devices[:2], SIZE) as multicast, devices[1].create_stream() as stream:
+        mapping = multicast.map(devices[:1])
+        backend.blocked.add(stream.ptr)
+        mapping.close()
+        devices[0].drain()
+        assert releases(backend) == []
+        backend.blocked.clear()
+        mapping.close(timeout=LIMIT)
+        assert releases(backend) == ["unmap"]
+
+
 def test_another_devices_work_is_not(devices: Devices, backend: FakeMulticast) -> None:
     stream = devices[3].create_stream()
     backend.blocked.add(stream.ptr)
