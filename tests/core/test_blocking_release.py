@@ -114,6 +114,21 @@ def test_a_callback_waits_while_blocked_releases_go(device: Device, backend: Fak
     one.close(timeout=LIMIT)
 
 
+def test_the_wait_that_a_thread_gave_its_own_default_stream_last_is_seen_to_pass(
+    device: Device, backend: FakeDriver
+) -> None:
+    """By others, who cannot ask that stream, and after the thread's end."""
+    gate, other = semaphore_of(device), semaphore_of(device)
+    elsewhere(gate.wait, device.wrap_stream(2), 1)
+    other.close()
+    device.drain()
+    assert backend.count("semaphore") == 2
+    backend.arrive(gate.handle, 1)
+    device.drain()
+    assert backend.count("semaphore") == 1
+    gate.close(timeout=LIMIT)
+
+
 def test_a_finalizer_of_what_was_kept_waits_too(device: Device, backend: FakeDriver) -> None:
     gate = semaphore_of(device)
     with device.create_stream() as stream:
