@@ -144,6 +144,25 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(device: Device, backen
             semaphores.advance(1)
 
 
+def test_a_launch_tells_each_semaphore_its_own_value_beside_somebody_elses(device: Device, backend: FakeGraphs) -> None:
+    """Another library captures a node that has a semaphore of its own before ours."""
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
+        with stream.capture() as graph:
+            backend.captures[stream.ptr] += [
+                SemaphoreNode(native="n", signals=signals, semaphores=(4242, semaphore.handle[1]), values=(100, value))
+                for signals, value in ((False, 4), (True, 5))
+            ]
+        with graph:
+            backend.blocked.add(stream.ptr)
+            graph.launch(stream)
+            with pytest.raises(gi.SemaphoreTimeoutError, match=f"for {semaphore.label} to reach 4[.]"):
+                stream.synchronize(timeout=0)
+            backend.blocked.clear()
+            with pytest.raises(gi.InvalidArgumentError, match="5 after 5"):
+                semaphore.signal(stream, 5)
+            semaphore.signal(stream, 6)
+
+
 def test_values_that_were_captured_are_not_the_streams_last(device: Device) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         semaphore.signal(stream, 5)
