@@ -434,10 +434,13 @@ def test_a_consumers_failure_that_was_told_is_over_with_its_next_array() -> None
         buffer.fill()
 
 
-def test_a_consumer_that_had_a_part_of_the_bytes_takes_the_rest() -> None:
+@pytest.mark.parametrize("start", [0, 2048])
+def test_a_consumer_that_had_a_part_of_the_bytes_takes_the_rest(start: int) -> None:
+    """Also of a buffer that does not begin where the memory does."""
     device, backend = fake_device(dlpack=(2, 0))
     with memory_of(device) as memory:
-        part, whole, rest = memory.map_buffer(size=1024), memory.map_buffer(), memory.map_buffer(offset=2048)
+        ranges = (start, 512), (start, 2048), (start + 1024, 1024)
+        part, whole, rest = (memory.map_buffer(offset, size) for offset, size in ranges)
         _kept = [buffer.view(4).__dlpack__(stream=40) for buffer in (part, whole)]
         backend.blocked.add(40)
         rest.view(4).__dlpack__(stream=41)
