@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import Moment, Wait, fail_wait, order
+from gpuinterop._core.known_stream import KnownStream, Moment, Wait, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
@@ -215,6 +215,25 @@ def test_who_was_ordered_behind_a_wait_fails_with_it(device: gi.Device, backend:
         assert behind.known_as().is_void(first)
         assert not behind.known_as().is_void(first - 1), "what it was given before is right"
         assert not behind.known_as().is_void(next(order)), "and what it is given from now on"
+        backend.blocked.clear()
+
+
+def test_who_is_ordered_behind_a_wait_while_others_are_told_fails_too(
+    device: gi.Device, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note of a wait takes no lock: it may come when the list of those that are told is made."""
+    with device.create_stream() as waiting, device.create_stream() as late:
+        wait, fail = pending(waiting), KnownStream.fail
+        backend.blocked.add(waiting.ptr)
+
+        def fail_late(stream: KnownStream, error: gi.GpuInteropError) -> None:
+            monkeypatch.setattr(KnownStream, "fail", fail)
+            late.wait_stream(waiting)
+            stream.fail(error)
+
+        monkeypatch.setattr(KnownStream, "fail", fail_late)
+        fail_wait(wait, gi.PeerError("gone"))
+        assert [told(stream.record) for stream in (waiting, late)] == [True, True]
         backend.blocked.clear()
 
 
