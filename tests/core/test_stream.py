@@ -13,7 +13,7 @@ from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
 
-from .fake import FakeBackend, FakeEverything, fake_device
+from .fake import FakeBackend, FakeEverything, fake_device, memory_of
 
 
 class Torch:
@@ -235,6 +235,17 @@ def test_who_is_ordered_behind_a_wait_while_others_are_told_fails_too(
         fail_wait(wait, gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, late)] == [True, True]
         backend.blocked.clear()
+
+
+def test_a_copy_behind_a_wait_that_fails_leaves_its_stream_to_no_other(device: gi.Device, backend: FakeBackend) -> None:
+    """The stream of ours that it was on has failed; the next copy, of other bytes, has another."""
+    with device.create_stream() as waiting, memory_of(device) as first, memory_of(device) as second:
+        wait, buffer, other = pending(waiting), first.map_buffer(), second.map_buffer()
+        buffer.fill(1, stream=waiting)
+        backend.on_synchronize = lambda: fail_wait(wait, gi.PeerError("gone"))
+        assert told(lambda: buffer.fill(2))
+        backend.on_synchronize = lambda: None
+        assert not told(lambda: other.fill(3))
 
 
 def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream(device: gi.Device) -> None:
