@@ -218,8 +218,10 @@ class Lifetime(Sole):
 
     def streams(self) -> list[KnownStream]:
         """Streams whose work the release waits for."""
-        any_of = [one for device in self.untracked for one in device.known()]
-        return list(dict.fromkeys([*self.uses.copy(), *any_of]))
+        found = self.uses.copy()
+        for device in self.untracked:
+            found.update(dict.fromkeys(device.known()))
+        return list(found)
 
     @property
     def stays(self) -> bool:
