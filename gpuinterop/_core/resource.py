@@ -82,8 +82,9 @@ class Resource(Sole):
     def on_released(self, callback: Callable[[], None]) -> None:
         """Call `callback` once the native release has happened; at once if it already has.
 
-        The exporter of the memory or semaphore may free its own only then. The callback runs on the thread that
-        drains, and must not block. Its exceptions go to `sys.unraisablehook`.
+        The exporter of the memory or semaphore may free its own only then. The callback also runs where the release
+        has failed, of which a `LeakedResourceWarning` tells before. It runs on the thread that drains, and must not
+        block. Its exceptions go to `sys.unraisablehook`.
 
         Examples
         --------
