@@ -187,6 +187,8 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
     """Release an object, or leave it where it waits; return whether anything has moved."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
+        if any(stream.bare and stream.elsewhere for stream in streams):
+            return False
         try:
             for stream in streams:
                 if stream not in ends:
@@ -273,7 +275,8 @@ def _leak(lifetime: Lifetime, problem: BaseException) -> None:
     """Leave an object unreleased: whether its release is safe is unknown."""
     if _begin(lifetime):
         _end(lifetime, problem)
-    warn_leak(f"releasing {lifetime.label} failed: {problem}")
+    if lifetime.state not in (RELEASING, RELEASED):  # else another drain releases it
+        warn_leak(f"releasing {lifetime.label} failed: {problem}")
 
 
 def _shown(call: Callable[[], T]) -> T | None:

@@ -68,6 +68,7 @@ class Enqueues(ABC):
         try:
             if (odd := known.odd) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._look_closer(stream)
+                known.bare = known.thread is not None  # until `came_along` has an event behind the call
             if noted is None:  # before the call, which may fail half-way: the release waits for the stream
                 noted = self._note_use(stream, known)
             if odd and (graph := known.graph) is not None:  # the graph's launches wait and signal

@@ -162,25 +162,25 @@ def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> Non
 class Moment(Lifetime):
     """An event behind everything that a stream was given before it.
 
-    On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it.
+    On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it,
+    or waits for it.
     """
 
     __slots__ = ("covers",)
 
-    def __init__(self, noun: str, stream: KnownStream) -> None:
-        destroy, how = stream.backend.destroy_event, Standing.YIELDS
-        super().__init__(noun, destroy, parents=(stream,), how=how, keep=stream.keep)
+    def __init__(self, noun: str, stream: KnownStream, how: Standing = Standing.YIELDS) -> None:
+        super().__init__(noun, stream.backend.destroy_event, parents=(stream,), how=how, keep=stream.keep)
         self.covers = [wait for wait in stream.enqueued() if not wait.covered]
 
 
 class Point(Moment):
-    """A moment that drains look at."""
+    """A moment that drains look at. It keeps its stream, also that of a thread that has ended, until it is reached."""
 
     __slots__ = ("stream", "waiters")
     noted_of_closed = True  # the end of a closed stream is a point
 
     def __init__(self, stream: KnownStream) -> None:
-        super().__init__("event", stream)
+        super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
         self.waiters: dict[Lifetime, None] = {}
         """Objects that a drain looks at again once the point is reached."""
@@ -219,6 +219,18 @@ def _reached(point: Point) -> None:
 
 
 @locked
+def _note_anew(stream: KnownStream, wait: Wait) -> None:
+    """Note an inherited wait in place of an earlier one: the stream may have passed that one's event, and not this."""
+    twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
+    wait.number = next(order) if twin is None else twin.number
+    stream.waits.append(wait)
+    waiting[stream] = None
+    if twin is not None:
+        wait.implied = wait.implied and twin.implied
+        stream.waits.remove(twin)
+
+
+@locked
 def settle(stream: KnownStream, passed: list[Wait]) -> None:
     """Note that waits have passed."""
     for wait in passed:
@@ -245,7 +257,7 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend", "broken", "captured", "failure", "graph", "key", "limit", "odd", "owned", "pointer",
+        "backend", "bare", "broken", "captured", "failure", "graph", "key", "limit", "odd", "owned", "pointer",
         "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
@@ -263,6 +275,8 @@ class KnownStream(Lifetime):
         """Points that may not be reached yet."""
         self.limit = _MANY_WAITS
         """Number of waits above which the driver is asked which have passed; less than 0 for a thread's own stream."""
+        self.bare = False
+        """Whether no event stands behind the last work on a thread's own stream: other threads cannot tell its end."""
         self.broken = False
         """Whether one of our captures could not be ended: the captured work will never run."""
         self.captured = False
@@ -293,9 +307,12 @@ class KnownStream(Lifetime):
 
     def note(self, wait: Wait) -> None:
         """Note a wait, before the driver has it; then look at the gate."""
-        wait.number = next(order)
-        self.waits.append(wait)
-        waiting[self] = None
+        if wait.origin is wait:
+            wait.number = next(order)
+            self.waits.append(wait)
+            waiting[self] = None
+        else:
+            _note_anew(self, wait)
         if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
             _fail_behind(self, wait.origin, failure)
 
@@ -322,14 +339,17 @@ class KnownStream(Lifetime):
         """The waits that newly enqueued work stands behind."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
-    def stuck_behind(self) -> Wait | None:
+    def stuck_behind(self, *seen: KnownStream) -> Wait | None:
         """A wait that the stream passes only if this thread signals: no other process could, and no stream will."""
+        seen = (*seen, self)
         for wait in (one.origin for one in self.pending()):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            if all(told[at] < value for told, at in semaphore.uses.copy().values()):  # what each stream was told last
-                return wait
+            uses = semaphore.uses.copy().items()  # what each stream was told last
+            before = [None if one in seen else one.stuck_behind(*seen) for one, (told, at) in uses if told[at] >= value]
+            if all(before):
+                return before[0] if before else wait
         return None
 
     def waiting_for(self) -> str:
@@ -384,7 +404,7 @@ class KnownStream(Lifetime):
         """
         seen = self.enqueued()
         if self.elsewhere:
-            return not self.points
+            return not (self.points or self.bare)
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
@@ -393,6 +413,7 @@ class KnownStream(Lifetime):
                 return False
             # Else the stream has failed: the rest of its work never runs.
         settle(self, seen)
+        self.bare = False
         return True
 
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
@@ -411,7 +432,7 @@ class KnownStream(Lifetime):
 
     def synchronize(self, timeout: float | None) -> bool:
         """Block until all work is done; False if `timeout` seconds passed. Raises the stream's failure."""
-        seen, backend = self.enqueued(), self.backend
+        seen, backend = [one for one in self.enqueued() if one.covered or not self.elsewhere], self.backend
 
         def poll(_: DriverHandle) -> bool | None:
             return self.with_event(lambda event: backend.wait_done(event, timeout))
@@ -431,7 +452,7 @@ class KnownStream(Lifetime):
         if self.thread is not None:
             self.poll()
             with contextlib.suppress(CapturedError):
-                self.point()
+                self.bare = self.point() is None
         elif len(self.waits) > self.limit:
             self.look()
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call

@@ -242,7 +242,7 @@ class Lifetime(Sole):
                 return f"{one.label} is still in use ({one.what_holds()})"
             if state in (BORN, RELEASING):
                 return f"{one.label} is {state.value}"
-            if how is Standing.HOLDS:
+            if how is Standing.HOLDS and not one.noted_of_closed:
                 return f"{one.label} is still open"
         if self.calls.copy():
             return "a call is under way"

@@ -266,6 +266,8 @@ class Stream(Resource):
             second.check()
             self.check_open()
             stream.refuse_edge()
+            if lifetimes:
+                stream.bare = stream.thread is not None  # until `came_along` has an event behind the call
             result = call(stream.handle)
             if lifetimes:
                 stream.came_along()
@@ -339,6 +341,7 @@ class Stream(Resource):
                 finally:
                     for wait in waits:
                         wait.enqueued = True
+                stream.came_along()
 
             self._call(stream, noted)
 

@@ -210,7 +210,11 @@ MUTANTS: dict[str, Mutant] = {
         "a stream closed under work that lasts",
     ),
     "a thread's own default stream is given work, and no event": Mutant(
-        ((Stream._call, "if lifetimes:", "if False:"),), "a thread's own default stream beside a close"
+        (
+            (Stream._call, "stream.bare = stream.thread is not None", "stream.bare = False"),
+            (Stream._call, "stream.came_along()", "None"),
+        ),
+        "a thread's own default stream beside a close",
     ),
     "a state is looked at twice": Mutant(
         ((Lifetime.ask, "self.state in (LIVE, RETIRED)", "self.state is LIVE or self.state is RETIRED"),),

@@ -28,7 +28,7 @@ from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 from gpuinterop.backend import DriverHandle
-from tests.beside import beside
+from tests.beside import beside, elsewhere
 from tests.programs import python
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
@@ -692,6 +692,90 @@ def test_a_stream_that_is_wrapped_anew_is_waited_for_again(device: Device, backe
         device.drain()
         assert backend.count("semaphore") == 1
     two.close()
+
+
+def test_the_work_of_a_thread_that_has_ended_holds_releases_up() -> None:
+    """Also once its own default stream is forgotten: the events behind that work tell of its end."""
+    device, backend = everything()
+    gate, other, third = (semaphore_of(device) for _ in range(3))
+    stream = device.wrap_stream(2)
+    elsewhere(lambda: gate.wait(stream, 1))
+    device.streams.limit = 0  # each new stream has those of threads that have ended forgotten
+    for value in (1, 2, 3):
+        elsewhere(functools.partial(third.signal, stream, value))
+    other.close()
+    device.drain()
+    assert (backend.count("semaphore"), backend.violations) == (3, [])
+    settle(device, backend, gate, third)
+
+
+@pytest.mark.parametrize("error", [gi.OutOfMemoryError("cuEventRecord", 2, "OOM"), MemoryError(), KeyboardInterrupt()])
+def test_work_that_no_event_stands_behind_holds_what_it_uses(error: BaseException) -> None:
+    """Only its own thread can ask whether it is done."""
+    device, backend = everything()
+    stream, memory = device.wrap_stream(2), memory_of(device)
+    buffer = memory.map_buffer()
+    filled, closed = threading.Event(), threading.Event()
+
+    def strike() -> None:
+        backend.on_record = lambda: None
+        raise error
+
+    def work() -> None:
+        backend.blocked.add(-threading.get_ident())
+        backend.on_record = strike
+        with contextlib.suppress(type(error)):
+            buffer.fill(7, stream=stream)
+        filled.set()
+        assert closed.wait(LIMIT)
+        backend.blocked.clear()
+        device.drain()
+        assert not backend.count("mapping")
+
+    with beside(work):
+        assert filled.wait(LIMIT)
+        memory.close()
+        device.drain()
+        held = (backend.count("mapping"), backend.violations)
+        closed.set()
+    assert held == (1, [])
+    settle(device, backend)
+
+
+def test_a_wait_is_not_over_before_an_event_stands_behind_it() -> None:
+    """Another thread that synchronizes the device while the event is recorded waits for the one before."""
+    device, backend = everything()
+    gate, other = semaphore_of(device), semaphore_of(device)
+    stream = device.wrap_stream(2)
+
+    def look() -> None:
+        backend.on_record = lambda: None
+        with contextlib.suppress(gi.SemaphoreTimeoutError):
+            elsewhere(lambda: device.synchronize(timeout=0.01))
+        other.close()
+        device.drain()
+
+    def work() -> None:
+        backend.on_record = look
+        gate.wait(stream, 1)
+
+    elsewhere(work)
+    assert (backend.count("semaphore"), backend.violations) == (2, [])
+    settle(device, backend, gate)
+
+
+def test_a_wait_that_is_inherited_again_is_noted_once() -> None:
+    device, backend = everything()
+    gate = semaphore_of(device)
+    with device.create_stream() as waiting, device.create_stream() as behind:
+        for value in range(1, 301):
+            gate.wait(waiting, value)
+            behind.wait_stream(waiting)
+            backend.arrive(gate.handle, value)
+        assert behind.known is not None
+        origins = [one.origin for one in behind.known.waits]
+        assert len(origins) == len(set(origins))
+    settle(device, backend, gate)
 
 
 def test_a_copy_is_ordered_behind_the_launch_on_a_stream_that_is_wrapped_anew() -> None:

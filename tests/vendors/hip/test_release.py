@@ -64,10 +64,16 @@ def test_a_mapping_that_this_thread_alone_could_let_go_on_is_refused() -> None:
     gate.wait(default, 1)
     refused(1)
     gate.host_signal(1)
+    default.synchronize(10)
+    other.wait(default, 1)  # a stream will signal it, once it may
+    gate.wait(ours, 2)
+    other.signal(ours, 1)
+    refused(2)
+    gate.host_signal(2)
     allocation.buffer.fill(7, stream=ours)
     ours.synchronize(10)
     """
-    assert mapped(program) == ["True"]
+    assert mapped(program) == ["True", "True"]
 
 
 def test_a_mapping_waits_for_no_stream_of_ours_and_for_what_streams_will_signal() -> None:
