@@ -65,6 +65,28 @@ def test_a_wait_whose_value_is_there_stands_behind_the_earlier_ones(device: Devi
     ours.close(timeout=LIMIT)
 
 
+def test_a_wait_whose_call_an_exception_struck_may_be_pending(device: Device, backend: FakeDriver) -> None:
+    """A driver's error says that nothing was enqueued. An interrupt says nothing, and here the driver has the wait."""
+    gate, other, quiet = semaphore_of(device), semaphore_of(device), backend.at
+
+    def strike(call: str, place: str, _handles: object) -> None:
+        if (call, place) == ("wait", "end"):
+            raise KeyboardInterrupt
+
+    with device.create_stream() as stream:
+        backend.at = strike
+        with pytest.raises(KeyboardInterrupt):
+            gate.wait(stream, 1)
+        backend.at = quiet
+        other.close()
+        device.drain()
+        assert backend.count("semaphore") == 2
+        backend.arrive(gate.handle, 1)
+        device.drain()
+        assert backend.count("semaphore") == 1
+    gate.close(timeout=LIMIT)
+
+
 def test_a_callback_runs_without_the_lock(device: Device, backend: FakeDriver) -> None:
     """It may do what it likes, also wait for a thread that enqueues a wait."""
     gate, other = semaphore_of(device), semaphore_of(device)
