@@ -201,6 +201,32 @@ def test_a_pending_wait_is_looked_for_once_a_drain(device: Device, backend: Fake
     gate.close(timeout=LIMIT)
 
 
+def test_a_wait_stands_aside_also_if_more_are_held_than_the_next_attempt_asks_for(
+    device: Device, backend: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So many were closed at once, and the first attempt was in vain: the next one is made all the same."""
+    gate, signalled = semaphore_of(device), 0
+
+    def stand_aside(condition: Callable[[], bool], _timeout: float | None) -> bool:
+        backend.arrive(gate.handle, signalled)  # what is on its way comes meanwhile
+        return condition()
+
+    with device.create_stream() as stream:
+        monkeypatch.setattr(system, "until", stand_aside)
+        gate.wait(stream, 1)
+        for _ in range(5 * MANY):
+            semaphore_of(device).close()
+        gate.wait(stream, 2)
+        assert backend.count("semaphore") == 1 + 5 * MANY
+        semaphore_of(device).close()
+        signalled = 2
+        gate.wait(stream, 3)  # the stream is not idle, before and after
+        assert backend.count("semaphore") == 1
+        monkeypatch.undo()
+        backend.arrive(gate.handle, 3)
+    gate.close(timeout=LIMIT)
+
+
 def test_a_backend_whose_releases_do_not_block_is_not_held_up() -> None:
     device, backend = fake_device()
     gate, other = semaphore_of(device), semaphore_of(device)
