@@ -248,6 +248,18 @@ def test_a_copy_behind_a_wait_that_fails_leaves_its_stream_to_no_other(device: g
         assert not told(lambda: other.fill(3))
 
 
+@pytest.mark.parametrize("take", [np.asarray, np.from_dlpack])
+def test_the_host_gets_no_array_of_work_that_fails_while_it_waits(
+    device: gi.Device, backend: FakeBackend, take: Callable[[object], object]
+) -> None:
+    """When the call began the stream had not failed."""
+    with device.create_stream() as waiting, memory_of(device) as memory:
+        wait, buffer = pending(waiting), memory.map_buffer()
+        buffer.fill(1, stream=waiting)
+        backend.on_synchronize = lambda: fail_wait(wait, gi.PeerError("gone"))
+        assert told(lambda: take(buffer.view(4)))
+
+
 def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream(device: gi.Device) -> None:
     """Another library's stream may stand behind its device's default stream; one of ours never does."""
     with device.create_stream() as ours, device.create_stream() as behind, device.create_stream() as aside:
