@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 import gpuinterop as gi
 from gpuinterop._core import lifetime
 
-from .fake import FakeBackend, fake_device, memory_of
+from .fake import FakeBackend, FakeDriver, fake_device, memory_of, semaphore_of
 
 SIZE = 4096
 Call = Callable[[], object]
@@ -84,6 +84,22 @@ def test_an_interface_has_one_stream_which_is_behind_all(device: gi.Device, back
             unrelated.copy_to_host(np.zeros(16, np.uint8))
             (copied,) = [call for call in backend.calls if call[0] == "copy"]
             assert copied[1][1] != found, "it would stand behind the others' work"
+
+
+def test_an_interface_names_no_stream_that_ends_before_its_reader_asks_it() -> None:
+    """A closed stream ends with its work, and the driver may refuse its number, or have another of that number."""
+    backend = FakeDriver()
+    device, _ = fake_device(backend=backend, dlpack=(2, 0))
+    with memory_of(device) as memory, semaphore_of(device) as semaphore, memory.map_buffer() as buffer:
+        with device.create_stream() as stream:
+            semaphore.wait(stream, 1)
+            buffer.fill(1, stream=stream)
+        view = buffer.view(16)
+        told = view.__cuda_array_interface__["stream"]
+        assert not backend.is_idle(backend.adopt_stream(device.handle, told)), "it does not stand behind the fill"
+        backend.arrive(semaphore.handle, 1)
+        device.drain()
+        assert ("stream", told) in backend.live
 
 
 def test_a_stream_that_was_dropped_is_waited_for_once(device: gi.Device, backend: FakeBackend) -> None:
