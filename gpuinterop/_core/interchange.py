@@ -397,7 +397,7 @@ class View:
 
     def _behind(self, users: list[KnownStream]) -> int:
         """The one stream that the interface can name."""
-        if len(users) == 1 and users[0].state is LIVE:
+        if len(users) == 1 and users[0].state is LIVE and not users[0].elsewhere:
             return users[0].pointer
         meeting: Stream | None = self.__dict__.get("_meeting")
         if meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users

@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop._core import lifetime
+from tests.beside import elsewhere
 
 from .fake import FakeBackend, FakeDriver, fake_device, memory_of, semaphore_of
 
@@ -100,6 +101,25 @@ def test_an_interface_names_no_stream_that_ends_before_its_reader_asks_it() -> N
         backend.arrive(semaphore.handle, 1)
         device.drain()
         assert ("stream", told) in backend.live
+
+
+def test_an_interface_names_no_other_threads_own_stream() -> None:
+    """Its number, 2, would be that of the reader's own."""
+    backend = FakeDriver()
+    device, _ = fake_device(backend=backend, dlpack=(2, 0))
+    with memory_of(device) as memory, semaphore_of(device) as semaphore, memory.map_buffer() as buffer:
+
+        def write() -> None:
+            own = device.wrap_stream(2)
+            semaphore.wait(own, 1)
+            buffer.fill(1, stream=own)
+
+        elsewhere(write)
+        view = buffer.view(16)
+        told = backend.adopt_stream(device.handle, view.__cuda_array_interface__["stream"])
+        assert not backend.is_idle(told), "it does not stand behind the fill"
+        backend.arrive(semaphore.handle, 1)
+        assert backend.is_idle(told)
 
 
 def test_a_stream_that_was_dropped_is_waited_for_once(device: gi.Device, backend: FakeBackend) -> None:
