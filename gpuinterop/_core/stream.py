@@ -348,11 +348,13 @@ class Stream(Resource):
         other.with_event(wait_for)
 
     @inside
-    def check_failure(self) -> None:
-        """Raise the stream's failure, if it has failed; the first one stays."""
-        self._failure = self._failure or self.known_as().tell_failure()
-        if self._failure is not None:
-            raise again(self._failure)
+    def check_failure(self, known: KnownStream | None = None) -> None:
+        """Raise the failure of the stream, or of `known` in place of the calling thread's; the first one stays."""
+        failure = self._failure or (known or self.known_as()).tell_failure()
+        if self.known is not None:  # else each thread's has its own
+            self._failure = failure
+        if failure is not None:
+            raise again(failure)
 
     @inside
     def check_host_copy(self, host: HostArray) -> None:
@@ -402,6 +404,7 @@ class Event(Sole):
     def __init__(self, stream: Stream, known: KnownStream) -> None:
         backend = stream.driver
         self._stream = stream
+        self._known = known
         self._reached = False
         # A closed stream releases its events when its work is done.
         self.lifetime = Moment("Event", known)
@@ -427,14 +430,14 @@ class Event(Sole):
         """
         limit = check_timeout(timeout)
         if not self._ask(lambda event: self._stream.driver.wait_done(event, limit)):
-            raise self._stream.known_as().late(f" did not reach the event in {timeout:g} s")
+            raise self._known.late(f" did not reach the event in {timeout:g} s")
 
     def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
         if self.lifetime.state is DEAD:
             self.lifetime.check()
         done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
-            self._stream.check_failure()
+            self._stream.check_failure(self._known)
             self._reached = True  # a later failure is behind the event
         return done
 

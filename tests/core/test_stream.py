@@ -13,7 +13,7 @@ from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
 
-from .fake import FakeBackend, FakeEverything, fake_device, memory_of
+from .fake import FakeBackend, FakeDriver, FakeEverything, fake_device, memory_of, semaphore_of
 
 
 class Torch:
@@ -235,6 +235,38 @@ def test_who_is_ordered_behind_a_wait_while_others_are_told_fails_too(
         fail_wait(wait, gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, late)] == [True, True]
         backend.blocked.clear()
+
+
+def test_an_event_tells_other_threads_of_the_stream_that_it_is_of() -> None:
+    """A wrapper of 2 stands for a stream of each thread's own; its event does not, and one failure is not all's."""
+    device, _ = fake_device(backend=FakeEverything())
+    stream, events = device.wrap_stream(2), list[gi.Event]()
+
+    def fail() -> None:
+        wait = pending(stream)
+        events.append(stream.record())
+        fail_wait(wait, gi.PeerError("gone"))
+        assert told(stream.record)
+
+    elsewhere(fail)
+    assert [told(stream.record), told(lambda: events[0].done)] == [False, True]
+
+
+def test_an_event_that_is_late_names_what_its_stream_waits_for_in_other_threads_too() -> None:
+    backend = FakeDriver()
+    device, _ = fake_device(backend=backend)
+    stream, events = device.wrap_stream(2), list[gi.Event]()
+    with semaphore_of(device) as semaphore:
+
+        def record() -> None:
+            semaphore.wait(stream, 1)
+            events.append(stream.record())
+
+        elsewhere(record)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=f"waiting for {semaphore.label} to reach 1"):
+            events[0].wait(timeout=0)
+        backend.arrive(semaphore.handle, 1)
+        events[0].wait(timeout=0)
 
 
 def test_a_copy_behind_a_wait_that_fails_leaves_its_stream_to_no_other(device: gi.Device, backend: FakeBackend) -> None:
