@@ -686,6 +686,8 @@ class SemaphoreBatch(Sole, Enqueues):
         """
         numbers = self._check_values(values, self._cannot_wait)
         if not self._direct:  # stream words and the bridge have a wait for each semaphore
+            if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
+                self._look_closer(stream)
             for semaphore, number in zip(self._semaphores, numbers, strict=True):
                 semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
             return

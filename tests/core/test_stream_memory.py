@@ -245,6 +245,20 @@ def test_a_batch_is_checked_before_it_begins(device: Device, backend: FakeWords,
                     gi.SemaphoreBatch(*mixed)
 
 
+def test_a_batch_of_which_one_is_closed_gives_the_stream_nothing(
+    device: Device, backend: FakeWords, stream: Any
+) -> None:
+    """Not what stands before that one either, though each wait is a call of its own."""
+    with made_by(device) as one:
+        other = made_by(device)
+        batch = gi.SemaphoreBatch(one, other)
+        other.close()
+        for call in (batch.wait, batch.signal):
+            with pytest.raises(gi.ResourceClosedError, match=f"{other.label} is closed"):
+                call(stream, (1, 1))
+        assert operations(backend) == []
+
+
 def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: Any) -> None:
     with made_by(device) as made, made.export() as handle:
         assert not made.takes_timeout
