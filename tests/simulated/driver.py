@@ -28,8 +28,7 @@ from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
 _FD: Final = {"driver": 0, "open": 1, "closed": 2}
-_MEMORY_FD: Final = (1, 9)
-_SEMAPHORE_FD: Final = (1, 9)
+_FD_TYPES: Final = (1, 9)  # of memory and of semaphores
 _MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
 _HIP_ARRAY_BYTES: Final = 64  # a mipmapped array's descriptor of HIP; CUDA's is longer
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -101,8 +100,6 @@ class Descriptor:
     """The Win32 name; None where there is none."""
     pointer: int = 0
     """The NvSci object."""
-    memory: int = 0
-    """Of maps: the external memory."""
     size: int = 0
     offset: int = 0
     flags: int = 0
@@ -114,6 +111,7 @@ class Descriptor:
     levels: int = 0
     reserved: tuple[int, ...] = ()
     raw: bytes = b""
+    """An array's of HIP, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,6 @@ class SemaphoreParams:
     timeout_ms: int
     flags: int
     reserved: tuple[int, ...]
-    raw: bytes
 
 
 class Gate:
@@ -162,7 +159,6 @@ class Simulator:
             "kinds": (size, (pointer, size)),
             "fail": (None, (text, long, long, number, number)),
             "delay": (None, (text, real)),
-            "interrupt": (None, (text,)),
             "block": (None, (text, long, real)),
             "blocked": (number, (text, real)),
             "release": (None, (text,)),
@@ -258,10 +254,6 @@ class Simulator:
     def delay(self, call: str, microseconds: float) -> None:
         """Let every call sleep before it looks at its arguments."""
         self._call("delay", call.encode(), microseconds / 1e6)
-
-    def interrupt(self, call: str) -> None:
-        """Let Ctrl-C strike in the next call: Python sees it when the call has returned."""
-        self._call("interrupt", call.encode())
 
     @contextlib.contextmanager
     def block(self, call: str, *, nth: int = 1, limit: float = 10.0) -> Iterator[Gate]:
@@ -440,36 +432,16 @@ class Simulator:
 def _parse(call: str, head: bytes, body: bytes, count: int) -> Descriptor | tuple[SemaphoreParams, ...]:
     """The structs of CUDA, and of HIP, which are laid out alike but for one."""
     what = call.removeprefix("cu").removeprefix("hip")
-    if what == "ImportExternalMemory":
-        kind, first, second, size, flags, *reserved = struct.unpack("I4xQQQI16I4x", head)
-        return _imported(kind, head, body, first, second, kind in _MEMORY_FD, size, flags, tuple(reserved))
-    if what == "ImportExternalSemaphore":
-        kind, first, second, flags, *reserved = struct.unpack("I4xQQI16I4x", head)
-        return _imported(kind, head, body, first, second, kind in _SEMAPHORE_FD, 0, flags, tuple(reserved))
+    if what in ("ImportExternalMemory", "ImportExternalSemaphore"):
+        return _imported(head, body)
     if what == "ExternalMemoryGetMappedBuffer":
         offset, size, flags, *reserved = struct.unpack("QQI16I4x", head)
-        (memory,) = struct.unpack("Q", body)
-        return Descriptor(memory=memory, offset=offset, size=size, flags=flags, reserved=tuple(reserved), raw=head)
+        return Descriptor(offset=offset, size=size, flags=flags, reserved=tuple(reserved))
     if what == "ExternalMemoryGetMappedMipmappedArray" and len(head) == _HIP_ARRAY_BYTES:
-        offset, *bits, texel, width, height, depth, flags, levels = struct.unpack("Q4iI4x3QII", head)
-        (memory,) = struct.unpack("Q", body)
-        return Descriptor(
-            memory=memory,
-            offset=offset,
-            width=width,
-            height=height,
-            depth=depth,
-            format=texel,
-            channels=sum(map(bool, bits)),
-            flags=flags,
-            levels=levels,
-            raw=head,
-        )
+        return Descriptor(raw=head)
     if what == "ExternalMemoryGetMappedMipmappedArray":
         offset, width, height, depth, texel, channels, flags, levels, *reserved = struct.unpack("QQQQIII4xI16I4x", head)
-        (memory,) = struct.unpack("Q", body)
         return Descriptor(
-            memory=memory,
             offset=offset,
             width=width,
             height=height,
@@ -479,45 +451,29 @@ def _parse(call: str, head: bytes, body: bytes, count: int) -> Descriptor | tupl
             flags=flags,
             levels=levels,
             reserved=tuple(reserved),
-            raw=head,
         )
     stream, *semaphores = struct.unpack(f"{count + 1}Q", head)
     size = len(body) // count
     return tuple(_params(stream, it, body[i * size : (i + 1) * size]) for i, it in enumerate(semaphores))
 
 
-def _imported(
-    kind: int,
-    head: bytes,
-    body: bytes,
-    first: int,
-    second: int,
-    is_fd: bool,
-    size: int,
-    flags: int,
-    reserved: tuple[int, ...],
-) -> Descriptor:
-    """Only the union's arm that belongs to the type is read."""
+def _imported(head: bytes, body: bytes) -> Descriptor:
+    """Only the union's arm that belongs to the type is read; a semaphore has no size behind it."""
+    kind, first, second = struct.unpack_from("I4xQQ", head)
+    memory = len(head) == _MEMORY_BYTES
+    size, flags, *reserved = (
+        struct.unpack_from("QI16I", head, 24) if memory else (0, *struct.unpack_from("I16I", head, 24))
+    )
     fd = handle = pointer = 0
     name = None
-    if is_fd:
+    if kind in _FD_TYPES:
         (fd,) = struct.unpack_from("i", head, 8)
-    elif kind == (8 if len(head) == _MEMORY_BYTES else 6):
+    elif kind == (8 if memory else 6):
         pointer = first
     else:
         handle = first
         name = body.decode("utf-16-le") if second else None
-    return Descriptor(
-        type=kind,
-        fd=fd,
-        handle=handle,
-        name=name,
-        pointer=pointer,
-        size=size,
-        flags=flags,
-        reserved=reserved,
-        raw=head,
-    )
+    return Descriptor(kind, fd, handle, name, pointer, size, flags=flags, reserved=tuple(reserved))
 
 
 def _params(stream: int, semaphore: int, raw: bytes) -> SemaphoreParams:
@@ -531,5 +487,4 @@ def _params(stream: int, semaphore: int, raw: bytes) -> SemaphoreParams:
         timeout_ms=timeout,
         flags=rest[11],
         reserved=(*rest[:11], *rest[12:]),
-        raw=raw,
     )

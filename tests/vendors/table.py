@@ -50,7 +50,6 @@ class Vendor:
     """Windows' types of semaphores, with their numbers."""
     busy: str
     """What is said of a close that takes too long."""
-    """At least so many places there are where an interrupt may come."""
     unknown_status_misses: tuple[str, ...]
     """What a run of `tests.simulated.unknown_status` does not call."""
     tells_own: bool

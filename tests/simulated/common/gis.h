@@ -42,8 +42,6 @@ enum {
     GIS_CAPTURE_IMPLICIT = -18,
     GIS_CAPTURED_EVENT = -19,
     GIS_CAPTURE_WRONG_THREAD = -20,
-    GIS_PEER_ALREADY_ENABLED = -21,
-    GIS_PEER_NOT_ENABLED = -22,
     GIS_HOST_ALREADY_REGISTERED = -23,
     GIS_HOST_NOT_REGISTERED = -24,
     GIS_NOT_PERMITTED = -25,
@@ -363,7 +361,6 @@ struct gis_array {
     uintptr_t base, pages;
     size_t page_bytes;
     gis_level **levels;
-    uint32_t format, channels, flags; /* the vendor's */
 };
 
 void gis_destroy_array(gis_array *array);
@@ -422,7 +419,7 @@ typedef struct gis_op {
         struct {
             uintptr_t address;
             uint64_t value, mask; /* mask: what is compared */
-            uint32_t bits, condition;
+            uint32_t condition;
         } word;
         gis_mark mark;
         struct {
@@ -516,11 +513,10 @@ typedef struct {
 } gis_block;
 
 gis_status gis_copy(gis_stream *stream, uintptr_t target, uintptr_t source, size_t size, bool block);
-gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size,
-                       bool block);
+gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size);
 gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32_t width, size_t count);
 gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
-                    uint32_t bits, uint32_t condition);
+                    uint32_t condition);
 /* What `multimem.st` and `multimem.ld_reduce` do with 32-bit words; only the latter has a target. */
 gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, uintptr_t address, uint32_t value,
                         size_t count, gis_status *status);
@@ -567,7 +563,6 @@ gis_node *gis_graph_add(gis_graph *graph, gis_op *op, const gis_nodes *after);
 void gis_graph_destroy(gis_graph *graph);
 gis_status gis_instantiate(gis_graph *graph, gis_executable **executable);
 gis_status gis_launch(gis_executable *executable, gis_stream *stream);
-gis_op *gis_executable_operation(gis_executable *executable, uint64_t node);
 
 pid_t gis_thread_id(void);
 void gis_deadline(struct timespec *until, double seconds); /* of the monotonic clock */

@@ -74,12 +74,6 @@ gis_status gis_instantiate(gis_graph *graph, gis_executable **result) {
     return GIS_OK;
 }
 
-gis_op *gis_executable_operation(gis_executable *it, uint64_t node) {
-    for (uint32_t i = 0; i < it->count; i++)
-        if (it->node[i] == node) return it->operations[i];
-    return NULL;
-}
-
 gis_status gis_launch(gis_executable *it, gis_stream *stream) {
     gis_op *op = gis_op_new(GIS_OP_GRAPH);
     op->graph.count = it->count;

@@ -2,7 +2,6 @@
 #include "gis.h"
 
 #include <errno.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,7 +161,7 @@ bool gis_overridden(int device, int number, int *value) {
 
 /* -- calls and faults ---------------------------------------------------------------------------------------------- */
 
-typedef enum { FAIL, DELAY, INTERRUPT, BLOCK } fault_kind;
+typedef enum { FAIL, DELAY, BLOCK } fault_kind;
 
 typedef struct fault {
     char call[64];
@@ -244,8 +243,6 @@ static gis_status run_faults(gis_call *call, gis_scope *scope) {
             pthread_mutex_unlock(&gis_mutex);
             usleep((useconds_t)(it->seconds * 1e6));
             pthread_mutex_lock(&gis_mutex);
-        } else if (it->kind == INTERRUPT) {
-            raise(SIGINT);
         } else {
             run_block(it);
         }
@@ -423,8 +420,6 @@ GIS_EXPORT void gis_control_fail(const char *call, uint64_t nth, uint64_t every,
 }
 
 GIS_EXPORT void gis_control_delay(const char *call, double seconds) { add_fault(call, DELAY, 1, 1, 0, 0, seconds); }
-
-GIS_EXPORT void gis_control_interrupt(const char *call) { add_fault(call, INTERRUPT, 1, 0, 0, 0, 0); }
 
 GIS_EXPORT void gis_control_block(const char *call, uint64_t nth, double limit) {
     add_fault(call, BLOCK, nth, 0, 0, 0, limit);

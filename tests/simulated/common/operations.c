@@ -113,18 +113,17 @@ gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32
 }
 
 gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
-                    uint32_t bits, uint32_t condition) {
+                    uint32_t condition) {
     operand to;
-    if (address % (bits / 8)) return GIS_INVALID_VALUE;
+    if (address % sizeof value) return GIS_INVALID_VALUE;
     gis_op *op = gis_op_new(kind);
-    gis_status status = touch(op, stream, address, bits / 8, &to);
+    gis_status status = touch(op, stream, address, sizeof value, &to);
     if (!status && to.place == PAGEABLE) status = GIS_INVALID_VALUE;
     if (status) return reject(op, status);
     if (!reachable(stream, &to)) note_foreign(stream, &to, address);
     op->word.address = to.at;
     op->word.value = value;
     op->word.mask = mask;
-    op->word.bits = bits;
     op->word.condition = condition;
     return gis_submit(stream, op, false);
 }
@@ -224,8 +223,7 @@ static gis_status resolve(gis_op *op, gis_stream *stream, const gis_end *end, co
     return status;
 }
 
-gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size,
-                       bool block) {
+gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end *source, const gis_block *size) {
     operand to, from;
     if (!size->width || !size->height || !size->depth) return GIS_OK;
     gis_op *op = gis_op_new(GIS_OP_COPY_3D);
@@ -239,7 +237,7 @@ gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end 
     op->copy3d.width = size->width;
     op->copy3d.height = size->height;
     op->copy3d.depth = size->depth;
-    return gis_submit(stream, op, block || to.place == PAGEABLE || from.place == PAGEABLE);
+    return gis_submit(stream, op, to.place == PAGEABLE || from.place == PAGEABLE);
 }
 
 gis_op *gis_semaphore_op(gis_op_kind kind, uint32_t count, const uint64_t *ids, const uint64_t *values, const void *raw,

@@ -203,13 +203,11 @@ static void count_uses(gis_op *op, int by) {
 /* -- what the threads do ------------------------------------------------------------------------------------------- */
 
 static bool word_reached(const gis_op *op) {
-    uint64_t now = op->word.bits == 64 ? __atomic_load_n((uint64_t *)op->word.address, __ATOMIC_ACQUIRE)
-                                       : __atomic_load_n((uint32_t *)op->word.address, __ATOMIC_ACQUIRE);
-    uint64_t mask = op->word.mask & (op->word.bits == 64 ? ~0ull : 0xffffffffull), value = op->word.value & mask;
-    now &= mask;
+    uint64_t mask = op->word.mask, value = op->word.value & mask;
+    uint64_t now = __atomic_load_n((uint64_t *)op->word.address, __ATOMIC_ACQUIRE) & mask;
     switch (op->word.condition) {
     case GIS_WAIT_GEQ: /* cyclic: half the circle counts as ahead */
-        return op->word.bits == 64 ? (int64_t)(now - value) >= 0 : (int32_t)((uint32_t)now - (uint32_t)value) >= 0;
+        return (int64_t)(now - value) >= 0;
     case GIS_WAIT_UNSIGNED_GEQ:
         return now >= value;
     case GIS_WAIT_EQ:
@@ -325,10 +323,7 @@ static void run(gis_op *op, gis_stream *stream) {
             gis_semaphore_wait(op->semaphores.semaphores[i], op->semaphores.values[i]);
         break;
     case GIS_OP_WRITE_VALUE:
-        if (op->word.bits == 64)
-            __atomic_store_n((uint64_t *)op->word.address, op->word.value, __ATOMIC_RELEASE);
-        else
-            __atomic_store_n((uint32_t *)op->word.address, (uint32_t)op->word.value, __ATOMIC_RELEASE);
+        __atomic_store_n((uint64_t *)op->word.address, op->word.value, __ATOMIC_RELEASE);
         break;
     case GIS_OP_WAIT_VALUE:
         wait_for_word(op);
@@ -354,7 +349,7 @@ static void run(gis_op *op, gis_stream *stream) {
             gis_log(name, stream, op->semaphores.values[i], op->semaphores.ids[i], 0);
         break;
     default:
-        gis_log(name, stream, op->word.value, op->word.address, op->word.bits / 8);
+        gis_log(name, stream, op->word.value, op->word.address, sizeof op->word.value);
         break;
     }
 }

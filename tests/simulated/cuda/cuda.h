@@ -98,12 +98,6 @@ typedef struct {
 _Static_assert(sizeof(buffer_desc) == 88, "CUDA_EXTERNAL_MEMORY_BUFFER_DESC");
 
 typedef struct {
-    uint64_t width, height;
-    uint32_t format, channels;
-} array_desc;
-_Static_assert(sizeof(array_desc) == 24, "CUDA_ARRAY_DESCRIPTOR");
-
-typedef struct {
     uint64_t width, height, depth;
     uint32_t format, channels, flags, padding;
 } array3d_desc;

@@ -220,25 +220,6 @@ static result context_device_2(int *device, handle which) {
     return SUCCESS;
 }
 
-static result synchronize(gis_context *context) {
-    TRY(gis_unsafe());
-    TRY(gis_context_synchronize(context));
-    return SUCCESS;
-}
-
-static result context_synchronize(void) {
-    ENTER(cuCtxSynchronize);
-    NEED_CONTEXT;
-    return synchronize(context);
-}
-
-static result context_synchronize_2(handle which) {
-    ENTER(cuCtxSynchronize);
-    gis_context *context = which ? gis_check(GIS_CONTEXT, which) : gis_current();
-    if (!context) return INVALID_CONTEXT;
-    return synchronize(context);
-}
-
 /* -- streams and events -------------------------------------------------------------------------------------------- */
 
 static result create_stream(handle *stream, uint32_t flags, int priority) {
@@ -295,20 +276,6 @@ static result stream_context_2(handle which, handle *context, handle *green) {
     NEED_STREAM(which);
     *context = stream->object.context->object.id;
     if (green) *green = 0;
-    return SUCCESS;
-}
-
-static result stream_device(handle which, int *device) {
-    ENTER(cuStreamGetDevice);
-    NEED_STREAM(which);
-    *device = stream->object.device;
-    return SUCCESS;
-}
-
-static result stream_flags(handle which, uint32_t *flags) {
-    ENTER(cuStreamGetFlags);
-    NEED_STREAM(which);
-    *flags = stream->flags;
     return SUCCESS;
 }
 
@@ -412,15 +379,6 @@ static result memory_free(uint64_t address) {
     return gis_code(gis_free(GIS_ALLOCATION, GIS_MAPPING, address));
 }
 
-static result memory_info(size_t *unused, size_t *total) {
-    ENTER(cuMemGetInfo);
-    NEED_CONTEXT;
-    const gis_device *device = &gis_devices[context->object.device];
-    *unused = device->total - device->used;
-    *total = device->total;
-    return SUCCESS;
-}
-
 static result allocate_host(void **address, size_t size) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
@@ -464,79 +422,28 @@ static result host_device_pointer(uint64_t *pointer, void *address, uint32_t fla
     return SUCCESS;
 }
 
-static bool pointer_value(uint64_t address, uint32_t number, uint64_t *value, size_t *size) {
-    gis_range *range = gis_range_at(address);
-    *value = 0;
-    *size = number == 1 || number == 3 || number == 4 || number == 7 || number == 11 || number == 12 || number == 14 ||
-                    number == 17 || number == 18 || number == 19 || number == 20
-                ? 8
-                : number == 6 || number == 8 || number == 13 ? 4 : 4;
-    if (!range) return false;
-    gis_kind kind = range->object.kind;
-    bool host = kind == GIS_HOST_ALLOCATION || kind == GIS_REGISTRATION;
-    switch (number) {
-    case 1:
-        *value = range->object.context ? range->object.context->object.id : 0;
-        return true;
-    case 2:
-        *value = host ? 1 : 2;
-        return true;
-    case 3:
-        *value = address;
-        return true;
-    case 4:
-        *value = address;
-        return host;
-    case 7:
-    case 20:
-        *value = range->object.id;
-        return true;
-    case 9:
-        *value = (uint32_t)range->object.device;
-        return true;
-    case 11:
-    case 19:
-        *value = range->base;
-        return true;
-    case 12:
-    case 18:
-        *value = range->size;
-        return true;
-    case 13:
-        *value = 1;
-        return true;
-    case 14:
-        if (kind == GIS_VMM_MAPPING) *value = ((gis_vmm_handle *)range->owner)->handle_types;
-        return true;
-    case 16:
-        *value = range->access & 1u << (gis_current() ? gis_current()->object.device : 0) ? 3 : 0;
-        return true;
-    case 6:
-    case 8:
-    case 10:
-    case 15:
-    case 17:
-    case 21:
-        return true;
-    default:
-        return false;
-    }
-}
-
+/* The attributes that anybody asks for: all others are refused. */
 static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     ENTER(cuPointerGetAttribute);
     NEED_CONTEXT;
-    uint64_t value;
-    size_t size;
-    NEED(data && pointer_value(address, number, &value, &size));
-    memcpy(data, &value, size);
-    return SUCCESS;
-}
-
-static result copy_now(uint64_t target, uint64_t source, size_t size) {
-    NEED_CONTEXT;
-    TRY(gis_unsafe());
-    return gis_code(gis_copy(gis_legacy_stream(context), target, source, size, true));
+    gis_range *range = gis_range_at(address);
+    NEED(data && range);
+    gis_kind kind = range->object.kind;
+    uint64_t handle_types = kind == GIS_VMM_MAPPING ? ((gis_vmm_handle *)range->owner)->handle_types : 0;
+    uint32_t type = kind == GIS_HOST_ALLOCATION || kind == GIS_REGISTRATION ? 1 : 2;
+    switch (number) {
+    case 2: /* MEMORY_TYPE */
+        memcpy(data, &type, sizeof type);
+        return SUCCESS;
+    case 9: /* DEVICE_ORDINAL */
+        memcpy(data, &range->object.device, sizeof(int));
+        return SUCCESS;
+    case 14: /* ALLOWED_HANDLE_TYPES */
+        memcpy(data, &handle_types, sizeof handle_types);
+        return SUCCESS;
+    default:
+        return INVALID_VALUE;
+    }
 }
 
 static result copy_later(uint64_t target, uint64_t source, size_t size, handle which) {
@@ -544,36 +451,21 @@ static result copy_later(uint64_t target, uint64_t source, size_t size, handle w
     return gis_code(gis_copy(stream, target, source, size, false));
 }
 
-#define COPIES(NAME, FUNCTION, TARGET, SOURCE)                                             \
-    static result FUNCTION(TARGET target, SOURCE source, size_t size) {                    \
-        ENTER(NAME);                                                                       \
-        return copy_now((uint64_t)target, (uint64_t)source, size);                         \
-    }                                                                                      \
-    static result FUNCTION##_async(TARGET target, SOURCE source, size_t size, handle which) { \
-        ENTER(NAME##Async);                                                                \
-        return copy_later((uint64_t)target, (uint64_t)source, size, which);                \
-    }
-
-COPIES(cuMemcpy, copy, uint64_t, uint64_t)
-COPIES(cuMemcpyDtoH, copy_out, void *, uint64_t)
-
-static result fill_later(uint64_t target, uint32_t value, uint32_t width, size_t count, handle which) {
-    NEED_STREAM(which);
-    return gis_code(gis_fill(stream, target, value, width, count));
+static result copy_async(uint64_t target, uint64_t source, size_t size, handle which) {
+    ENTER(cuMemcpyAsync);
+    return copy_later(target, source, size, which);
 }
 
-#define FILLS(NAME, FUNCTION, TYPE)                                              \
-    static result FUNCTION(uint64_t target, TYPE value, size_t count) {          \
-        ENTER(NAME);                                                             \
-        TRY(gis_unsafe());                                                       \
-        return fill_later(target, value, sizeof(TYPE), count, 0);                \
-    }                                                                            \
-    static result FUNCTION##_async(uint64_t target, TYPE value, size_t count, handle which) { \
-        ENTER(NAME##Async);                                                      \
-        return fill_later(target, value, sizeof(TYPE), count, which);            \
-    }
+static result copy_out_async(void *target, uint64_t source, size_t size, handle which) {
+    ENTER(cuMemcpyDtoHAsync);
+    return copy_later((uint64_t)target, source, size, which);
+}
 
-FILLS(cuMemsetD8, fill8, uint8_t)
+static result fill8_async(uint64_t target, uint8_t value, size_t count, handle which) {
+    ENTER(cuMemsetD8Async);
+    NEED_STREAM(which);
+    return gis_code(gis_fill(stream, target, value, 1, count));
+}
 
 static result end_of_copy(const copy_end *end, gis_end *made) {
     memset(made, 0, sizeof *made);
@@ -599,19 +491,15 @@ static result end_of_copy(const copy_end *end, gis_end *made) {
     }
 }
 
-static result copy_block(const memcpy3d *job, gis_stream *stream, bool block) {
-    gis_end source, target;
-    gis_block size = {job->width, job->height, job->depth};
-    result code = end_of_copy(&job->source, &source);
-    if (!code) code = end_of_copy(&job->target, &target);
-    return code ? code : gis_code(gis_copy_3d(stream, &target, &source, &size, block));
-}
-
 static result copy_3d_async(const memcpy3d *job, handle which) {
     ENTER(cuMemcpy3DAsync);
     NEED(job);
     NEED_STREAM(which);
-    return copy_block(job, stream, false);
+    gis_end source, target;
+    gis_block size = {job->width, job->height, job->depth};
+    result code = end_of_copy(&job->source, &source);
+    if (!code) code = end_of_copy(&job->target, &target);
+    return code ? code : gis_code(gis_copy_3d(stream, &target, &source, &size));
 }
 
 /* -- external memory ----------------------------------------------------------------------------------------------- */
@@ -721,9 +609,6 @@ static result map_array(handle *array, handle memory, const mipmap_desc *desc) {
     NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
     gis_array *made;
     TRY(gis_map_array(found, d.offset, &image, &made));
-    made->format = d.array.format;
-    made->channels = d.array.channels;
-    made->flags = d.array.flags;
     *array = made->object.id;
     return SUCCESS;
 }
@@ -747,21 +632,6 @@ static result array_destroy(handle array) {
     ENTER(cuMipmappedArrayDestroy);
     FIND(gis_array, found, GIS_MIPMAPPED_ARRAY, array);
     gis_destroy_array(found);
-    return SUCCESS;
-}
-
-static result array_descriptor_3d(array3d_desc *desc, handle level) {
-    ENTER(cuArray3DGetDescriptor);
-    FIND(gis_level, found, GIS_ARRAY_LEVEL, level);
-    const gis_array *array = found->array;
-    bool deep = array->image.layers || array->image.depth;
-    *desc = (array3d_desc){found->plane.width,
-                           array->image.height ? found->plane.height : 0,
-                           deep ? found->plane.depth : 0,
-                           array->format,
-                           array->channels,
-                           array->flags,
-                           0};
     return SUCCESS;
 }
 
@@ -1002,24 +872,24 @@ static result vmm_retain(handle *allocation, void *address) {
 
 /* -- stream memory operations -------------------------------------------------------------------------------------- */
 
-static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t bits, uint32_t flags, handle which) {
+static result word(gis_op_kind kind, uint64_t address, uint64_t value, uint32_t flags, handle which) {
     NEED_STREAM(which);
     int allowed = 1;
-    if (bits == 64) gis_overridden(stream->object.device, 122, &allowed);
+    gis_overridden(stream->object.device, 122, &allowed);
     if (!allowed) return NOT_SUPPORTED;
-    uint32_t condition = flags & 3;
     NEED(kind == GIS_OP_WRITE_VALUE ? flags <= 1 : !(flags & ~(3u | 1u << 30)));
-    return gis_code(gis_word(stream, kind, address, value, ~0ull, bits, condition));
+    return gis_code(gis_word(stream, kind, address, value, ~0ull, flags & 3));
 }
 
-#define WORDS(NAME, FUNCTION, KIND, TYPE)                                                       \
-    static result FUNCTION(handle which, uint64_t address, TYPE value, uint32_t flags) {        \
-        ENTER(NAME);                                                                            \
-        return word(KIND, address, value, 8 * sizeof(TYPE), flags, which);                      \
-    }
+static result write64(handle which, uint64_t address, uint64_t value, uint32_t flags) {
+    ENTER(cuStreamWriteValue64);
+    return word(GIS_OP_WRITE_VALUE, address, value, flags, which);
+}
 
-WORDS(cuStreamWriteValue64, write64, GIS_OP_WRITE_VALUE, uint64_t)
-WORDS(cuStreamWaitValue64, wait64, GIS_OP_WAIT_VALUE, uint64_t)
+static result wait64(handle which, uint64_t address, uint64_t value, uint32_t flags) {
+    ENTER(cuStreamWaitValue64);
+    return word(GIS_OP_WAIT_VALUE, address, value, flags, which);
+}
 
 /* -- graphs -------------------------------------------------------------------------------------------------------- */
 
@@ -1177,8 +1047,6 @@ static const struct {
     {"cuCtxPopCurrent", 4000, context_pop},
     {"cuCtxGetDevice", 2000, context_device},
     {"cuCtxGetDevice", 13000, context_device_2},
-    {"cuCtxSynchronize", 2000, context_synchronize},
-    {"cuCtxSynchronize", 13000, context_synchronize_2},
     {"cuStreamCreate", 2000, stream_create},
     {"cuStreamCreateWithPriority", 5050, stream_create_priority},
     {"cuStreamDestroy", 4000, stream_destroy},
@@ -1186,8 +1054,6 @@ static const struct {
     {"cuStreamSynchronize", 2000, stream_synchronize},
     {"cuStreamGetCtx", 9020, stream_context},
     {"cuStreamGetCtx", 12050, stream_context_2},
-    {"cuStreamGetDevice", 12080, stream_device},
-    {"cuStreamGetFlags", 5050, stream_flags},
     {"cuStreamGetId", 12000, stream_id},
     {"cuStreamWaitEvent", 3020, stream_wait_event},
     {"cuStreamIsCapturing", 10000, stream_is_capturing},
@@ -1200,18 +1066,14 @@ static const struct {
     {"cuEventDestroy", 4000, event_destroy},
     {"cuMemAlloc", 3020, memory_allocate},
     {"cuMemFree", 3020, memory_free},
-    {"cuMemGetInfo", 3020, memory_info},
     {"cuMemHostAlloc", 2020, host_allocate},
     {"cuMemFreeHost", 2000, host_free},
     {"cuMemHostRegister", 6050, host_register},
     {"cuMemHostUnregister", 4000, host_unregister},
     {"cuMemHostGetDevicePointer", 3020, host_device_pointer},
     {"cuPointerGetAttribute", 4000, pointer_attribute},
-    {"cuMemcpy", 4000, copy},
     {"cuMemcpyAsync", 4000, copy_async},
-    {"cuMemcpyDtoH", 3020, copy_out},
     {"cuMemcpyDtoHAsync", 3020, copy_out_async},
-    {"cuMemsetD8", 3020, fill8},
     {"cuMemsetD8Async", 3020, fill8_async},
     {"cuMemcpy3DAsync", 3020, copy_3d_async},
     {"cuImportExternalMemory", 10000, import_memory},
@@ -1220,7 +1082,6 @@ static const struct {
     {"cuDestroyExternalMemory", 10000, destroy_memory},
     {"cuMipmappedArrayGetLevel", 5000, array_level},
     {"cuMipmappedArrayDestroy", 5000, array_destroy},
-    {"cuArray3DGetDescriptor", 3020, array_descriptor_3d},
     {"cuImportExternalSemaphore", 10000, import_semaphore},
     {"cuDestroyExternalSemaphore", 10000, destroy_semaphore},
     {"cuSignalExternalSemaphoresAsync", 10000, signal_semaphores},

@@ -15,7 +15,6 @@ enum {
     hipErrorInvalidValue = 1,
     hipErrorOutOfMemory = 2,
     hipErrorInvalidMemcpyDirection = 21,
-    hipErrorInsufficientDriver = 35,
     hipErrorNoDevice = 100,
     hipErrorInvalidDevice = 101,
     hipErrorInvalidHandle = 400,
@@ -105,14 +104,6 @@ typedef struct {
     uint32_t flags;
 } hip_access_desc;
 _Static_assert(sizeof(hip_access_desc) == 12, "hipMemAccessDesc");
-
-typedef struct {
-    int type, device;
-    void *device_pointer, *host_pointer;
-    int managed;
-    uint32_t flags;
-} hip_pointer_attributes;
-_Static_assert(sizeof(hip_pointer_attributes) == 32, "hipPointerAttribute_t");
 
 typedef struct {
     size_t x, y, z;

@@ -80,14 +80,6 @@ GIS_EXPORT const char *hipGetErrorString(hip_error code) {
     return text ? text : "unknown error";
 }
 
-GIS_EXPORT hip_error hipDrvGetErrorName(hip_error code, const char **text) {
-    return (*text = hip_error_name(code)) ? hipSuccess : hipErrorInvalidValue;
-}
-
-GIS_EXPORT hip_error hipDrvGetErrorString(hip_error code, const char **text) {
-    return (*text = hip_error_text(code)) ? hipSuccess : hipErrorInvalidValue;
-}
-
 GIS_EXPORT hip_error hipGetLastError(void) {
     hip_error code = last;
     last = hipSuccess;
@@ -114,14 +106,6 @@ HIP(hipSetDevice, (int device), (device)) {
     ENTER(hipSetDevice);
     NEED_DEVICE(device);
     current = device;
-    return hipSuccess;
-}
-
-HIP(hipDeviceGet, (int *device, int ordinal), (device, ordinal)) {
-    ENTER(hipDeviceGet);
-    NEED_DEVICE(ordinal);
-    NEED(device);
-    *device = ordinal;
     return hipSuccess;
 }
 
@@ -153,14 +137,6 @@ HIP(hipDeviceGetPCIBusId, (char *text, int size, int device), (text, size, devic
     NEED_DEVICE(device);
     NEED(text && size > 0);
     snprintf(text, (size_t)size, "0000:%02x:00.0", 0xc3 + device);
-    return hipSuccess;
-}
-
-HIP(hipDeviceTotalMem, (size_t *bytes, int device), (bytes, device)) {
-    ENTER(hipDeviceTotalMem);
-    NEED_DEVICE(device);
-    NEED(bytes);
-    *bytes = gis_devices[device].total;
     return hipSuccess;
 }
 
@@ -248,15 +224,6 @@ HIP(hipDeviceEnablePeerAccess, (int peer, uint32_t flags), (peer, flags)) {
     if (!gis_can_peer(current, peer)) return gis_code(GIS_PEER_UNSUPPORTED);
     if (context->peers & 1u << peer) return hipErrorPeerAccessAlreadyEnabled;
     context->peers |= 1u << peer;
-    return hipSuccess;
-}
-
-HIP(hipDeviceDisablePeerAccess, (int peer), (peer)) {
-    ENTER(hipDeviceDisablePeerAccess);
-    NEED_DEVICE(peer);
-    gis_context *context = hip_context();
-    if (!(context->peers & 1u << peer)) return gis_code(GIS_PEER_NOT_ENABLED);
-    context->peers &= ~(1u << peer);
     return hipSuccess;
 }
 

@@ -108,8 +108,6 @@ HIP(hipExternalMemoryGetMappedMipmappedArray, (void **array, void *memory, const
     NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
     gis_array *made;
     TRY(gis_map_array(found, d.offset, &image, &made));
-    made->format = d.format.kind;
-    made->flags = d.flags;
     *array = (void *)made->object.id;
     return hipSuccess;
 }
@@ -139,8 +137,6 @@ __attribute__((constructor)) static void look(void) {
     const char *text = getenv("GPUINTEROP_SIM_HIP_ABORT");
     aborts = text && *text && strcmp(text, "0");
 }
-
-GIS_EXPORT void gis_control_set_aborting(int aborting) { aborts = aborting != 0; }
 
 /*
  * Types above D3D12Fence are refused everywhere, although the enum has them, and so is the descriptor 0. On Linux the

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { UNREGISTERED = 0, HOST = 1, DEVICE = 2 }; /* hipMemoryType of ROCm 6 and later */
+enum { HOST = 1, DEVICE = 2 }; /* hipMemoryType of ROCm 6 and later */
 enum { SIGNAL_MEMORY = 2 };                      /* hipMallocSignalMemory */
 
 static hip_error allocate(void **address, size_t size, bool signal) {
@@ -82,35 +82,11 @@ HIP(hipHostGetDevicePointer, (void **pointer, void *address, uint32_t flags), (p
     return hipSuccess;
 }
 
-HIP(hipMemGetInfo, (size_t *unused, size_t *total), (unused, total)) {
-    ENTER(hipMemGetInfo);
-    NEED(unused && total);
-    const gis_device *device = &gis_devices[hip_current()];
-    *unused = device->total - device->used;
-    *total = device->total;
-    return hipSuccess;
-}
-
 static bool is_host(const gis_range *range) {
     return range->object.kind == GIS_HOST_ALLOCATION || range->object.kind == GIS_REGISTRATION;
 }
 
-/* Since ROCm 6 an address that HIP does not know is no error here, and has a type of its own. */
-HIP(hipPointerGetAttributes, (hip_pointer_attributes *found, const void *address), (found, address)) {
-    ENTER(hipPointerGetAttributes);
-    NEED(found && address);
-    memset(found, 0, sizeof *found);
-    found->device = -2;
-    gis_range *range = gis_range_at((uintptr_t)address);
-    if (!range) return hipSuccess;
-    found->type = is_host(range) ? HOST : DEVICE;
-    found->device = range->object.device;
-    found->device_pointer = (void *)address;
-    if (is_host(range)) found->host_pointer = (void *)address;
-    return hipSuccess;
-}
-
-/* Here it is one. The numbers of hipPointer_attribute are CUDA's. */
+/* Those that anybody asks for. The numbers of hipPointer_attribute are CUDA's. */
 HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data, number, address)) {
     ENTER(hipPointerGetAttribute);
     gis_range *range = gis_range_at((uintptr_t)address);
@@ -120,17 +96,8 @@ HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data,
     case 2: /* MEMORY_TYPE */
         memcpy(data, &type, sizeof type);
         return hipSuccess;
-    case 3: /* DEVICE_POINTER */
-        memcpy(data, &address, sizeof address);
-        return hipSuccess;
     case 9: /* DEVICE_ORDINAL */
         memcpy(data, &range->object.device, sizeof(int));
-        return hipSuccess;
-    case 11: /* RANGE_START_ADDR */
-        memcpy(data, &range->base, sizeof range->base);
-        return hipSuccess;
-    case 12: /* RANGE_SIZE */
-        memcpy(data, &range->size, sizeof range->size);
         return hipSuccess;
     default:
         return hipErrorInvalidValue;
@@ -151,12 +118,6 @@ HIP(hipMemcpy, (void *target, const void *source, size_t size, uint32_t kind), (
     return copy(target, source, size, kind, NULL, true);
 }
 
-HIP(hipMemcpyWithStream, (void *target, const void *source, size_t size, uint32_t kind, void *which),
-    (target, source, size, kind, which)) {
-    ENTER(hipMemcpyWithStream);
-    return copy(target, source, size, kind, which, true);
-}
-
 HIP(hipMemcpyAsync, (void *target, const void *source, size_t size, uint32_t kind, void *which),
     (target, source, size, kind, which)) {
     ENTER(hipMemcpyAsync);
@@ -175,11 +136,6 @@ HIP(hipMemset, (void *target, int value, size_t count), (target, value, count)) 
     ENTER(hipMemset);
     TRY(gis_unsafe());
     return fill(target, (uint8_t)value, 1, count, NULL, true);
-}
-
-HIP(hipMemsetAsync, (void *target, int value, size_t count, void *which), (target, value, count, which)) {
-    ENTER(hipMemsetAsync);
-    return fill(target, (uint8_t)value, 1, count, which, false);
 }
 
 HIP(hipMemsetD8Async, (void *target, uint8_t value, size_t count, void *which), (target, value, count, which)) {
@@ -210,7 +166,8 @@ static hip_error end_of_copy(void *array, const hip_position *at, const hip_pitc
     return hipSuccess;
 }
 
-static hip_error copy_3d(const hip_copy_3d *job, void *which, bool block) {
+HIP(hipMemcpy3DAsync, (const hip_copy_3d *job, void *which), (job, which)) {
+    ENTER(hipMemcpy3DAsync);
     NEED(job);
     NEED_STREAM(which);
     if (job->kind > 4) return hipErrorInvalidMemcpyDirection;
@@ -221,16 +178,5 @@ static hip_error copy_3d(const hip_copy_3d *job, void *which, bool block) {
     const gis_level *level = source.level ? source.level : target.level;
     uint64_t texel = level ? level->array->image.texel : 1; /* so is the extent, where an array takes part */
     gis_block size = {job->extent.width * texel, job->extent.height, job->extent.depth};
-    return gis_code(gis_copy_3d(stream, &target, &source, &size, block));
-}
-
-HIP(hipMemcpy3D, (const hip_copy_3d *job), (job)) {
-    ENTER(hipMemcpy3D);
-    TRY(gis_unsafe());
-    return copy_3d(job, NULL, true);
-}
-
-HIP(hipMemcpy3DAsync, (const hip_copy_3d *job, void *which), (job, which)) {
-    ENTER(hipMemcpy3DAsync);
-    return copy_3d(job, which, false);
+    return gis_code(gis_copy_3d(stream, &target, &source, &size));
 }

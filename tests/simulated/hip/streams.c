@@ -19,11 +19,6 @@ static hip_error create(void **stream, uint32_t flags, int priority) {
     return hipSuccess;
 }
 
-HIP(hipStreamCreate, (void **stream), (stream)) {
-    ENTER(hipStreamCreate);
-    return create(stream, 0, 0);
-}
-
 HIP(hipStreamCreateWithFlags, (void **stream, uint32_t flags), (stream, flags)) {
     ENTER(hipStreamCreateWithFlags);
     return create(stream, flags, 0);
@@ -201,15 +196,6 @@ HIP(hipEventCreateWithFlags, (void **event, uint32_t flags), (event, flags)) {
     return hipSuccess;
 }
 
-HIP(hipEventCreate, (void **event), (event)) {
-    ENTER(hipEventCreate);
-    NEED(event);
-    gis_event *made;
-    TRY(gis_event_create(hip_context(), 0, &made));
-    *event = (void *)made->object.id;
-    return hipSuccess;
-}
-
 HIP(hipEventRecord, (void *event, void *which), (event, which)) {
     ENTER(hipEventRecord);
     NEED_STREAM(which);
@@ -253,8 +239,7 @@ static bool only_signals(void) {
     return text && *text && strcmp(text, "0");
 }
 
-static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask,
-                      uint32_t bits) {
+static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask) {
     NEED_STREAM(which);
     uint64_t address = (uint64_t)pointer;
     int allowed = 1;
@@ -268,7 +253,7 @@ static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t val
     }
     gis_capture *capture = stream->capture; /* a word is recorded in none: it is enqueued at once (hip_stream_ops.cpp:26) */
     stream->capture = NULL;
-    gis_status status = gis_word(stream, kind, address, value, mask, bits, flags);
+    gis_status status = gis_word(stream, kind, address, value, mask, flags);
     stream->capture = capture;
     return gis_code(status);
 }
@@ -276,23 +261,12 @@ static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t val
 HIP(hipStreamWaitValue64, (void *which, void *pointer, uint64_t value, uint32_t flags, uint64_t mask),
     (which, pointer, value, flags, mask)) {
     ENTER(hipStreamWaitValue64);
-    return word(GIS_OP_WAIT_VALUE, which, pointer, value, flags, mask, 64);
-}
-
-HIP(hipStreamWaitValue32, (void *which, void *pointer, uint32_t value, uint32_t flags, uint32_t mask),
-    (which, pointer, value, flags, mask)) {
-    ENTER(hipStreamWaitValue32);
-    return word(GIS_OP_WAIT_VALUE, which, pointer, value, flags, mask, 32);
+    return word(GIS_OP_WAIT_VALUE, which, pointer, value, flags, mask);
 }
 
 HIP(hipStreamWriteValue64, (void *which, void *pointer, uint64_t value, uint32_t flags),
     (which, pointer, value, flags)) {
     ENTER(hipStreamWriteValue64);
-    return word(GIS_OP_WRITE_VALUE, which, pointer, value, flags, ~0ull, 64);
+    return word(GIS_OP_WRITE_VALUE, which, pointer, value, flags, ~0ull);
 }
 
-HIP(hipStreamWriteValue32, (void *which, void *pointer, uint32_t value, uint32_t flags),
-    (which, pointer, value, flags)) {
-    ENTER(hipStreamWriteValue32);
-    return word(GIS_OP_WRITE_VALUE, which, pointer, value, flags, ~0ull, 32);
-}
