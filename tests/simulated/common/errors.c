@@ -31,8 +31,8 @@ static const int codes[] = {
 
 int gis_code(gis_status status) { return status >= 0 ? status : codes[-status]; }
 
-const gis_error *gis_error_of(const gis_error *errors, size_t count, int code) {
-    for (size_t i = 0; i < count; i++)
-        if (errors[i].code == code) return &errors[i];
+const gis_error *gis_error_of(int code) {
+    for (const gis_error *it = gis_errors; it->name; it++)
+        if (it->code == code) return it;
     return NULL;
 }

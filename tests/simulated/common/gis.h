@@ -57,7 +57,8 @@ typedef struct {
     const char *name, *text;
 } gis_error;
 
-const gis_error *gis_error_of(const gis_error *errors, size_t count, int code); /* NULL: it is not among them */
+extern const gis_error gis_errors[]; /* the vendor's; the last has no name */
+const gis_error *gis_error_of(int code); /* NULL: it is not among them */
 
 /* -- objects ------------------------------------------------------------------------------------------------------ */
 
@@ -344,6 +345,9 @@ typedef struct {
 
 void gis_image_plane(const gis_image *image, uint32_t level, gis_plane *plane);
 uint64_t gis_image_size(const gis_image *image);
+/* The flags of both vendors. False: no driver makes such an array. */
+enum { GIS_LAYERED = 0x01, GIS_CUBEMAP = 0x04 };
+bool gis_image_shape(gis_image *image, uint32_t flags, uint64_t depth);
 bool gis_image_fit(gis_image *image, uint64_t room); /* find out `present` and `stride`; false: it is too large */
 
 typedef struct gis_array gis_array;

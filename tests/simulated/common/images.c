@@ -31,11 +31,24 @@ static uint64_t layer_bytes(const gis_image *image, uint32_t levels) {
     return bytes;
 }
 
+static uint64_t longest(const gis_image *image) {
+    return image->width > image->height ? image->width : image->height;
+}
+
 static uint32_t all_levels(const gis_image *image) {
-    uint64_t longest = image->width > image->height ? image->width : image->height;
     uint32_t levels = 1;
-    while (longest >> levels) levels++;
+    while (longest(image) >> levels) levels++;
     return levels;
+}
+
+bool gis_image_shape(gis_image *image, uint32_t flags, uint64_t depth) {
+    bool layered = flags & GIS_LAYERED;
+    image->cube = flags & GIS_CUBEMAP;
+    *(layered || image->cube ? &image->layers : &image->depth) = depth;
+    if (!image->texel || !image->width || !image->levels || image->levels > 64 || (layered && !depth)) return false;
+    if (image->cube && (image->width != image->height || (layered ? depth % 6 != 0 : depth != 6))) return false;
+    uint64_t edge = image->depth > longest(image) ? image->depth : longest(image);
+    return image->levels == 1 || edge >> (image->levels - 1);
 }
 
 /*

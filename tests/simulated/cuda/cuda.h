@@ -25,8 +25,6 @@ enum {
     UNKNOWN = 999,
 };
 
-const char *cuda_error_name(int code);
-const char *cuda_error_text(int code);
 void *cuda_find(const char *name, int version);
 bool cuda_is_device(int device);
 gis_stream *cuda_stream(handle stream, gis_status *status);

@@ -62,15 +62,17 @@ static result driver_version(int *version) {
 static result error_name(int code, const char **text) {
     BEGIN_CALL(cuGetErrorName, true);
     if (entered_ && !gis_forked) return gis_code(entered_);
-    *text = cuda_error_name(code);
-    return *text ? SUCCESS : INVALID_VALUE;
+    const gis_error *found = gis_error_of(code);
+    *text = found ? found->name : NULL;
+    return found ? SUCCESS : INVALID_VALUE;
 }
 
 static result error_string(int code, const char **text) {
     BEGIN_CALL(cuGetErrorString, true);
     if (entered_ && !gis_forked) return gis_code(entered_);
-    *text = cuda_error_text(code);
-    return *text ? SUCCESS : INVALID_VALUE;
+    const gis_error *found = gis_error_of(code);
+    *text = found ? found->text : NULL;
+    return found ? SUCCESS : INVALID_VALUE;
 }
 
 static result device_get(int *device, int ordinal) {
@@ -579,7 +581,7 @@ static size_t texel_bytes(uint32_t format, uint32_t channels) {
     }
 }
 
-enum { LAYERED = 0x01, CUBEMAP = 0x04, KNOWN_ARRAY_FLAGS = 0x1ff };
+enum { KNOWN_ARRAY_FLAGS = 0x1ff };
 
 static result map_array(handle *array, handle memory, const mipmap_desc *desc) {
     ENTER(cuExternalMemoryGetMappedMipmappedArray);
@@ -594,19 +596,7 @@ static result map_array(handle *array, handle memory, const mipmap_desc *desc) {
                        .width = d.array.width,
                        .height = d.array.height,
                        .levels = d.levels};
-    bool cube = d.array.flags & CUBEMAP;
-    if (cube || d.array.flags & LAYERED)
-        image.layers = d.array.depth;
-    else
-        image.depth = d.array.depth;
-    image.cube = cube;
-    NEED(image.texel && image.width && d.levels && !(d.array.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
-    NEED(!(d.array.flags & LAYERED) || d.array.depth);
-    NEED(!cube || (image.width == image.height &&
-                   (d.array.flags & LAYERED ? d.array.depth % 6 == 0 : d.array.depth == 6)));
-    uint64_t longest = image.width > image.height ? image.width : image.height;
-    if (image.depth > longest) longest = image.depth;
-    NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
+    NEED(gis_image_shape(&image, d.array.flags, d.array.depth) && !(d.array.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
     gis_array *made;
     TRY(gis_map_array(found, d.offset, &image, &made));
     *array = made->object.id;

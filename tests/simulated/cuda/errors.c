@@ -1,7 +1,7 @@
 /* CUDA's names and texts of its error codes. */
 #include "cuda.h"
 
-static const gis_error errors[] = {
+const gis_error gis_errors[] = {
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -44,16 +44,5 @@ static const gis_error errors[] = {
     {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "the capture was begun by another thread"},
     {909, "CUDA_ERROR_TIMEOUT", "time-out"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+    {0, NULL, NULL},
 };
-
-static const gis_error *find(int code) { return gis_error_of(errors, sizeof errors / sizeof *errors, code); }
-
-const char *cuda_error_name(int code) {
-    const gis_error *found = find(code);
-    return found ? found->name : NULL;
-}
-
-const char *cuda_error_text(int code) {
-    const gis_error *found = find(code);
-    return found ? found->text : NULL;
-}

@@ -71,13 +71,13 @@ HIP(hipDriverGetVersion, (int *version), (version)) {
 }
 
 GIS_EXPORT const char *hipGetErrorName(hip_error code) {
-    const char *name = hip_error_name(code);
-    return name ? name : "hipErrorUnknown";
+    const gis_error *found = gis_error_of(code);
+    return found ? found->name : "hipErrorUnknown";
 }
 
 GIS_EXPORT const char *hipGetErrorString(hip_error code) {
-    const char *text = hip_error_text(code);
-    return text ? text : "unknown error";
+    const gis_error *found = gis_error_of(code);
+    return found ? found->text : "unknown error";
 }
 
 GIS_EXPORT hip_error hipGetLastError(void) {

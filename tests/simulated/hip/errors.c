@@ -1,7 +1,7 @@
 /* HIP's names and texts of its error codes. */
 #include "hip.h"
 
-static const gis_error errors[] = {
+const gis_error gis_errors[] = {
     {0, "hipSuccess", "no error"},
     {1, "hipErrorInvalidValue", "invalid argument"},
     {2, "hipErrorOutOfMemory", "out of memory"},
@@ -33,16 +33,5 @@ static const gis_error errors[] = {
     {907, "hipErrorCapturedEvent", "the event was last recorded in a capture"},
     {908, "hipErrorStreamCaptureWrongThread", "the capture was begun by another thread"},
     {999, "hipErrorUnknown", "unknown error"},
+    {0, NULL, NULL},
 };
-
-static const gis_error *find(int code) { return gis_error_of(errors, sizeof errors / sizeof *errors, code); }
-
-const char *hip_error_name(int code) {
-    const gis_error *found = find(code);
-    return found ? found->name : NULL;
-}
-
-const char *hip_error_text(int code) {
-    const gis_error *found = find(code);
-    return found ? found->text : NULL;
-}

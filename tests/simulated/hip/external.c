@@ -77,7 +77,7 @@ HIP(hipDestroyExternalMemory, (void *memory), (memory)) {
 
 /* AMD's library for Linux does not export it (ROCm/hip #3779). */
 #if GIP_MIPMAP
-enum { LAYERED = 0x01, CUBEMAP = 0x04, KNOWN_ARRAY_FLAGS = 0x0f };
+enum { KNOWN_ARRAY_FLAGS = 0x0f };
 
 HIP(hipExternalMemoryGetMappedMipmappedArray, (void **array, void *memory, const hip_mipmap_desc *desc),
     (array, memory, desc)) {
@@ -88,24 +88,13 @@ HIP(hipExternalMemoryGetMappedMipmappedArray, (void **array, void *memory, const
     gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
     NEED(found);
     int bits = d.format.x + d.format.y + d.format.z + d.format.w;
-    bool cube = d.flags & CUBEMAP;
     gis_image image = {.texel = (size_t)bits / 8,
                        .width = d.extent.width,
                        .height = d.extent.height,
                        .levels = d.levels,
-                       .cube = cube,
                        .exact = true};
-    if (cube || d.flags & LAYERED)
-        image.layers = d.extent.depth;
-    else
-        image.depth = d.extent.depth;
-    NEED(bits > 0 && bits % 8 == 0 && image.width && d.levels && !(d.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
-    NEED(!(d.flags & LAYERED) || d.extent.depth);
-    NEED(!cube || (image.width == image.height &&
-                   (d.flags & LAYERED ? d.extent.depth % 6 == 0 : d.extent.depth == 6)));
-    uint64_t longest = image.width > image.height ? image.width : image.height;
-    if (image.depth > longest) longest = image.depth;
-    NEED(d.levels <= 64 && (d.levels == 1 || longest >> (d.levels - 1)));
+    NEED(bits > 0 && bits % 8 == 0 && !(d.flags & ~(uint32_t)KNOWN_ARRAY_FLAGS));
+    NEED(gis_image_shape(&image, d.flags, d.extent.depth));
     gis_array *made;
     TRY(gis_map_array(found, d.offset, &image, &made));
     *array = (void *)made->object.id;

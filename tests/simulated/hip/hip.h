@@ -11,9 +11,6 @@
 #include "abi.h"
 #include "gis.h"
 
-const char *hip_error_name(int code);
-const char *hip_error_text(int code);
-
 /* Keep what a call says as the thread's last error, and pass it on. */
 hip_error hip_told(hip_error code);
 
