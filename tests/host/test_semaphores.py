@@ -239,14 +239,6 @@ def test_no_timeline(backend: HostBackend, device: Device, make: Callable[[], in
     os.close(fd)  # still open
 
 
-def test_one_kind_given_as_the_other(backend: HostBackend, device: Device, create: Any, export: Any) -> None:
-    binary, counter = export(create(OpaqueFd)), export(create(TimelineFd))
-    with pytest.raises(HandleError, match="expected our own timeline semaphore"):
-        backend.import_semaphore(device, TimelineFd(binary.fd))
-    with pytest.raises(HandleError, match="expected a binary semaphore"):
-        backend.import_semaphore(device, OpaqueFd(counter.fd))
-
-
 def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> None:
     fd = system.create_memfd("memory", system.PAGE)
     with pytest.raises(HandleError, match="expected a binary semaphore"):

@@ -26,30 +26,6 @@ def fail() -> None:
     raise DriverError("test", 1, "BROKEN")
 
 
-def test_nothing_blocks_the_caller(backend: HostBackend, device: Device, stream: Any) -> None:
-    """Everything is queued behind a wait that is answered last."""
-    semaphore: Any = backend.create_semaphore(device, TimelineFd)
-    batch = backend.prepare([semaphore])
-    memory = ctypes.create_string_buffer(b"abcdefgh", 8)
-    address = ctypes.addressof(memory)
-    backend.wait(batch, stream, [1], None)
-    backend.copy(stream, address + 4, address, 4)
-    backend.fill(stream, address, ord("z"), 2)
-    backend.signal(batch, stream, [2])
-    event = backend.record(stream)
-    assert not backend.is_done(event)
-    assert not backend.wait_done(event, 0)
-    assert not backend.wait_done(event, 0.01)
-    assert memory.raw == b"abcdefgh"
-    backend.host_signal(semaphore, 1)
-    assert backend.wait_done(event, LIMIT)
-    assert backend.is_done(event)
-    assert memory.raw == b"zzcdabcd"
-    assert semaphore.value == 2
-    backend.destroy_event(event)
-    backend.destroy_semaphore(semaphore)
-
-
 def test_failure_sticks(backend: HostBackend, device: Device) -> None:
     stream = backend.create_stream(device)
     semaphore: Any = backend.create_semaphore(device, TimelineFd)

@@ -40,26 +40,6 @@ def exported(allocation: gi.Allocation, *, known: bool = True) -> gi.VmmFd:
 # -- one allocation, several devices -------------------------------------------------------------------------
 
 
-def test_every_device_sees_the_same_bytes(peers: list[gi.Device]) -> None:
-    """At one address, each with streams of its own; either device's memory."""
-    for first, second in (peers, peers[::-1]):
-        with first.allocate(1, access=[second, second, first]) as allocation:
-            assert allocation.devices == (first, second)
-            here, there = allocation.buffer, allocation.buffer_on(second)
-            assert here.ptr == there.ptr
-            assert here is allocation.buffer_on(first)
-            assert [one.view(16, "uint8").__dlpack_device__()[1] for one in (here, there)] == [
-                first.ordinal,
-                second.ordinal,
-            ]
-            with second.create_stream() as stream:
-                there.fill(0x5A, stream=stream)
-                stream.synchronize(LIMIT)
-            assert content(here) == b"\x5a" * allocation.size
-            here.fill(0x3C, offset=allocation.size - 8, size=8)
-            assert content(there)[-9:] == b"\x5a" + b"\x3c" * 8
-
-
 def test_both_granularities_are_the_drivers(simulator: Simulator, devices: list[gi.Device]) -> None:
     """The simulated driver's two sizes differ."""
     simulator.forget_log()

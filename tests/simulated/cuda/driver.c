@@ -829,15 +829,6 @@ static result vmm_set_access(uint64_t address, size_t size, const access_desc *d
     return SUCCESS;
 }
 
-static result vmm_get_access(uint64_t *flags, const location *where, uint64_t address) {
-    ENTER(cuMemGetAccess);
-    gis_range *range = gis_range_at(address);
-    NEED(flags && where && where->type == 1 && cuda_is_device(where->id));
-    NEED(range && range->object.kind == GIS_VMM_MAPPING);
-    *flags = range->access & 1u << where->id ? 3 : 0;
-    return SUCCESS;
-}
-
 static result vmm_properties(allocation_prop *prop, handle allocation) {
     ENTER(cuMemGetAllocationPropertiesFromHandle);
     gis_vmm_handle *found = gis_check(GIS_VMM_HANDLE, allocation);
@@ -1086,7 +1077,6 @@ static const struct {
     {"cuMemMap", 10020, vmm_map},
     {"cuMemUnmap", 10020, vmm_unmap},
     {"cuMemSetAccess", 10020, vmm_set_access},
-    {"cuMemGetAccess", 10020, vmm_get_access},
     {"cuMemGetAllocationPropertiesFromHandle", 10020, vmm_properties},
     {"cuMemRetainAllocationHandle", 11000, vmm_retain},
     {"cuMulticastGetGranularity", 12010, multicast_granularity},

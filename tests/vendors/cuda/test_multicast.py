@@ -35,10 +35,6 @@ MIB = 1 << 20
 SIZE = 4 * MIB
 SECOND = hasattr(cuda, "cuMulticastBindMem_v2") and os.environ.get("GPUINTEROP_SIM_CUDA_VERSION", "13010") >= "13010"
 BIND_MEMORY, BIND_ADDRESS = (f"cuMulticastBind{what}{'_v2' if SECOND else ''}" for what in ("Mem", "Addr"))
-CALLS = (
-    "cuMulticastGetGranularity", "cuMulticastCreate", "cuMulticastAddDevice", "cuMulticastBindMem",
-    "cuMulticastBindAddr", "cuMulticastUnbind", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,44 +75,8 @@ def backend() -> CudaBackend:
     return native
 
 
-# -- its life ----------------------------------------------------------------------------------------------------------
-
-
-def test_calls_come_in_the_documented_order(
-    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation]
-) -> None:
-    """The granularity before the object, every device before any bind; unmapped, unbound, released."""
-    simulator.forget_log()
-    group = gi.create_multicast(devices, SIZE)
-    for allocation in memory:
-        group.bind_memory(allocation)
-    mapping = group.map()
-    made = simulator.trace(*CALLS)
-    assert made[0] == "cuMulticastGetGranularity"
-    assert [name for name in made if not name.endswith("Granularity")] == [
-        "cuMulticastCreate",
-        "cuMulticastAddDevice",
-        "cuMulticastAddDevice",
-        "cuMulticastBindMem",
-        "cuMulticastBindMem",
-        "cuMemMap",
-        "cuMemSetAccess",
-    ]
-    simulator.forget_log()
-    group.close(timeout=LIMIT)
-    assert simulator.trace(*CALLS) == ["cuMemUnmap", "cuMulticastUnbind", "cuMulticastUnbind", "cuMemRelease"]
-    assert mapping.closed
-
-
-def test_a_mapping_is_aligned_and_every_device_has_access(
-    devices: list[gi.Device],
-    memory: list[gi.Allocation],
-    group: gi.MulticastObject,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_mapping_is_aligned(group: gi.MulticastObject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is a multiple of the granularity, because the driver was asked for that."""
-    for allocation in memory:
-        group.bind_memory(allocation)
     reserve, asked = cuda.cuMemAddressReserve, []
 
     def reserving(size: int, alignment: int, *rest: Any) -> Any:
@@ -124,17 +84,9 @@ def test_a_mapping_is_aligned_and_every_device_has_access(
         return reserve(size, alignment, *rest)
 
     monkeypatch.setattr(cuda, "cuMemAddressReserve", reserving)
-    mapping = group.map()
-    assert asked == [(SIZE, group.granularity.minimum)]
-    assert mapping.ptr % group.granularity.minimum == 0
-    for device in devices:
-        where = cuda.CUmemLocation()
-        where.type, where.id = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, device.ordinal
-        code, flags = cuda.cuMemGetAccess(where, mapping.ptr)
-        assert (int(code), int(flags)) == (0, 3)
-    mapping.close(timeout=LIMIT)
-    with group.map([devices[1]]) as only:
-        assert only.devices == (devices[1],)
+    with group.map() as mapping:
+        assert asked == [(SIZE, group.granularity.minimum)]
+        assert mapping.ptr % group.granularity.minimum == 0
 
 
 # -- what only the driver tells --------------------------------------------------------------------------------------
@@ -260,18 +212,6 @@ def test_fabric_handles_need_a_channel(simulator: Simulator, monkeypatch: pytest
 
 # -- what the driver says ---------------------------------------------------------------------------------------------
 
-SYMBOLS = {
-    1: "CUDA_ERROR_INVALID_VALUE",
-    2: "CUDA_ERROR_OUT_OF_MEMORY",
-    3: "CUDA_ERROR_NOT_INITIALIZED",
-    4: "CUDA_ERROR_DEINITIALIZED",
-    47: "CUDA_ERROR_MULTICAST_RESOURCE_FULL",
-    101: "CUDA_ERROR_INVALID_DEVICE",
-    401: "CUDA_ERROR_ILLEGAL_STATE",
-    800: "CUDA_ERROR_NOT_PERMITTED",
-    801: "CUDA_ERROR_NOT_SUPPORTED",
-    802: "CUDA_ERROR_SYSTEM_NOT_READY",
-}
 NOT_HERE = ("NVSwitch", "MIG", "confidential computing", "gpuinterop selftest multicast", "Device.allocate")
 NOT_PERMITTED = ("no permission: a container", "confidential computing", "IMEX channel", "VmmFd")
 BINDS: dict[int, tuple[str, ...]] = {
@@ -333,7 +273,8 @@ def test_a_documented_error_is_named(
     error = caught.value
     assert type(error) is (gi.OutOfMemoryError if code == 2 else gi.DriverError)
     assert error.call == {"cuMulticastBindMem": BIND_MEMORY, "cuMulticastBindAddr": BIND_ADDRESS}.get(call, call)
-    assert (error.code, error.symbol) == (code, SYMBOLS[code])
+    newest = "CUDA_ERROR_MULTICAST_RESOURCE_FULL"  # of 47, which cuda-bindings 12.9 does not name
+    assert (error.code, error.symbol) == (code, newest if code == 47 else cuda.CUresult(code).name)
     assert re.search(".*".join(map(re.escape, DOCUMENTED[call][code])), str(error)), error
     assert simulator.live() == before
     assert set(os.listdir("/proc/self/fd")) == descriptors
@@ -355,7 +296,7 @@ def test_an_unbind_that_fails_is_named(
     with pytest.warns(gi.LeakedResourceWarning) as caught:
         binding.close(timeout=LIMIT)
     (warning,) = caught
-    assert f"cuMulticastUnbind failed with {SYMBOLS[code]} ({code})" in str(warning.message)
+    assert f"cuMulticastUnbind failed with {cuda.CUresult(code).name} ({code})" in str(warning.message)
     assert text in str(warning.message)
     with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):  # the driver may still have it bound
         group.close(timeout=0)

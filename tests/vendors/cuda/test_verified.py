@@ -14,7 +14,6 @@ from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
 from tests.conformance.test_verified import is_recorded
-from tests.readme_table import column
 from tests.simulated.driver import Simulator
 
 
@@ -65,10 +64,3 @@ def test_multicast_is_never_claimed_for_what_the_suites_have_shown(request: pyte
     kit = kit_of(request.config)
     for spec in kit.devices():
         assert not [cell for cell in kit.exercised(spec) if "multicast" in cell.operation.value]
-
-
-def test_the_readme_says_what_can_be_used(simulator: Simulator) -> None:
-    table = gi.get_backend("cuda").device().capabilities
-    said = column("cuda")
-    usable = {str(cell) for cell in DOMAIN if table.of(cell)}
-    assert {name for name, word in said.items() if word != "-"} == usable & said.keys()

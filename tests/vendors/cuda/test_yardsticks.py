@@ -40,6 +40,8 @@ def test_the_yardstick_of_semaphores(simulator: Simulator) -> None:
                 it = floor.Compute(*theirs.addresses(signal=signals))
                 assert floor.load().calls(it, 7, int(signals), 3) == 0
                 by_hand.synchronize(stream)
+                simulator.fail(f"cu{what}ExternalSemaphoresAsync", code=3)
+                assert floor.load().calls(it, 9, 0, 2) == 3
                 given = simulator.descriptors(f"cu{what}ExternalSemaphoresAsync")
                 print([[one.value for one in each] for each in given])
                 print(words())
@@ -50,7 +52,10 @@ def test_the_yardstick_of_semaphores(simulator: Simulator) -> None:
 
 
 def test_the_yardstick_of_frames_in_c(simulator: Simulator) -> None:
-    """The other side stands in for Vulkan. Its word goes up by 2 a frame, by the driver's calls and by its graph."""
+    """The other side stands in for Vulkan. Its word goes up by 2 a frame, by the driver's calls and by its graph.
+
+    The end waits for the counter, and what fails ends the frames.
+    """
     printed = run(
         simulator,
         """
@@ -61,18 +66,21 @@ def test_the_yardstick_of_frames_in_c(simulator: Simulator) -> None:
             word = lambda: struct.unpack("=Q", os.pread(handle.fd, 8, 16))[0]
             waits, signals = (ctypes.c_uint64 * 1)(), (ctypes.c_uint64 * 1)()
             number, pointer = ctypes.c_int, ctypes.c_void_p
-            submitted = []
+            submitted, looks, failing = [], [], []
 
             @ctypes.CFUNCTYPE(number, pointer, ctypes.c_uint32, pointer, pointer)
             def submit(*given):
                 submitted.append((waits[0], signals[0]))
+                if failing:
+                    return failing.pop()
                 semaphore.wait(waits[0], timeout=20)
                 semaphore.signal(signals[0])
                 return 0
 
             @ctypes.CFUNCTYPE(number, pointer, pointer, ctypes.POINTER(ctypes.c_uint64))
             def counter(device, semaphore, out):
-                out[0] = word()
+                looks.append(1)
+                out[0] = word() if len(looks) > 2 else 0
                 return 0
 
             address = lambda function: ctypes.cast(function, pointer).value
@@ -80,12 +88,26 @@ def test_the_yardstick_of_frames_in_c(simulator: Simulator) -> None:
                 address(submit), 1, 1, ctypes.addressof(waits), ctypes.addressof(signals), address(counter), 1, 1
             )
             wait, signal = (floor.Compute(*theirs.addresses(signal=one)) for one in (False, True))
-            print(floor.load().frames(graphics, wait, signal, 1, 2), word(), submitted)
             graph = theirs.graph()
-            wait, signal, launch = floor.Node(*graph.wait), floor.Node(*graph.signal), floor.Launch(*graph.launch)
-            submitted.clear()
-            print(floor.load().launches(graphics, wait, signal, launch, 5, 3), word(), submitted)
+            nodes = floor.Node(*graph.wait), floor.Node(*graph.signal), floor.Launch(*graph.launch)
+            for run, given, first, count, call in (
+                (floor.load().frames, (wait, signal), 1, 2, "cuWaitExternalSemaphoresAsync"),
+                (floor.load().launches, nodes, 5, 3, "cuGraphExecExternalSemaphoresWaitNodeSetParams"),
+            ):
+                submitted.clear()
+                looks.clear()
+                simulator.forget_descriptors()
+                print(run(graphics, *given, first, count), word(), submitted, len(looks) > 2)
+                print([one.value for one, in simulator.descriptors(call)])
+                failing.append(3)
+                print(run(graphics, *given, 77, 2), len(submitted) - count)
+                by_hand.synchronize(stream)
+            for call in ("Wait", "Signal"):
+                simulator.fail(f"cu{call}ExternalSemaphoresAsync", code=3)
+                print(floor.load().frames(graphics, wait, signal, word(), 2))
             by_hand.synchronize(stream)
         """,
     )
-    assert printed == ["0 5 [(1, 2), (3, 4)]", "0 11 [(5, 6), (7, 8), (9, 10)]"]
+    frames = ["0 5 [(1, 2), (3, 4)] True", "[2, 4]", "3 1"]
+    launches = ["0 11 [(5, 6), (7, 8), (9, 10)] True", "[6, 8, 10]", "3 1"]
+    assert printed == [*frames, *launches, "3", "3"]

@@ -78,17 +78,3 @@ def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.Monkey
         has, telling = driver.has, "hipMemGetAllocationPropertiesFromHandle"
         monkeypatch.setitem(vars(driver), "has", lambda name: name != telling and has(name))
         assert backend.location(allocation.handle) is None
-
-
-def test_no_multicast(simulator: Simulator) -> None:
-    """HIP has no call for it: refused, with the reason and what to do instead."""
-    devices = gi.get_backend("hip").devices()
-    simulator.forget_log()
-    with pytest.raises(gi.UnsupportedError, match="no version of HIP has a call for multicast") as caught:
-        gi.create_multicast(devices, 4 << 20)
-    assert caught.value.capability.scope is gi.Scope.RUNTIME
-    assert "Device.allocate" in caught.value.capability.workaround
-    with pytest.raises(gi.UnsupportedError, match="multicast"):
-        devices[0].multicast_granularity(devices, 4 << 20)
-    assert not isinstance(_backend(), gi.backend.MulticastBackend)
-    assert simulator.trace("hipMemCreate", "hipMemMap") == []

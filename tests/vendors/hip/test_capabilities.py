@@ -16,7 +16,6 @@ from gpuinterop.capabilities import DOMAIN, Capability, Cell
 from gpuinterop_hip import capabilities
 from gpuinterop_hip.backend import HipBackend
 from gpuinterop_hip.driver import Driver
-from tests.readme_table import column
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED, WITHOUT_GPU
@@ -198,30 +197,6 @@ def test_fabric_handles_name_bindings_that_there_are(
     assert found.workaround.endswith(".")
 
 
-def test_a_gap_is_refused_before_the_call(simulator: Simulator) -> None:
-    """Nothing of HIP's semaphores is called, whatever is tried; the error carries the reason and the way around."""
-    device = gi.get_backend("hip").device()
-    calls = (
-        "hipImportExternalSemaphore",
-        "hipSignalExternalSemaphoresAsync",
-        "hipWaitExternalSemaphoresAsync",
-        "hipDestroyExternalSemaphore",
-    )
-    before = [simulator.calls(call) for call in calls]
-    from ..parties import open_party
-
-    with open_party("memfd", device) as exporter:
-        for kind in (gi.Binary, gi.Timeline):
-            with exporter.create_semaphore(kind) as theirs:
-                handle = theirs.export()
-                with pytest.raises(gi.UnsupportedError, match="aborts the process") as caught:
-                    device.import_semaphore(handle)
-                assert "gpuinterop.bridge.Bridge(device)" in str(caught.value)
-                assert not handle.closed
-                handle.close()
-    assert [simulator.calls(call) for call in calls] == before
-
-
 def test_the_device_is_matched_by_its_bus() -> None:
     """HIP's UUID is not Vulkan's: it must not be offered, or a wrong match would look right."""
     device = gi.get_backend("hip").device()
@@ -233,13 +208,6 @@ def test_the_device_is_matched_by_its_bus() -> None:
     assert "PCI bus id" in device.info.note
     assert device.info.dlpack == (10, 0)
     assert dataclasses.asdict(device.info)["array_interface"] == "__cuda_array_interface__"
-
-
-def test_the_readme_says_what_can_be_used(simulator: Simulator) -> None:
-    table = gi.get_backend("hip").device().capabilities
-    said = column("hip")
-    usable = {str(cell) for cell in DOMAIN if table.of(cell)}
-    assert {name for name, word in said.items() if word != "-"} == usable & said.keys()
 
 
 @pytest.mark.skipif(not WITHOUT_GPU, reason="needs the simulated runtime or AMD's own")
