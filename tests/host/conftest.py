@@ -62,13 +62,6 @@ def swiftshader() -> Iterator[Driver]:
 
 
 @pytest.fixture
-def lavapipe() -> Iterator[Driver]:
-    made = _driver("llvmpipe")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def start() -> Iterator[Callable[..., SpawnProcess]]:
     """Start a function of `peers` in a process of its own; it is dead when the test ends."""
     started: list[SpawnProcess] = []
