@@ -158,17 +158,6 @@ def _nothing_stays_open() -> Iterator[None]:
 # -- one outcome -------------------------------------------------------------------------------------------------------
 
 
-def test_success() -> None:
-    def body(team: Team) -> str:
-        with team.step("first"):
-            pass
-        team.vote("second")
-        return f"{team.rank} of {team.size}"
-
-    assert teams(Grid(4), body) == ["0 of 4", "1 of 4", "2 of 4", "3 of 4"]
-    assert teams(Grid(1), body) == ["0 of 1"]
-
-
 CAPABILITY = gi.Capability(
     operation=gi.Operation.IMPORT_MULTICAST,
     handle_type=gi.FabricHandle,

@@ -496,22 +496,6 @@ def test_the_table_is_total_and_missing_interfaces_are_gaps(install: Install) ->
     assert all(found.scope and found.reason and found.reference for found in table.values())
 
 
-def test_disable_turns_cells_off_and_knows_typos(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(Usable)
-    monkeypatch.setenv("GPUINTEROP_DISABLE", "*semaphore:timeline_fd, map_buffer")
-    table = gi.device().capabilities
-    assert table[Operation.SIGNAL_SEMAPHORE, gi.TimelineFd].support is Support.DISABLED
-    assert table[Operation.SIGNAL_SEMAPHORE, gi.OpaqueFd].usable
-    assert table[Operation.MAP_BUFFER, gi.OpaqueFd].support is Support.DISABLED
-    assert "GPUINTEROP_DISABLE" in table[Operation.MAP_BUFFER, gi.OpaqueFd].reason
-    with pytest.raises(gi.UnsupportedError, match="turned off"):
-        table.require((Operation.MAP_BUFFER, gi.OpaqueFd))
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setenv("GPUINTEROP_DISABLE", "map_bufer")
-    with pytest.raises(gi.InvalidArgumentError, match="map_bufer"):
-        gi.device()
-
-
 ACME = """
 [symbols]
 map_buffer = ["acmeMap"]
