@@ -1,10 +1,11 @@
-"""Programs that tests start."""
+"""Programs that tests start, and processes that they look for."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -28,3 +29,10 @@ def printed(*arguments: str, **options: Any) -> str:
     done = python(*arguments, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

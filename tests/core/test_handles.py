@@ -14,6 +14,7 @@ from gpuinterop import handles
 from gpuinterop.capabilities import disable
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind, handle_types
 from tests.beside import elsewhere
+from tests.descriptors import is_open
 
 
 @pytest.fixture
@@ -22,14 +23,6 @@ def fd() -> Iterator[int]:
     yield number
     if is_open(number):
         os.close(number)
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 _WINDOWS, _POSIX = ("Win32", "_win32", "Kmt", "D3D", "d3d", "Keyed", "keyed"), ("Fd", "_fd", "NvSci", "nvsci")

@@ -13,6 +13,7 @@ import gpuinterop as gi
 from gpuinterop import ipc
 from gpuinterop.handles import HandleOrigin, OriginKind
 from tests.beside import elsewhere
+from tests.descriptors import is_open
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -31,10 +32,6 @@ def pair() -> Iterator[Pair]:
 
 def memfd() -> int:
     return os.memfd_create("sent")
-
-
-def is_open(fd: int) -> bool:
-    return os.path.exists(f"/proc/self/fd/{fd}")
 
 
 def test_handles_arrive_owned_typed_and_untrusted(pair: Pair) -> None:

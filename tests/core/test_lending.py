@@ -16,6 +16,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.handles import FdHandle, Handle
 from tests.beside import beside
+from tests.descriptors import open_fds
 
 from .fake import FakeBackend, fake_device
 
@@ -26,10 +27,6 @@ def fd() -> Iterator[int]:
     os.ftruncate(number, 8192)
     yield number
     os.close(number)
-
-
-def open_fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 def fail_closing(lent: Handle) -> None:

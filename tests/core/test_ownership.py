@@ -9,6 +9,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core import ownership
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind
+from tests.descriptors import open_fds
 
 from .fake import FakeBackend, fake_device
 
@@ -20,10 +21,6 @@ def fd() -> Iterator[int]:
     yield number
     with contextlib.suppress(OSError):  # consumed
         os.close(number)
-
-
-def open_fds() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
 
 
 def test_success_consumes_whether_the_driver_closes_or_not(device: gi.Device, backend: FakeBackend, fd: int) -> None:

@@ -6,13 +6,12 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
-from tests.programs import python
+from tests.programs import python, runs
 
 LEFT = """
 import os, signal
@@ -54,16 +53,9 @@ def test_it_ends_with_its_parent() -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     peer = int(done.stdout)
     deadline = time.monotonic() + 20
-    while _runs(peer) and time.monotonic() < deadline:
+    while runs(peer) and time.monotonic() < deadline:
         time.sleep(0.01)
-    left = _runs(peer)
+    left = runs(peer)
     if left:
         os.kill(peer, signal.SIGKILL)
     assert not left, "it is still there"
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

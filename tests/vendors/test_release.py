@@ -56,17 +56,11 @@ class Gate:
 
 
 @pytest.fixture
-def gate(exporter: Any, device: gi.Device) -> Iterator[Gate]:
-    made = Gate(exporter, device)
+def gates(exporter: Any, device: gi.Device) -> Iterator[list[Gate]]:
+    made = [Gate(exporter, device) for _ in range(2)]
     yield made
-    made.close()
-
-
-@pytest.fixture
-def other(exporter: Any, device: gi.Device) -> Iterator[Gate]:
-    made = Gate(exporter, device)
-    yield made
-    made.close()
+    for one in made:
+        one.close()
 
 
 @pytest.fixture
@@ -78,10 +72,10 @@ def memory(exporter: Any, device: gi.Device) -> Iterator[tuple[Any, gi.ExternalM
 
 
 def test_a_stream_of_this_process_can_still_signal(
-    device: gi.Device, gate: Gate, other: Gate, memory: tuple[Any, gi.ExternalMemory]
+    device: gi.Device, gates: list[Gate], memory: tuple[Any, gi.ExternalMemory]
 ) -> None:
     """The signal that ends the wait is a call of this very thread, and comes after the close."""
-    theirs, ours = memory
+    (gate, other), (theirs, ours) = gates, memory
     buffer = ours.map_buffer()
     with device.create_stream() as waiting, device.create_stream() as signalling:
         gate.wait(waiting)
@@ -105,10 +99,10 @@ def test_a_stream_of_this_process_can_still_signal(
 
 
 def test_a_wait_that_came_after_the_close(
-    device: gi.Device, gate: Gate, other: Gate, memory: tuple[Any, gi.ExternalMemory]
+    device: gi.Device, gates: list[Gate], memory: tuple[Any, gi.ExternalMemory]
 ) -> None:
     """The driver waits for all work of the device, also for what was enqueued since: it is not called meanwhile."""
-    _, ours = memory
+    (gate, other), (_, ours) = gates, memory
     buffer = ours.map_buffer()
     with device.create_stream() as using, device.create_stream() as waiting:
         released: list[str] = []

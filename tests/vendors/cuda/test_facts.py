@@ -25,6 +25,7 @@ from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.beside import beside, elsewhere
 from tests.core.forged import forge
+from tests.descriptors import is_open
 from tests.programs import python
 
 from ..parties import REAL
@@ -58,14 +59,6 @@ def code_of(result: tuple[Any, ...]) -> int:
 def ok(result: tuple[Any, ...]) -> Any:
     assert code_of(result) == SUCCESS, result[0]
     return result[1] if len(result) > 1 else None
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 def until(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:

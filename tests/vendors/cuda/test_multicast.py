@@ -43,13 +43,6 @@ def _on_the_simulated_driver() -> None:
 
 
 @pytest.fixture
-def devices() -> list[gi.Device]:
-    found = list(gi.get_backend("cuda").devices())
-    assert len(found) >= 2
-    return found[:2]
-
-
-@pytest.fixture
 def memory(devices: list[gi.Device], scope: ExitStack) -> list[gi.Allocation]:
     """Shareable memory of each device, mapped."""
     made = [scope.enter_context(device.allocate(SIZE)) for device in devices]

@@ -33,7 +33,7 @@ from gpuinterop.testing import multicast, stand_ins
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
 from tests.cli.invoke import invoke
-from tests.programs import python
+from tests.programs import python, runs
 from tests.simulated.driver import Simulator, assert_simulated
 
 pytestmark = pytest.mark.timeout(150)
@@ -154,19 +154,12 @@ def _script(folder: Path, role: str, script: str) -> None:
 def _are_gone(folder: Path) -> None:
     deadline = time.monotonic() + 20
     left = {file.stem: int(file.read_text()) for file in folder.glob("*.pid")}
-    while any(map(_runs, left.values())) and time.monotonic() < deadline:
+    while any(map(runs, left.values())) and time.monotonic() < deadline:
         time.sleep(0.01)
-    left = {name: pid for name, pid in left.items() if _runs(pid)}
+    left = {name: pid for name, pid in left.items() if runs(pid)}
     for pid in left.values():
         os.kill(pid, signal.SIGKILL)
     assert not left, f"still there: {left}"
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _left(folder: Path, role: str) -> dict[str, int]:

@@ -15,7 +15,6 @@ from tests.beside import elsewhere
 from tests.simulated.driver import Simulator
 
 LIMIT = 30.0
-THREADS = 8
 ROUNDS = 50
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import gpuinterop as gi
 
+from .runtime import Runtime
+
 
 @pytest.fixture(scope="session")
 def hip(bindings: Any) -> Any:
@@ -19,4 +21,13 @@ def hip(bindings: Any) -> Any:
 def holds() -> dict[str, bool]:
     """What AMD's runtime does in the version under test, of what it does in some."""
     found: dict[str, bool] = gi.get_backend("hip").driver._driver.facts.holds  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    """The library that the process has loaded by then, or finds by this name; on device 0, without an error."""
+    found = Runtime("libamdhip64.so")
+    found.ok("hipSetDevice", 0)
+    found("hipGetLastError")
     return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+
+from tests.descriptors import is_open as is_open
 
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 0, 1, 2, 35, 100, 101
 NOT_READY, NOT_SUPPORTED, UNKNOWN = 600, 801, 999
@@ -88,14 +89,6 @@ SIZES: Final = {
 }
 for _struct, _size in SIZES.items():
     assert ctypes.sizeof(_struct) == _size, _struct
-
-
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
 
 
 class Runtime:

@@ -67,19 +67,6 @@ BY_VALUE = 70100000
 NON_BLOCKING = 1
 
 
-def raw() -> Runtime:
-    """The library that the process has loaded by then, or finds by this name."""
-    return Runtime("libamdhip64.so")
-
-
-@pytest.fixture
-def runtime() -> Runtime:
-    found = raw()
-    found.ok("hipSetDevice", 0)
-    found("hipGetLastError")
-    return found
-
-
 @pytest.fixture(scope="module")
 def party() -> Iterator[Any]:
     with open_party(PARTIES[0], gi.get_backend("hip").device(0)) as opened:

@@ -18,19 +18,11 @@ from .runtime import (
     NOT_SUPPORTED,
     Runtime,
 )
-from .test_facts import printed, raw
+from .test_facts import printed
 
 pytestmark = pytest.mark.usefixtures("simulator")
 
 INVALID_HANDLE = 400
-
-
-@pytest.fixture
-def runtime(simulator: Simulator) -> Runtime:
-    found = raw()
-    found.ok("hipSetDevice", 0)
-    found("hipGetLastError")
-    return found
 
 
 def test_its_uuid_is_not_vulkans_and_its_pci_address_is(runtime: Runtime) -> None:
