@@ -74,7 +74,8 @@ class GraphStep:
         counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
         self._largest = min(one.max_value for one in self._ours) if counts else None
         """The largest value of semaphores that all count; None if some do not."""
-        self.values = node.values
+        self.values = self._most = node.values
+        """`_most` has the largest ever set: no launch waits for more, though another thread sets others meanwhile."""
 
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
@@ -104,6 +105,7 @@ class GraphStep:
     def _apply(self, numbers: tuple[int, ...]) -> None:
         """Set checked values. The caller marks."""
         owner = self._owner
+        self._most = tuple(map(max, self._most, numbers))  # first: a launch that has these values finds them
         owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
         self.values = numbers
 
@@ -241,6 +243,13 @@ class GraphSemaphores(Resource):
             del calls[-1]
 
 
+class _Opaque(Waits):
+    """Waits of a launch that also waits for what is not known here. They pass with the stream alone."""
+
+    def is_there(self) -> bool:
+        return self.passed
+
+
 class Graph(Resource, Enqueues):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
@@ -261,14 +270,14 @@ class Graph(Resource, Enqueues):
 
     def __init__(self, device: Device, backend: GraphBackend) -> None:
         super().__init__(Lifetime("Graph", device=device.streams))
-        self.device = device
-        self.driver = backend
+        self.device, self.driver = device, backend
         self._batch, self._direct = None, False
         self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
         """The driver's graph, its executable, and what they wait for and signal, once the capture has ended."""
         self._awaited: list[Lifetime] = []
         """The semaphores that it waits for, as far as this library imported them."""
         self._waits: list[tuple[GraphStep, int, bool]] = []  # where the value of each is, and whether it takes one
+        self._passing: type[Waits] = Waits
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
@@ -282,6 +291,7 @@ class Graph(Resource, Enqueues):
     @property
     def executable_ptr(self) -> int:
         """The native executable (``CUgraphExec``) as an integer."""
+        self._passing = _Opaque  # a caller may set other values by the number
         return int(self._captured()[1].handle)
 
     @property
@@ -306,21 +316,22 @@ class Graph(Resource, Enqueues):
             self._captured()
         pending: Waits | None = None
         if self._waits:  # a wait may be remembered for long: it names objects alone, and not the graph
-            pending = Waits()
-            pending.semaphores = self._awaited
-            pending.semaphore = self._awaited[0]
-            pending.values = [step.values[place] if valued else None for step, place, valued in self._waits]
+            pending = self._passing()
+            pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
+            pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
         known = reached(self.device, stream)
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
             told[at] = max(step.values[place], told[at])
 
-    def _launch_now(self, _batch: None, known: KnownStream, *_: object) -> None:
+    def _launch_now(self, _batch: None, known: KnownStream, _numbers: object, pending: Waits | None = None) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
             raise InvalidArgumentError(
                 "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
             )
         self.driver.launch(self._marked.handle, known.handle)
+        if pending is not None:
+            pending.values = [step._most[place] if valued else None for step, place, valued in self._waits]
 
     def _look_closer(self, stream: Stream) -> None:
         self.check_open()
@@ -418,6 +429,8 @@ class Graph(Resource, Enqueues):
                 elif one is not None:
                     self._waits.append((step, place, one.takes_value))
                     self._awaited.append(one.lifetime)
+                elif not step.signals:
+                    self._passing = _Opaque
         self._made = graph, executable, semaphores
 
 

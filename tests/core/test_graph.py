@@ -163,6 +163,58 @@ def test_a_launch_tells_each_semaphore_its_own_value_beside_somebody_elses(devic
             semaphore.signal(stream, 6)
 
 
+@pytest.mark.parametrize("hidden", ["nothing", "another library's semaphore", "another owner of the executable"])
+def test_a_launch_is_known_to_pass_only_if_all_it_waits_for_is_known(
+    device: Device, backend: FakeGraphs, hidden: str
+) -> None:
+    with semaphore_of(device) as semaphore, device.create_stream() as stream:
+        semaphore.lifetime.counter = lambda _: 4  # as of a backend that lets the CPU look
+        with stream.capture() as graph:
+            semaphore.wait(stream, 4)
+            if hidden == "another library's semaphore":
+                node = SemaphoreNode(native="n", signals=False, semaphores=(4242, semaphore.handle[1]), values=(100, 3))
+                backend.captures[stream.ptr].append(node)
+        with graph:
+            if hidden == "another owner of the executable":
+                with gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as others:
+                    others.advance(1)
+            backend.blocked.add(stream.ptr)
+            graph.launch(stream)
+            (pending,) = stream.known_as().waits
+            assert pending.is_there() == (hidden == "nothing")
+            backend.blocked.clear()
+
+
+@pytest.mark.parametrize("when", ["before the driver's launch", "after it"])
+def test_values_that_another_thread_sets_beside_a_launch_prove_nothing(
+    device: Device, backend: FakeGraphs, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The launch waits for 4, or for 5, and the counter stands one below."""
+    with semaphore_of(device) as semaphore, device.create_stream() as stream, monkeypatch.context() as patch:
+        semaphore.lifetime.counter = lambda _: 4 if when.startswith("before") else 3
+        with stream.capture() as graph:
+            semaphore.wait(stream, 4)
+        seen = []
+
+        def look() -> None:
+            seen.append(stream.known_as().waits[0].is_there())
+
+        def launch(executable: int, handle: object) -> None:
+            look()
+            if when.startswith("before"):
+                graph.semaphores.advance(1)
+            else:
+                graph.semaphores.waits[0].set(3)
+
+        patch.setattr(backend, "launch", launch)
+        backend.blocked.add(stream.ptr)
+        graph.launch(stream)
+        look()
+        assert seen == [False, False]
+        backend.blocked.clear()
+        graph.close()
+
+
 def test_values_that_were_captured_are_not_the_streams_last(device: Device) -> None:
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         semaphore.signal(stream, 5)
