@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -238,6 +237,7 @@ class Bridge(Resource):
         stream_words(device)
         self.device = device
         self._watcher = Watcher()
+        self._grace = seconds
         self._watch = _Watch(self._watcher, seconds, device.streams)
         super().__init__(self._watch)
         self.lifetime.open()
@@ -430,9 +430,9 @@ class Bridge(Resource):
         ResourceBusyError
             `timeout` passed. Pending waits were cancelled.
         """
-        limit = check_timeout(timeout)
+        check_timeout(timeout)
         if timeout is not None:  # this thread lets the streams go; if interrupted, the watcher does
-            self._watch.grace += math.inf if limit is None else limit
+            self._watch.grace = self._grace + timeout
         try:
             super().close(timeout)
         except ResourceBusyError:

@@ -16,6 +16,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
+from gpuinterop._core import monitor
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait
 from gpuinterop._core.semaphore import SemaphoreBatch
@@ -105,6 +106,20 @@ def test_dropped_without_close(host: Device) -> None:
     until(ended)
     os.close(mine)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_close_that_was_put_off_leaves_its_limit_to_no_later_one(
+    host: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A close in a signal handler that strikes inside a state change is queued: the next one has its own limit."""
+    bridge = Bridge(host, grace=2.0)
+    told: list[float] = []
+    monkeypatch.setattr(bridge._watcher, "cancel_after", told.append)
+    with monitor._lock:
+        bridge.close(timeout=float("inf"))
+        bridge.close(timeout=5)
+    bridge.close(timeout=LIMIT)
+    assert told == [2.0 + LIMIT]
 
 
 def test_closed_things_are_refused(bridge: Bridge, stream: gi.Stream) -> None:
