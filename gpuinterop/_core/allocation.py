@@ -53,9 +53,8 @@ class Allocation(Mappable):
     ) -> None:
         lifetime = Lifetime("Allocation", backend.release_allocation, device=devices[0].streams)
         super().__init__(lifetime)
-        self.device, self.driver = devices[0], backend
+        self.device, self.driver, self._size = devices[0], backend, size
         self.devices = tuple(devices)
-        self.size = size
         self._exportable = exportable
         self.location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
         self._buffers: dict[Device, Buffer] = {}
@@ -101,7 +100,7 @@ class Allocation(Mappable):
         self.check_open()
         found = self._buffers.get(device)
         while found is None or found.closed:  # another thread may have closed it meanwhile
-            fresh = self._buffer(0, self.size, device)
+            fresh = self._buffer(0, self._size, device)
             fresh._warns = False  # the allocation owns it
             found = _choose(self, device, fresh)
         return found
@@ -129,7 +128,7 @@ class Allocation(Mappable):
         self.check_exportable("allocation")
         handle = self.lifetime.use(self.driver.export_allocation)
         handle.origin = HandleOrigin(
-            kind=OriginKind.ALLOCATION, device=self.device.identity, size=self.size, trusted=True
+            kind=OriginKind.ALLOCATION, device=self.device.identity, size=self._size, trusted=True
         )
         return handle
 

@@ -363,7 +363,7 @@ class View:
             for user in buffer.users(consumer):
                 if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
                     consumer.follow(user)
-            buffer.use_on(consumer, 0, buffer.size)
+            buffer.use_on(consumer, 0, buffer._size)
         return consumer
 
     def _described(self, address: int) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Mapping(Lifetime):
         self.waits = waits
         """Whether the driver's unmap call waits for all work of the device."""
         self.address = 0
-        self.size = owner.size
+        self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
         """Whether the device is one of those that have it mapped."""
@@ -108,9 +108,13 @@ class Sized(Resource, NotAnArray):
 
     device: Device
     """Device through which the driver is called."""
-    size: int
-    """Size in bytes."""
+    _size: int
     _exportable = False
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self._size
 
     @inside
     def check_exportable(self, argument: str) -> None:
@@ -127,18 +131,18 @@ class Sized(Resource, NotAnArray):
         """Start and size of a range of the open object `name`; by default all from `offset` on."""
         self.check_open()
         start = check_nbytes(offset, "offset", minimum=0)
-        count = max(self.size - start, 1) if size is None else check_nbytes(size, minimum=least)
+        count = max(self._size - start, 1) if size is None else check_nbytes(size, minimum=least)
         self.check_range(start, count, name, argument)
         return start, count
 
     @inside
     def check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
-        if start + min(size, 1) > self.size:  # the first byte is outside already
-            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self.size} bytes; got {start}.")
-        if start + size > self.size:
-            left = self.size - start
+        if start + min(size, 1) > self._size:  # the first byte is outside already
+            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self._size} bytes; got {start}.")
+        if start + size > self._size:
+            left = self._size - start
             raise InvalidArgumentError(
-                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self.size}."
+                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self._size}."
             )
 
 
@@ -251,16 +255,18 @@ class Buffer(Sized):
 
     _as_array = "numpy.asarray(buffer.view(shape, dtype))"
 
-    offset: int
-    """Offset from the start of the memory in bytes."""
-
     def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
         super().__init__(Lifetime("Buffer", parents=(mapping,)), owner)
         self.device, self.driver = device, device.driver
         self.mapping = mapping
         self.address = mapping.address + offset
-        self.offset, self.size = offset, size
+        self._offset, self._size = offset, size
         self.lifetime.open()
+
+    @property
+    def offset(self) -> int:
+        """Offset from the start of the memory in bytes."""
+        return self._offset
 
     @property
     def ptr(self) -> int:
@@ -313,12 +319,12 @@ class Buffer(Sized):
         layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
-        if low < 0 or high > self.size:
+        if low < 0 or high > self._size:
             self.check_range(start, min(high - low, 1), "the buffer")
             raise InvalidArgumentError(
                 "shape",
                 f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
-                f"{low} to {high}; the buffer has {self.size}.",
+                f"{low} to {high}; the buffer has {self._size}.",
             )
         if beyond := (self.address + start) % layout.dtype.alignment:
             step = layout.dtype.alignment
@@ -452,7 +458,7 @@ class Buffer(Sized):
     @inside
     def use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
-        known, first = stream.known_as(), self.offset + start
+        known, first = stream.known_as(), self._offset + start
         if (graph := known.graph) is not None:  # the graph's launches use them
             graph.hold(self.mapping)
             graph.note(self.mapping, first, first + size)
@@ -466,12 +472,12 @@ class Buffer(Sized):
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
             return False
-        return bool(hull[0] <= self.offset and self.offset + self.size <= hull[1])
+        return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
 
     @inside
     def users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
-        first = self.offset + start
-        return self.mapping.users(first, first + (self.size if size is None else size), user)
+        first = self._offset + start
+        return self.mapping.users(first, first + (self._size if size is None else size), user)
 
     @inside
     def wait_for_users(self, start: int = 0, size: int | None = None) -> None:
@@ -563,11 +569,9 @@ class ExternalMemory(Mappable):
     def __init__(
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
     ) -> None:
-        backend = device.driver
-        lifetime = Lifetime("ExternalMemory", backend.destroy_memory, keep=keepalive, device=device.streams)
+        lifetime = Lifetime("ExternalMemory", device.driver.destroy_memory, keep=keepalive, device=device.streams)
         super().__init__(lifetime)
-        self.device, self.driver = device, backend
-        self.size = size
+        self.device, self.driver, self._size = device, device.driver, size
         self.handle_type = handle_type
         self.dedicated = dedicated
 
@@ -670,5 +674,5 @@ class ExternalMemory(Mappable):
         return Mapping(self, (self.device,), backend.unmap_buffer, blocks=blocks, waits=blocks)
 
     def _map(self, mapping: Mapping) -> DriverHandle:
-        handle, mapping.address = self.driver.map_buffer(self.lifetime.handle, size=self.size)
+        handle, mapping.address = self.driver.map_buffer(self.lifetime.handle, size=self._size)
         return handle

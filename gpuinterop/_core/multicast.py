@@ -255,7 +255,7 @@ class MulticastObject(Sized):
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
         group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
         super().__init__(group)
-        self.device, self.size = device, size
+        self.device, self._size = device, size
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
@@ -371,9 +371,9 @@ class MulticastObject(Sized):
         """
         self.check_open()
         self._check_allocation(allocation)
-        at = self._offset(offset, "offset", self.size)
-        first = self._offset(start, "start", allocation.size)
-        count = min(self.size - at, allocation.size - first) if size is None else size
+        at = self._offset(offset, "offset", self._size)
+        first = self._offset(start, "start", allocation._size)
+        count = min(self._size - at, allocation._size - first) if size is None else size
         bound = self._range_of(allocation.device, at, count)
         allocation.check_range(first, bound.size, "the allocation")
         handle = allocation.device.handle
@@ -428,7 +428,7 @@ class MulticastObject(Sized):
         check_devices((device,), "device", self.driver)
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
-        at = self._offset(offset, "offset", self.size)
+        at = self._offset(offset, "offset", self._size)
         bound = self._range_of(device, at, size)
         if buffer is None:
             self._check_added(device, "device")
@@ -559,7 +559,7 @@ class MulticastObject(Sized):
             )
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
-        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self.size, trusted=True)
+        handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -625,12 +625,12 @@ class MulticastObject(Sized):
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
         step = self.granularity.minimum
-        if buffer.offset % step:
+        if buffer._offset % step:
             raise InvalidArgumentError(
-                "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer.offset}."
+                "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer._offset}."
             )
-        if size > buffer.size:
-            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer.size}.")
+        if size > buffer._size:
+            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer._size}.")
 
     def _multiple(self, value: int, argument: str) -> int:
         step = self.granularity.minimum
@@ -753,7 +753,7 @@ class MulticastBinding(Sized):
             "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
         )
         super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
-        self.device, self.size = bound.device, size
+        self.device, self._size = bound.device, size
         self.lifetime.untracked = tuple(device.streams for device in multicast.devices)
         self._bound = bound
         self.multicast = multicast
@@ -813,7 +813,7 @@ class MulticastMapping(Resource, NotAnArray):
         super().__init__(mapping, multicast)
         mapping.untracked = tuple(device.streams for device in multicast.devices)
         self.multicast = multicast
-        self.size = multicast.size
+        self.size = multicast._size
         self.devices = tuple(devices)
         handles = [device.handle for device in devices]
 

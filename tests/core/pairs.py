@@ -299,7 +299,7 @@ METHODS: dict[str, list[tuple[str, bool, Call]]] = {
 
 REASONS: dict[str, str] = {
     "reads what was set at birth, and nothing else": """
-        *.label View.dtype View.nbytes View.ndim
+        *.label Buffer.offset Buffer.size View.dtype View.nbytes View.ndim ExternalMemory.size Allocation.size
         ExternalSemaphore.takes_timeout GraphSemaphores.signals GraphSemaphores.waits
         OpaqueFd.owned OpaqueFd.trusted OpaqueFd.type_name""",
     "one look at the state; every call has that look as a point": """

@@ -172,6 +172,16 @@ def test_bad_ranges_name_the_argument(arguments: dict[str, int], argument: str) 
         assert backend.calls[-1][0] == "import_memory"
 
 
+def test_no_size_and_no_offset_can_be_set(device: gi.Device) -> None:
+    """A fill of a buffer whose size was set would write past the mapping."""
+    with device.import_memory(gi.OpaqueWin32(handle=8), size=4096) as memory:
+        buffer = memory.map_buffer(offset=1024)
+        for thing, name in ((memory, "size"), (buffer, "size"), (buffer, "offset")):
+            with pytest.raises(AttributeError):
+                setattr(thing, name, 1 << 20)
+        assert (memory.size, buffer.size, buffer.offset) == (4096, 3072, 1024)
+
+
 def test_an_offset_beyond_the_end_is_what_is_wrong(device: gi.Device) -> None:
     """And not the size, the source or the shape, of which the caller may have said nothing. Nothing has no end."""
     with memory_of(device, SIZE) as memory, device.create_stream() as stream:
