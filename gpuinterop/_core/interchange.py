@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -82,7 +83,8 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = 
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(itemsize * math.prod(max(dim, 1) for dim in shape[axis + 1 :]) for axis in range(len(shape)))
+    steps = itertools.accumulate((max(dim, 1) for dim in shape[:0:-1]), int.__mul__, initial=itemsize)
+    return tuple(steps)[::-1][: len(shape)]
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
