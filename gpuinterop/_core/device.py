@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -723,7 +723,10 @@ class Device(Sole):
 
     @inside
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        """Remember an import: a graph's nodes name semaphores by number."""
+        """Remember an import: a graph's nodes name semaphores by number, and a backend's messages by the label."""
+        if hasattr(semaphore.handle, "label"):
+            with suppress(AttributeError):  # a label to read alone
+                semaphore.handle.label = semaphore.label
         if isinstance(self.driver, GraphBackend) and semaphore.handle is not None:
             self._semaphores[self.driver.semaphore_pointer(semaphore.handle)] = semaphore
 

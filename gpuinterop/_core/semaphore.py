@@ -11,7 +11,6 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from .. import system
@@ -108,8 +107,8 @@ class SemaphoreCalls(ABC):
     export: Callable[[Any], AnySemaphoreHandle]
     """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - only the driver's graphs need it
-        """Remember a new semaphore."""
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - a bridge knows its own
+        """Remember a new semaphore, and give it the label for messages."""
 
 
 class DriverSemaphores(SemaphoreCalls):
@@ -231,11 +230,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     def make(self, call: Callable[[], DriverHandle]) -> None:
         """Make or import the semaphore."""
         try:
-            handle = self.lifetime.create(call)
-            if hasattr(handle, "label"):
-                with suppress(AttributeError):  # a label to read alone
-                    handle.label = self.label
-            self._batch = self._calls.prepare([handle])
+            self._batch = self._calls.prepare([self.lifetime.create(call)])
             self._calls.know(self)
         except BaseException:
             retire(self.lifetime)
