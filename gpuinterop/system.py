@@ -139,8 +139,8 @@ def _sub_interpreter() -> int:
 def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limit: float = -1) -> T:
     """Call with a lock held; after `limit` seconds without it (`holds` tells), a negative number sets no limit.
 
-    All locks are held this way, because an interrupt can leave one locked on CPython 3.14 where ``with`` takes it
-    (cpython #148874).
+    The core and the bridge hold their locks this way, because an interrupt can leave one locked on CPython 3.14 where
+    ``with`` takes it (cpython #148874). The monitor does so without this frame (`_core.monitor.locked`).
     """
     try:
         lock.acquire(True, limit)

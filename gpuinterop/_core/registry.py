@@ -139,16 +139,16 @@ class LoadedBackend(Sole):
             ) from None
         if (known_one := self._devices.get(number)) is not None:  # another thread may be loading more
             return known_one
-        with _lock:
-            device = self._devices.get(number)
-            if device is None:
-                infos = {info.ordinal: info for info in self._infos()}
-                if number not in infos:
-                    known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
-                    raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
-                table = self._table(infos[number])
-                device = self._devices[number] = Device(self.driver, infos[number], table, self.devices)
-            return device
+        return system.under(_lock, self._open, number)
+
+    def _open(self, number: int) -> Device:
+        if number not in self._devices:
+            infos = {info.ordinal: info for info in self._infos()}
+            if number not in infos:
+                known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
+                raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
+            self._devices[number] = Device(self.driver, infos[number], self._table(infos[number]), self.devices)
+        return self._devices[number]
 
     def _table(self, info: DeviceInfo) -> Capabilities:
         """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
@@ -273,7 +273,7 @@ class InstalledBackend:
     @property
     def error(self) -> BackendUnavailableError | None:
         """Why the backend does not work; None if it does. Loads it."""
-        found = _load(self._rivals)
+        found = system.under(_lock, _load, self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
     @property
@@ -311,15 +311,15 @@ def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError)
 
 
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
+    """The backend of an entry point, loaded once. The caller holds the lock."""
     name, value = rivals[0].name, rivals[0].value
-    with _lock:
-        if name not in _loaded:
-            try:
-                with _guarded(f"{name} = {value!r} failed to start", BackendUnavailableError):
-                    _loaded[name] = LoadedBackend(_class_of(rivals)())
-            except BackendUnavailableError as error:
-                _loaded[name] = error
-        return _loaded[name]
+    if name not in _loaded:
+        try:
+            with _guarded(f"{name} = {value!r} failed to start", BackendUnavailableError):
+                _loaded[name] = LoadedBackend(_class_of(rivals)())
+        except BackendUnavailableError as error:
+            _loaded[name] = error
+    return _loaded[name]
 
 
 def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
@@ -415,7 +415,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
         raise BackendNotFoundError(
             f"{source}: there is no backend {name!r}; installed: {', '.join(sorted(installed)) or 'none'}."
         )
-    found = _load(installed[name])
+    found = system.under(_lock, _load, installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all callers.
         raise type(found)(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
@@ -547,8 +547,8 @@ def match_device(identity: DeviceIdentity) -> Device:
 
 
 def _working() -> list[LoadedBackend]:
-    working = [found for rivals in _installed().values() if isinstance(found := _load(rivals), LoadedBackend)]
-    return sorted(working, key=lambda loaded: loaded._rank)
+    found = [system.under(_lock, _load, rivals) for rivals in _installed().values()]
+    return sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
 
 
 def _hex(mark: bytes | None) -> str:
