@@ -312,7 +312,8 @@ def check_sendable(kind: object, argument: str) -> None:
     """Refuse what is not one of `WIRE_TYPES`."""
     if kind not in WIRE_TYPES:
         known = ", ".join(one.__name__ for one in WIRE_TYPES)
-        raise ArgumentTypeError(argument, f"{_name(kind)} cannot be sent; expected one of {known}.")
+        done = "received" if argument == "expect" else "sent"
+        raise ArgumentTypeError(argument, f"{_name(kind)} cannot be {done}; expected one of {known}.")
 
 
 def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -> bytes:

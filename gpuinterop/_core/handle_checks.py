@@ -63,8 +63,7 @@ def check_size(handle: Handle, size: int) -> None:
     for who, limit in known:
         if limit is not None and size > limit:
             raise InvalidArgumentError(
-                "size",
-                f"{size} bytes is beyond the object, which has {limit} as {who} says; pass the allocation's size.",
+                "size", f"expected at most {limit} bytes, as {who} says, got {size}; pass the allocation's size."
             )
 
 

@@ -255,6 +255,8 @@ def test_sockets_that_do_not_wait_and_closed_ones(pair: Pair) -> None:
 def test_what_cannot_be_sent_is_refused(pair: Pair) -> None:
     with pytest.raises(gi.ArgumentTypeError, match="OpaqueWin32 cannot be sent"):
         ipc.send_handle(pair[0], gi.OpaqueWin32(handle=8))
+    with pytest.raises(gi.ArgumentTypeError, match="KeyedMutex cannot be received"):
+        ipc.receive_handles(pair[0], [gi.KeyedMutex])
     with pytest.raises(gi.InvalidArgumentError, match="handles"):
         ipc.send_handles(pair[0], [])
 
