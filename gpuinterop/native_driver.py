@@ -1,8 +1,7 @@
 """Parts shared by backends whose driver is a library of functions that return a status.
 
 Objects are made and released; a device is made current; descriptors take handles. What CUDA and HIP share beside that
-stands at the end. A backend may use this module, and
-need not: the contract is `gpuinterop.backend`.
+stands at the end. A backend may use this module, and need not: the contract is `gpuinterop.backend`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final, Self, TypeVar, cast
@@ -240,7 +240,8 @@ def number_of(types: Mapping[type[Handle], int], handle: Handle, vendor: str) ->
     try:
         return types[type(handle)]
     except KeyError:
-        raise ArgumentTypeError("handle", f"{vendor} cannot import {type(handle).__name__}.") from None
+        known, got = ", ".join(kind.__name__ for kind in types), type(handle).__name__
+        raise ArgumentTypeError("handle", f"expected one of {known}, got {got}; {vendor} imports no other.") from None
 
 
 # -- CUDA, and HIP, which has its functions under another prefix, and its numbers ---------------------------------
@@ -306,10 +307,14 @@ class NativeStream(Made):
         return self.device.run(work, *arguments, aside=False) if self.relative else work(*arguments)
 
 
+Calls = namedtuple("Calls", "StreamSynchronize StreamQuery EventQuery EventRecord StreamWaitEvent MemsetD8Async")
+"""The native functions' names, with their prefix: made once, for a drain asks often."""
+
+
 class Room(Backend):
     """The calls of CUDA and HIP that differ in the prefix of the native function, and those that release."""
 
-    prefix: ClassVar[str]
+    native: ClassVar[Calls]
     event_type: ClassVar[type[Made]]
     create_event: ClassVar[str]
     _driver: Any
@@ -324,18 +329,18 @@ class Room(Backend):
 
     def synchronize(self, stream: Any) -> None:
         """``cuStreamSynchronize``, ``hipStreamSynchronize``."""
-        stream.device.call(f"{self.prefix}StreamSynchronize", stream.handle)
+        stream.device.call(self.native.StreamSynchronize, stream.handle)
 
     def is_idle(self, stream: Any) -> bool:
         """``cuStreamQuery``, ``hipStreamQuery``."""
-        return self._is_reached(stream.device.run, f"{self.prefix}StreamQuery", stream.handle)
+        return bool(stream.device.run(self._is_reached, self.native.StreamQuery, stream.handle))
 
     def is_done(self, event: Any) -> bool:
         """``cuEventQuery``, ``hipEventQuery``, with any device current."""
-        return self._is_reached(partial(self._driver.run, None), f"{self.prefix}EventQuery", event.handle)
+        return bool(self._driver.run(None, self._is_reached, self.native.EventQuery, event.handle))
 
-    def _is_reached(self, run: Callable[..., Any], call: str, handle: Any) -> bool:
-        code = run(self._driver.status, call, handle)[0]
+    def _is_reached(self, call: str, handle: Any) -> bool:
+        code = self._driver.status(call, handle)[0]
         if code and code != NOT_READY:
             raise self._driver.error(call, code)
         return not code
@@ -346,15 +351,15 @@ class Room(Backend):
 
         def work() -> None:
             event.make(self.create_event, _DISABLE_TIMING)
-            self._driver.call(f"{self.prefix}EventRecord", event.handle, stream.handle)
+            self._driver.call(self.native.EventRecord, event.handle, stream.handle)
 
         event.device.create(event, work, aside=False)
         return event
 
     def wait_event(self, stream: Any, event: Any) -> None:
         """``cuStreamWaitEvent``, ``hipStreamWaitEvent``."""
-        stream.device.call(f"{self.prefix}StreamWaitEvent", stream.handle, event.handle, 0, aside=False)
+        stream.device.call(self.native.StreamWaitEvent, stream.handle, event.handle, 0, aside=False)
 
     def fill(self, stream: Any, target: Address, byte: int, size: int) -> None:
         """``cuMemsetD8Async``, ``hipMemsetD8Async``."""
-        stream.device.call(f"{self.prefix}MemsetD8Async", target, byte, size, stream.handle, aside=False)
+        stream.device.call(self.native.MemsetD8Async, target, byte, size, stream.handle, aside=False)

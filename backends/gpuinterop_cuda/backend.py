@@ -30,7 +30,7 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
 
     name = "cuda"
     priority = 20
-    _infos: Sequence[DeviceInfo] | None = None
+    _infos: tuple[DeviceInfo, ...] | None = None
     pageable_copies_block: ClassVar[bool] = True
     releases_block: ClassVar[bool] = True
 
@@ -47,7 +47,7 @@ class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, S
 
     def devices(self) -> Sequence[DeviceInfo]:
         if self._infos is None:  # a cached_property would make every later look at an attribute slower
-            self._infos = [self._info(ordinal) for ordinal in range(self._driver.call("cuDeviceGetCount"))]
+            self._infos = tuple(map(self._info, range(self._driver.call("cuDeviceGetCount"))))
         return self._infos
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:

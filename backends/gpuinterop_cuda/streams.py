@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Hashable
 
 from gpuinterop.errors import InvalidArgumentError
-from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NativeStream
+from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, Calls, NativeStream
 
 from .driver import Context, Made, Room, at
 
@@ -48,7 +48,7 @@ class Event(Made):
 class Streams(Room):
     """Streams and events."""
 
-    prefix = "cu"
+    native = Calls._make("cu" + name for name in Calls._fields)
     event_type = Event
     create_event = "cuEventCreate"
 

@@ -28,7 +28,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
 
     name = "hip"
     priority = 10
-    _infos: Sequence[DeviceInfo] | None = None
+    _infos: tuple[DeviceInfo, ...] | None = None
     pageable_copies_block: ClassVar[bool] = True
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
     releases_block: ClassVar[bool] = True
@@ -56,7 +56,7 @@ class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory)
 
     def devices(self) -> Sequence[DeviceInfo]:
         if self._infos is None:  # a cached_property would make every later look at an attribute slower
-            self._infos = [self._info(ordinal) for ordinal in range(self._driver.call("hipGetDeviceCount"))]
+            self._infos = tuple(map(self._info, range(self._driver.call("hipGetDeviceCount"))))
         return self._infos
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:

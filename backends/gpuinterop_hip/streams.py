@@ -12,7 +12,7 @@ from collections import defaultdict
 from functools import partial
 
 from gpuinterop.errors import InvalidArgumentError
-from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NOT_READY, NativeStream
+from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NOT_READY, Calls, NativeStream
 
 from .driver import Gpu, Made, Room
 
@@ -87,7 +87,7 @@ class Event(Made):
 class Streams(Room):
     """Streams and events."""
 
-    prefix = "hip"
+    native = Calls._make("hip" + name for name in Calls._fields)
     event_type = Event
     create_event = "hipEventCreateWithFlags"
 
