@@ -43,7 +43,7 @@ def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
             lock.acquire()
             return transition(*arguments)
         finally:
-            try:  # noqa: SIM105 - see there
+            try:  # noqa: SIM105 - see system.under
                 lock.release()
             except RuntimeError:
                 pass
