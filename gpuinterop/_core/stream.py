@@ -9,13 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arguments import Sole, check_timeout, check_type, inside
-from ..errors import (
-    ArgumentTypeError,
-    GpuInteropError,
-    InvalidArgumentError,
-    ResourceBusyError,
-    again,
-)
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
 from .lifetime import DEAD, MARK, Lifetime, Marks, note_use, retire
