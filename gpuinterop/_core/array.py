@@ -233,8 +233,8 @@ def array_layout(
         raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layers) * layout.texel.nbytes
     memory.check_range(start, 1, "the memory")
-    if start + least > memory._size:
+    if start + least > memory.size:
         raise InvalidArgumentError(
-            "extent", f"level 0 alone needs {least} bytes from offset {start}; the memory has {memory._size}."
+            "extent", f"level 0 alone needs {least} bytes from offset {start}; the memory has {memory.size}."
         )
     return layout

@@ -808,7 +808,7 @@ def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) ->
 def _load(allocation: Allocation, lent: AllocationHandle, cell: Cell) -> DriverHandle:
     """Import an allocation, if all its devices reach the memory."""
     backend = allocation.driver
-    loaded = backend.import_allocation(allocation.device.handle, lent, size=allocation._size)
+    loaded = backend.import_allocation(allocation.device.handle, lent, size=allocation.size)
     try:
         allocation.location = backend.location(loaded)
         _check_access(allocation.devices, allocation.location, cell)

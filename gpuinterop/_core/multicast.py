@@ -372,8 +372,8 @@ class MulticastObject(Sized):
         self.check_open()
         self._check_allocation(allocation)
         at = self._offset(offset, "offset", self._size)
-        first = self._offset(start, "start", allocation._size)
-        count = min(self._size - at, allocation._size - first) if size is None else size
+        first = self._offset(start, "start", allocation.size)
+        count = min(self._size - at, allocation.size - first) if size is None else size
         bound = self._range_of(allocation.device, at, count)
         allocation.check_range(first, bound.size, "the allocation")
         handle = allocation.device.handle
@@ -625,12 +625,12 @@ class MulticastObject(Sized):
             )
         self._check_home(device, owner if isinstance(owner, Allocation) else None, "address")
         step = self.granularity.minimum
-        if buffer._offset % step:
+        if buffer.offset % step:
             raise InvalidArgumentError(
-                "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer._offset}."
+                "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer.offset}."
             )
-        if size > buffer._size:
-            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer._size}.")
+        if size > buffer.size:
+            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer.size}.")
 
     def _multiple(self, value: int, argument: str) -> int:
         step = self.granularity.minimum
@@ -813,7 +813,7 @@ class MulticastMapping(Resource, NotAnArray):
         super().__init__(mapping, multicast)
         mapping.untracked = tuple(device.streams for device in multicast.devices)
         self.multicast = multicast
-        self.size = multicast._size
+        self.size = multicast.size
         self.devices = tuple(devices)
         handles = [device.handle for device in devices]
 
