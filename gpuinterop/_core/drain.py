@@ -187,7 +187,7 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
     """Release an object, or leave it where it waits; return whether anything has moved."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
-        if any(stream.bare and stream.elsewhere for stream in streams):
+        if any(stream.bare and stream.elsewhere for stream in streams):  # that stream's own thread may tell
             return False
         try:
             for stream in streams:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -83,8 +82,11 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = 
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    steps = itertools.accumulate((max(dim, 1) for dim in shape[:0:-1]), int.__mul__, initial=itemsize)
-    return tuple(steps)[::-1][: len(shape)]
+    strides, step = [], itemsize
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= max(dim, 1)
+    return tuple(reversed(strides))
 
 
 def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:

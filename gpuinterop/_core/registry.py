@@ -273,7 +273,7 @@ class InstalledBackend:
     @property
     def error(self) -> BackendUnavailableError | None:
         """Why the backend does not work; None if it does. Loads it."""
-        found = system.under(_lock, _load, self._rivals)
+        found = _load(self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
     @property
@@ -311,7 +311,11 @@ def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError)
 
 
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
-    """The backend of an entry point, loaded once. The caller holds the lock."""
+    """The backend of an entry point, loaded once."""
+    return system.under(_lock, _load_once, rivals)
+
+
+def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
     name, value = rivals[0].name, rivals[0].value
     if name not in _loaded:
         try:
@@ -415,7 +419,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
         raise BackendNotFoundError(
             f"{source}: there is no backend {name!r}; installed: {', '.join(sorted(installed)) or 'none'}."
         )
-    found = system.under(_lock, _load, installed[name])
+    found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all callers.
         raise type(found)(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
@@ -547,7 +551,7 @@ def match_device(identity: DeviceIdentity) -> Device:
 
 
 def _working() -> list[LoadedBackend]:
-    found = [system.under(_lock, _load, rivals) for rivals in _installed().values()]
+    found = [_load(rivals) for rivals in _installed().values()]
     return sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
 
 
