@@ -19,7 +19,7 @@ Examples
 '0'
 """
 
-_MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "vulkan")
+_MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "sharing", "vulkan")
 _NAMES = {
     "gpuinterop._core.allocation": ("Allocation",),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
@@ -45,10 +45,11 @@ _NAMES = {
         "ArrayUsage", "Binary", "D3D11Fence", "D3D11Resource", "D3D11ResourceKmt", "D3D12Fence", "D3D12Heap",
         "D3D12Resource",
         "DeviceIdentity", "DmaBufFd", "DrmSyncobjFd", "EventFd", "FabricHandle", "Fence", "Granularity", "HandleOrigin",
-        "Keyed", "KeyedMutex", "KeyedMutexKmt", "NvSciBuf", "NvSciSync", "OpaqueFd", "OpaqueWin32", "OpaqueWin32Kmt",
+        "IpcMemHandle", "Keyed", "KeyedMutex", "KeyedMutexKmt", "NvSciBuf", "NvSciSync", "OpaqueFd", "OpaqueWin32", "OpaqueWin32Kmt",
         "SciSync", "SyncFd", "Timeline", "TimelineFd", "TimelineWin32", "VmmFd",
     ),
     "gpuinterop.handoff": ("Handoff",),
+    "gpuinterop.sharing": ("ArrayShare", "AttachedArrays", "attach", "share"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         handles as handles,
         handoff as handoff,
         ipc as ipc,
+        sharing as sharing,
         vulkan as vulkan,
     )
     from ._core.allocation import Allocation as Allocation
@@ -135,6 +137,7 @@ if TYPE_CHECKING:
         Fence as Fence,
         Granularity as Granularity,
         HandleOrigin as HandleOrigin,
+        IpcMemHandle as IpcMemHandle,
         Keyed as Keyed,
         KeyedMutex as KeyedMutex,
         KeyedMutexKmt as KeyedMutexKmt,
@@ -151,6 +154,7 @@ if TYPE_CHECKING:
         VmmFd as VmmFd,
     )
     from .handoff import Handoff as Handoff
+    from .sharing import ArrayShare as ArrayShare, AttachedArrays as AttachedArrays, attach as attach, share as share
 
 
 def __getattr__(name: str) -> Any:

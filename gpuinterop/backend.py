@@ -34,12 +34,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from . import system
 from .capabilities import Capability, Operation
-from .handles import AllocationHandle, AnySemaphoreHandle, ArrayLayout, DeviceIdentity, Granularity, MemoryHandle
+from .handles import (
+    AllocationHandle,
+    AnySemaphoreHandle,
+    ArrayLayout,
+    DeviceIdentity,
+    Granularity,
+    Handle,
+    IpcMemHandle,
+    MemoryHandle,
+    OpaqueFd,
+    VmmFd,
+)
 
 __all__ = [
     "INTERFACES",
@@ -47,12 +59,15 @@ __all__ = [
     "AllocationBackend",
     "ArrayBackend",
     "Backend",
+    "Behind",
+    "Block",
     "DeviceInfo",
     "DriverHandle",
     "GraphBackend",
     "HostSemaphoreBackend",
     "MulticastBackend",
     "SemaphoreNode",
+    "SharingBackend",
     "StreamMemoryBackend",
     "pci_bus_id",
 ]
@@ -607,6 +622,109 @@ class GraphBackend(Backend):
         """Set the values of later launches; launches that are under way keep theirs."""
 
 
+class Behind(Enum):
+    """What kind of memory is behind an address.
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import Behind
+    >>> Behind.IPC.handle_type
+    <class 'gpuinterop.handles.IpcMemHandle'>
+    """
+
+    IPC = "memory that a legacy IPC handle names"
+    VMM = "a VMM handle that can be exported"
+    FILE = "a memfd"
+    CLOSED = "a VMM handle that was made without the right to export it"
+    POOL = "a stream-ordered pool"
+    MANAGED = "managed memory"
+    HOST = "host memory"
+    NOTHING = "memory that the driver does not know"
+
+    @property
+    def handle_type(self) -> type[Handle]:
+        """The type of handle by which it travels, or by which it would if it could."""
+        ways: dict[Behind, type[Handle]] = {Behind.VMM: VmmFd, Behind.CLOSED: VmmFd}
+        files = (Behind.FILE, Behind.HOST, Behind.NOTHING)
+        return ways.get(self) or (OpaqueFd if self in files else IpcMemHandle)
+
+    @property
+    def travels(self) -> bool:
+        """Whether another process can have it."""
+        return self in (Behind.IPC, Behind.VMM, Behind.FILE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The piece of memory behind an address that travels as one handle.
+
+    Attributes
+    ----------
+    behind : Behind
+        What it is.
+    address : int
+        Address of its first byte here; for a file that is mapped in part, where its first byte would be.
+    size : int
+        Size in bytes, 0 where it does not travel.
+    key : int
+        Number of the allocation. Other memory at the same address has another.
+    ordinal : int
+        The device that it lies on; -1 if it is not a device's.
+
+    Examples
+    --------
+    >>> from gpuinterop.backend import Behind, Block
+    >>> Block(behind=Behind.VMM, address=0x7F0000000000, size=2 << 20, key=56, ordinal=0).end == 0x7F0000200000
+    True
+    """
+
+    behind: Behind
+    address: Address = 0
+    size: int = 0
+    key: int = 0
+    ordinal: int = -1
+
+    @property
+    def end(self) -> Address:
+        """Address behind its last byte."""
+        return self.address + self.size
+
+
+class SharingBackend(Backend):
+    """Memory that other libraries have allocated, and its way to another process.
+
+    Examples
+    --------
+    What a backend implements for it:
+
+    >>> from gpuinterop.backend import Backend, SharingBackend
+    >>> sorted(SharingBackend.__abstractmethods__ - Backend.__abstractmethods__)
+    ['attach_blocks', 'block_at', 'detach_blocks', 'export_block']
+    """
+
+    @abstractmethod
+    def block_at(self, address: Address) -> Block:
+        """Ask what is behind an address (``cuPointerGetAttribute``). Creates no context, and exports nothing."""
+
+    @abstractmethod
+    def export_block(self, device: DriverHandle, block: Block) -> Handle:
+        """A new handle that the caller owns, of the type ``block.behind.handle_type``. `block_at` has just said so."""
+
+    @abstractmethod
+    def attach_blocks(
+        self, device: DriverHandle, handles: Sequence[Handle], sizes: Sequence[int]
+    ) -> tuple[DriverHandle, Address]:
+        """Map another process's blocks at consecutive addresses, for `device` to read and write.
+
+        Handles and descriptors stay the caller's. All are of one type; several of `VmmFd` alone. The device may be
+        another one than the memory's.
+        """
+
+    @abstractmethod
+    def detach_blocks(self, attached: DriverHandle) -> None:
+        """Unmap them. May block, as `releases_block` says."""
+
+
 class MulticastBackend(AllocationBackend):
     """Multicast objects, called groups here: one store to a group reaches memory of every device of its team.
 
@@ -687,6 +805,8 @@ INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
     Operation.CREATE_MULTICAST: (MulticastBackend,),
     Operation.EXPORT_MULTICAST: (MulticastBackend,),
     Operation.IMPORT_MULTICAST: (MulticastBackend,),
+    Operation.EXPORT_ARRAY: (SharingBackend,),
+    Operation.IMPORT_ARRAY: (SharingBackend,),
     Operation.STREAM_MEMORY_OPS: (StreamMemoryBackend,),
     Operation.GRAPH_CAPTURE: (GraphBackend,),
 }

@@ -63,6 +63,8 @@ class Operation(Enum):
     CREATE_MULTICAST = "create_multicast"
     EXPORT_MULTICAST = "export_multicast"
     IMPORT_MULTICAST = "import_multicast"
+    EXPORT_ARRAY = "export_array"
+    IMPORT_ARRAY = "import_array"
     STREAM_MEMORY_OPS = "stream_memory_ops"
     GRAPH_CAPTURE = "graph_capture"
 
@@ -276,6 +278,7 @@ _NAMED = tuple(
     kind for kind in dict.fromkeys((*_MEMORY, *_SEMAPHORES)) if issubclass(kind, _h.Win32Handle) and kind.nameable
 )
 _CREATED: tuple[HandleType, ...] = (_h.OpaqueFd, _h.TimelineFd)
+_ARRAYS: tuple[HandleType, ...] = (_h.IpcMemHandle, _h.VmmFd, _h.OpaqueFd)
 
 _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
     Operation.IMPORT_MEMORY: _MEMORY,
@@ -292,6 +295,8 @@ _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
     Operation.CREATE_MULTICAST: (None,),
     Operation.EXPORT_MULTICAST: _ALLOCATIONS,
     Operation.IMPORT_MULTICAST: _ALLOCATIONS,
+    Operation.EXPORT_ARRAY: _ARRAYS,
+    Operation.IMPORT_ARRAY: _ARRAYS,
     Operation.STREAM_MEMORY_OPS: (None,),
     Operation.GRAPH_CAPTURE: (None,),
 }

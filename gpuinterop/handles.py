@@ -44,6 +44,7 @@ __all__ = [
     "ArrayLayout",
     "ArrayUsage",
     "Binary",
+    "BytesHandle",
     "D3D11Fence",
     "D3D11Resource",
     "D3D11ResourceKmt",
@@ -60,6 +61,7 @@ __all__ = [
     "Granularity",
     "Handle",
     "HandleOrigin",
+    "IpcMemHandle",
     "Keyed",
     "KeyedMutex",
     "KeyedMutexKmt",
@@ -995,8 +997,8 @@ class NvSciSync(PointerHandle, SemaphoreHandle[SciSync], name="nvscisync"):
     """
 
 
-class FabricHandle(AllocationHandle, name="fabric"):
-    """A fabric handle: 64 bytes, valid on every node of an NVLink domain.
+class BytesHandle(Handle):
+    """A handle that is 64 bytes, which hold no reference and may travel by any means.
 
     Parameters
     ----------
@@ -1005,11 +1007,7 @@ class FabricHandle(AllocationHandle, name="fabric"):
 
     Examples
     --------
-    The bytes may travel by any means, such as MPI; pickle takes the handle as it is:
-
-    >>> import pickle
-    >>> handle = gi.FabricHandle(bytes(range(64)))
-    >>> pickle.loads(pickle.dumps(handle)).data == handle.data
+    >>> gi.FabricHandle(bytes(64)).data == bytes(64)
     True
     """
 
@@ -1034,11 +1032,39 @@ class FabricHandle(AllocationHandle, name="fabric"):
         return type(self)(self.data, origin=self.origin)
 
     def __reduce__(self) -> Any:
-        return _rebuild_fabric, (self.data, self.origin.untrusted() if self.origin else None)
+        return _rebuild_bytes, (type(self), self.data, self.origin.untrusted() if self.origin else None)
 
 
-def _rebuild_fabric(data: bytes, origin: HandleOrigin | None) -> FabricHandle:
-    return FabricHandle(data, origin=origin)
+def _rebuild_bytes(kind: type[BytesHandle], data: bytes, origin: HandleOrigin | None) -> BytesHandle:
+    return kind(data, origin=origin)
+
+
+class FabricHandle(BytesHandle, AllocationHandle, name="fabric"):
+    """A fabric handle: 64 bytes, valid on every node of an NVLink domain.
+
+    Examples
+    --------
+    The bytes may travel by any means, such as MPI; pickle takes the handle as it is:
+
+    >>> import pickle
+    >>> handle = gi.FabricHandle(bytes(range(64)))
+    >>> pickle.loads(pickle.dumps(handle)).data == handle.data
+    True
+    """
+
+
+class IpcMemHandle(BytesHandle, name="ipc_mem_handle"):
+    """A legacy IPC handle: 64 bytes that name memory of ``cudaMalloc`` or ``hipMalloc`` while its process lives.
+
+    `gpuinterop.share` and `gpuinterop.attach` use it by themselves.
+
+    Examples
+    --------
+    >>> gi.IpcMemHandle(bytes(16))
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.InvalidArgumentError: data: expected 64 bytes, got 16.
+    """
 
 
 class DrmSyncobjFd(FdHandle, name="drm_syncobj_fd"):

@@ -3,7 +3,7 @@
 The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type
 (the index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8
 uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus
-id (NUL padded), 64 bytes fabric data, 8 bytes zero. The message has a fixed length and no pickle: a hostile peer can
+id (NUL padded), the 64 bytes of a handle without a descriptor, 8 bytes zero. The message has a fixed length and no pickle: a hostile peer can
 send wrong handles, which imports check, but not code that runs.
 
 ``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
@@ -42,6 +42,7 @@ from . import system
 from ._arguments import check_type
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
+    BytesHandle,
     DeviceIdentity,
     DmaBufFd,
     DrmSyncobjFd,
@@ -50,6 +51,7 @@ from .handles import (
     FdHandle,
     Handle,
     HandleOrigin,
+    IpcMemHandle,
     OpaqueFd,
     OriginKind,
     SyncFd,
@@ -61,7 +63,7 @@ from .handles import (
 __all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "send_handles"]
 
 WIRE_TYPES: tuple[type[Handle], ...] = (
-    OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle,
+    OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle, IpcMemHandle,
 )  # fmt: skip
 """Handle types that can be sent. Their order is that of the wire format, so append only.
 
@@ -147,16 +149,14 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     """
     _check_connection(connection)
     _check_sequence("handles", handles, "send_handle")
-    body = bytearray(_HEADER.pack(_MAGIC, _VERSION, len(handles)))
-    for handle in handles:
-        body += _pack(handle)
+    body = packed(handles)
     beside = [handle for handle in handles if isinstance(handle, FdHandle)]
     patience, rest = _Patience(connection), memoryview(body)
     try:
         while rest:
             patience.wait(select.POLLOUT)
             with contextlib.suppress(BlockingIOError):  # another thread has taken the room
-                rest = rest[_send(connection, rest, beside) :]
+                rest = rest[send_part(connection, rest, beside) :]
                 beside = []  # the descriptors went with the first byte
     except OSError as error:
         raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
@@ -265,7 +265,7 @@ class _Patience:
             raise TimeoutError("timed out")
 
 
-def _send(connection: socket.socket, data: memoryview, beside: Sequence[FdHandle]) -> int:
+def send_part(connection: socket.socket, data: memoryview, beside: Sequence[FdHandle]) -> int:
     """Send what there is room for, with the descriptors; return how many bytes went. It does not wait."""
 
     def send(fds: Sequence[int]) -> int:
@@ -371,6 +371,11 @@ def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[An
     return handles
 
 
+def packed(handles: Sequence[Handle]) -> bytes:
+    """The message of handles, beside which their descriptors go."""
+    return b"".join([_HEADER.pack(_MAGIC, _VERSION, len(handles)), *map(_pack, handles)])
+
+
 def _pack(handle: Handle) -> bytes:
     check_sendable(type(handle), "handle")
     handle.check_open()
@@ -389,8 +394,8 @@ def _pack(handle: Handle) -> bytes:
         uuid, luid = device.uuid or b"", device.luid or b""
         pci = (device.pci_bus_id or "").encode()
         flags |= (_UUID_KNOWN if uuid else 0) | (_LUID_KNOWN if luid else 0) | (_IS_CPU if device.is_cpu else 0)
-    fabric = handle.data if isinstance(handle, FabricHandle) else b""
-    return _ENTRY.pack(WIRE_TYPES.index(type(handle)), kind, flags, 0, size, uuid, luid, pci, fabric)
+    data = handle.data if isinstance(handle, BytesHandle) else b""
+    return _ENTRY.pack(WIRE_TYPES.index(type(handle)), kind, flags, 0, size, uuid, luid, pci, data)
 
 
 def _unpack_origin(entry: tuple[Any, ...]) -> HandleOrigin | None:

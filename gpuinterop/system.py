@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 
 from .errors import DriverError, OutOfMemoryError, ResourceClosedError, report
 
@@ -102,19 +102,28 @@ def left_of_exit(*, last: bool = False) -> float:
     return max(0.0, _exit_began[0] + EXIT_S - (0.0 if last else _EXIT_DRAIN_S) - time.monotonic())
 
 
-def mapped_files() -> Iterator[tuple[range, str]]:
-    """The addresses and paths of the files that this process has mapped; empty if the system does not say."""
+class Mapped(NamedTuple):
+    """A part of a file that this process has mapped, by its path and its inode."""
+
+    addresses: range
+    offset: int
+    inode: int
+    path: str
+
+
+def mapped_files() -> Iterator[Mapped]:
+    """The files that this process has mapped; empty if the system does not say."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             fields = line.rstrip("\n").split(maxsplit=5)
             if len(fields) == 6 and fields[5].startswith("/"):
                 start, _, end = fields[0].partition("-")
-                yield range(int(start, 16), int(end, 16)), fields[5]
+                yield Mapped(range(int(start, 16), int(end, 16)), int(fields[2], 16), int(fields[4]), fields[5])
 
 
 def loaded_library(*names: str) -> str | None:
     """The file of the first loaded library whose name begins with one of `names`."""
-    return next((path for _, path in mapped_files() if path.rpartition("/")[2].startswith(names)), None)
+    return next((one.path for one in mapped_files() if one.path.rpartition("/")[2].startswith(names)), None)
 
 
 def not_main_interpreter() -> str:

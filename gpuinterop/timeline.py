@@ -59,7 +59,7 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from . import system
@@ -69,7 +69,10 @@ from .errors import DriverError, HandleError, PeerError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["MAGIC", "NAME", "VALUE", "Page", "create", "is_ours", "problem"]
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+__all__ = ["MAGIC", "NAME", "VALUE", "Lock", "Page", "create", "is_ours", "problem"]
 
 NAME: Final = "gpuinterop.timeline"
 """Name of the memfd in /proc, for people; importers do not rely on it."""
@@ -135,6 +138,78 @@ def is_ours(fd: int) -> bool:
     return True
 
 
+class Lock(Sole):
+    """The lock of all who hold a memfd, which the kernel frees when one of them dies.
+
+    Parameters
+    ----------
+    fd : int
+        Descriptor of the memfd, borrowed.
+    label : str
+        Name in messages.
+    """
+
+    def __init__(self, fd: int, label: str) -> None:
+        self.label = label
+        self._fd = fd
+        self._kept: list[int] = []
+        """Open file descriptions of its own; each call takes one, and gives it back."""
+
+    def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Call with the lock held.
+
+        Raises
+        ------
+        DriverError
+            ``/proc``, which opens the descriptor anew, is not mounted.
+        PeerError
+            Another process holds the lock, and does not release it.
+        """
+        forks = _forks
+        try:
+            own = self._kept.pop()
+        except IndexError:  # the first call, or others are under way
+            own = self._open()
+        try:
+            try:
+                fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._wait(own)
+            return call(*arguments)
+        finally:
+            fcntl.flock(own, fcntl.LOCK_UN)  # first: peers wait for it
+            self._kept.append(own)
+            if forks != _forks:  # a child shares the description: the lock would outlive this process there
+                self.close()
+
+    def close(self) -> None:
+        """Close the open files. No thread uses the lock any more."""
+        while self._kept:
+            os.close(self._kept.pop())
+
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # by then there may be no `os`
+        for fd in getattr(self, "_kept", ()):  # of a backend that does not call `close`
+            _close(fd)
+
+    def _open(self) -> int:
+        path = f"/proc/self/fd/{self._fd}"
+        _opened.add(self)
+        return system.call(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
+
+    def _wait(self, fd: int) -> None:
+        def take() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            return False
+
+        if not system.until(take, LOCK_LIMIT):
+            raise PeerError(
+                f"another process held the lock of {self.label} for longer than {LOCK_LIMIT:g} s: let that process go "
+                "on, or end it."
+            )
+
+
 class Page(Sole):
     """A mapped timeline semaphore for use by the CPU. The caller keeps it mapped, and its descriptor open.
 
@@ -150,25 +225,17 @@ class Page(Sole):
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
-        self.label = label
-        self._fd = fd
         self._value = ctypes.c_uint64.from_address(address + VALUE)
         self._sequence = ctypes.c_uint32.from_address(address + SEQUENCE)
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
-        self._kept: list[int] = []
-        """Open file descriptions of its own, for the lock; each signal takes one, and gives it back."""
+        self.lock = Lock(fd, label)
         self.wake = system.futex_waker(self._futex)
         """Makes all waiting threads look again."""
 
     def close(self) -> None:
         """Close the lock's open files. No thread uses the timeline any more."""
-        while self._kept:
-            os.close(self._kept.pop())
-
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # by then there may be no `os`
-        for fd in getattr(self, "_kept", ()):  # of a backend that does not call `close`
-            _close(fd)
+        self.lock.close()
 
     @property
     def value(self) -> int:
@@ -192,49 +259,28 @@ class Page(Sole):
         PeerError
             Another process holds the signallers' lock, and does not release it.
         """
-        forks = _forks
-        try:
-            own = self._kept.pop()
-        except IndexError:  # the first signal, or others are under way
-            own = self._open()
-        try:
-            try:
-                fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._lock(own)
-            if value <= self._value.value:
-                why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
-                raise self._refused("VALUE_NOT_GREATER", why)
-            if value > MAX_DEVICE_VALUE and self._devices.value:
-                why = f"is shared with a device, whose streams need values below 2**63, got {value}."
-                raise self._refused("VALUE_TOO_LARGE", why)
-            system.fence()  # earlier stores come before the value that announces them
-            self._value.value = value  # one aligned 8-byte store
-            self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
-            self.wake()  # before the unlock, which waiters do not need
-        finally:
-            fcntl.flock(own, fcntl.LOCK_UN)  # first: peers wait for it
-            self._kept.append(own)
-            if forks != _forks:  # a child shares the description: the lock would outlive this process there
-                self.close()
+        self.lock.run(self._store, value)
 
-    def _open(self) -> int:
-        path = f"/proc/self/fd/{self._fd}"
-        _opened.add(self)
-        return system.call(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
+    def _store(self, value: int) -> None:
+        if value <= self._value.value:
+            why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
+            raise self._refused("VALUE_NOT_GREATER", why)
+        if value > MAX_DEVICE_VALUE and self._devices.value:
+            why = f"is shared with a device, whose streams need values below 2**63, got {value}."
+            raise self._refused("VALUE_TOO_LARGE", why)
+        system.fence()  # earlier stores come before the value that announces them
+        self._value.value = value  # one aligned 8-byte store
+        self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
+        self.wake()  # before the unlock, which waiters do not need
 
-    def _lock(self, fd: int) -> None:
-        def take() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            return False
+    @property
+    def label(self) -> str:
+        """Name in messages."""
+        return self.lock.label
 
-        if not system.until(take, LOCK_LIMIT):
-            raise PeerError(
-                f"another process held the signallers' lock of {self.label} for longer than {LOCK_LIMIT:g} s: let that "
-                "process go on, or end it."
-            )
+    @label.setter
+    def label(self, label: str) -> None:
+        self.lock.label = label
 
     def _refused(self, symbol: str, why: str) -> DriverError:
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
@@ -280,7 +326,7 @@ class Page(Sole):
                 system.futex_wait(self._futex, sequence, piece if deadline is None else min(piece, deadline - now))
 
 
-_opened: Final[WeakSet[Page]] = WeakSet()
+_opened: Final[WeakSet[Lock]] = WeakSet()
 _forks = 0
 """How often this process was forked."""
 
@@ -292,8 +338,8 @@ def _count() -> None:
 
 def _forked() -> None:
     _count()
-    for page in _opened:  # a child shares the parent's descriptions, and would share its locks
-        page.close()
+    for lock in _opened:  # a child shares the parent's descriptions, and would share its locks
+        lock.close()
 
 
 if hasattr(os, "register_at_fork"):

@@ -55,7 +55,9 @@ class Allocation(Mappable):
         self.kind = kind
 
 
-class _Mapped(Made):
+class Mapped(Made):
+    """A mapping of one generic handle."""
+
     back = "cuMemUnmap"
 
 
@@ -67,7 +69,7 @@ class Reservation(Made):
 
     def __init__(self, context: Context, size: int) -> None:
         super().__init__(context, size)
-        self.mapped = _Mapped(context, size)
+        self.mapped = Mapped(context, size)
 
     def free(self) -> None:
         self.mapped.free()
@@ -120,12 +122,12 @@ class Allocations(Room, AllocationBackend):
             place.make("cuMemAddressReserve", size, allocation.alignment, 0, 0)
             place.address = int(place.handle)
             place.mapped.add("cuMemMap", place.handle, size, 0, allocation.handle, 0)
-            access = [_access(device) for device in devices]
+            access = [access_of(device) for device in devices]
             driver.call("cuMemSetAccess", place.handle, size, access, len(access))
 
         return allocation.device.create(place, work), place.address
 
-    def can_access(self, ordinal: int, peer: int) -> bool:
+    def canaccess_of(self, ordinal: int, peer: int) -> bool:
         """``cuDeviceCanAccessPeer``."""
         device, other = (self._driver.call("cuDeviceGet", one) for one in (ordinal, peer))
         return bool(self._driver.call("cuDeviceCanAccessPeer", device, other))
@@ -162,7 +164,7 @@ def _properties(device: Context, kind: type[AllocationHandle]) -> Any:
     return properties
 
 
-def _access(device: Context) -> Any:
+def access_of(device: Context) -> Any:
     api = device.driver.api
     access = api.CUmemAccessDesc()
     access.location.type = api.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE

@@ -19,13 +19,14 @@ from .graphs import Graphs
 from .memory import Memory
 from .multicast import Multicast
 from .semaphores import Semaphores
+from .sharing import Sharing
 from .stream_memory import StreamMemory
 from .streams import Streams
 
 _WINDOWS = sys.platform.startswith("win")
 
 
-class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, StreamMemory, Graphs):
+class CudaBackend(Streams, Memory, Arrays, Semaphores, Allocations, Multicast, StreamMemory, Graphs, Sharing):
     """NVIDIA GPUs. Every device is used through its primary context, as torch, CuPy, JAX and numba do."""
 
     name = "cuda"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from gpuinterop.backend import Address, AllocationBackend
 from gpuinterop.errors import ArgumentTypeError
@@ -25,7 +26,7 @@ _ROOMS: Final[Mapping[type[AllocationHandle], Any]] = {
 }  # fmt: skip
 _LEAST: Final = 2 << 20
 """Minimum granularity: RDNA4 reports 4 KiB, but kernels fault in smaller mappings than this (rocm-systems #9360)."""
-_PINNED, _DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
+_PINNED, DEVICE, _READ_WRITE = 1, 1, 3  # hipMemAllocationTypePinned, hipMemLocationTypeDevice, ...ProtReadWrite
 
 
 class _Properties(ctypes.Structure):
@@ -71,8 +72,9 @@ class Reservation(Made):
     back = "hipMemUnmap"
     blocks = True
 
-    def __init__(self, gpu: Gpu, ranges: Ranges, size: int) -> None:
-        super().__init__(gpu, size)
+    def __init__(self, allocation: Allocation, ranges: Ranges) -> None:
+        super().__init__(allocation.device, allocation.size)
+        self.allocation = allocation
         self._ranges = ranges
         self.range: Range | None = None
 
@@ -120,6 +122,8 @@ class Allocations(Room, AllocationBackend):
     def __init__(self) -> None:
         super().__init__()
         self._ranges = Ranges()
+        self.placed: WeakValueDictionary[Address, Reservation] = WeakValueDictionary()
+        """What is mapped, by its address."""
 
     def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> Granularity:
         """``hipMemGetAllocationGranularity`` gives the minimum, and what is recommended."""
@@ -147,7 +151,7 @@ class Allocations(Room, AllocationBackend):
 
     def import_allocation(self, device: Gpu, handle: AllocationHandle, *, size: int) -> Allocation:
         """``hipMemImportFromShareableHandle``, which does not take over the descriptor."""
-        shared, _keep = _shared(self._driver, handle)
+        shared, _keep = share_of(self._driver, handle)
         kind = type(handle)
         return Allocation(device, size, kind, imported=True).load(
             handle, "hipMemImportFromShareableHandle", shared, TYPES[kind]
@@ -156,14 +160,16 @@ class Allocations(Room, AllocationBackend):
     def map_allocation(self, allocation: Allocation, devices: Sequence[Gpu]) -> tuple[Reservation, Address]:
         """``hipMemMap`` (at offset 0, as HIP requires), and ``hipMemSetAccess`` for every device."""
         size = allocation.size
-        place = Reservation(allocation.device, self._ranges, size)
+        place = Reservation(allocation, self._ranges)
 
         def work() -> None:
             place.add("hipMemMap", self._ranges.take(place, size), size, 0, allocation.handle, 0)
-            access = (_Access * len(devices))(*(_Access(_DEVICE, gpu.ordinal, _READ_WRITE) for gpu in devices))
+            access = (_Access * len(devices))(*(_Access(DEVICE, gpu.ordinal, _READ_WRITE) for gpu in devices))
             self._driver.call("hipMemSetAccess", place.handle, size, ctypes.addressof(access), len(devices))
 
-        return allocation.device.create(place, work), place.handle
+        allocation.device.create(place, work)
+        self.placed[place.handle] = place
+        return place, place.handle
 
     def can_access(self, ordinal: int, peer: int) -> bool:
         """``hipDeviceCanAccessPeer``."""
@@ -185,7 +191,7 @@ class Allocations(Room, AllocationBackend):
             where = _Properties.from_buffer_copy(ctypes.string_at(int(made), ctypes.sizeof(_Properties)))
         else:
             allocation.device.call(call, ctypes.addressof(where), allocation.handle)
-        if where.locationType != _DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
+        if where.locationType != DEVICE or not 0 <= where.locationId < driver.call("hipGetDeviceCount"):
             return None
         if allocation.imported and where.locationId == allocation.device.ordinal:
             return None
@@ -195,10 +201,10 @@ class Allocations(Room, AllocationBackend):
 def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:
     if kind not in TYPES:
         raise ArgumentTypeError("handle_type", f"HIP cannot share allocations as {kind.__name__}.")
-    return _Properties(type=_PINNED, handleType=TYPES[kind], locationType=_DEVICE, locationId=gpu.ordinal)
+    return _Properties(type=_PINNED, handleType=TYPES[kind], locationType=DEVICE, locationId=gpu.ordinal)
 
 
-def _shared(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
+def share_of(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
     """HIP's form of the handle, and the object to keep alive until the call."""
     if isinstance(handle, VmmFd):
         if driver.version >= _BY_VALUE:

@@ -11,11 +11,11 @@ from gpuinterop.backend import DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import Capability
 
 from . import capabilities
-from .allocations import Allocations
 from .arrays import Arrays
 from .driver import Driver, Gpu, text_of, version_text
 from .memory import Memory
 from .semaphores import Semaphores
+from .sharing import Sharing
 from .stream_memory import StreamMemory
 from .streams import Streams
 
@@ -23,7 +23,7 @@ _WINDOWS = sys.platform.startswith("win")
 _LUID_OFFSET = 272  # in hipDeviceProp_t, behind name and uuid
 
 
-class HipBackend(Streams, Memory, Arrays, Semaphores, Allocations, StreamMemory):
+class HipBackend(Streams, Memory, Arrays, Semaphores, Sharing, StreamMemory):
     """AMD GPUs, used through the runtime and each device's only context, as torch and CuPy on ROCm do."""
 
     name = "hip"

@@ -25,6 +25,7 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
         "windows": sys.platform == "win32",
         "fabric type": has_fabric_type(driver),
         "newer bindings": install("hip-python>=10"),
+        "legacy ipc": os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY", "0") not in ("", "0"),
         "command processor waits": os.environ.get("GPU_STREAMOPS_CP_WAIT", "0") not in ("", "0"),
     }
     return RULES.table(facts, driver.has)

@@ -17,11 +17,12 @@ from . import capabilities
 from .allocations import Allocations
 from .memory import Memory
 from .semaphores import Semaphores
+from .sharing import Sharing
 from .stream_memory import StreamMemory
 from .streams import Device as Device, Streams
 
 
-class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory):
+class HostBackend(Streams, Memory, Semaphores, Allocations, StreamMemory, Sharing):
     """The CPU as a device. Streams are threads; memory and semaphores are memfds that other processes share."""
 
     name = "host"

@@ -162,8 +162,8 @@ _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), 
 _NOWHERE: Final = 64  # NumPy refuses the address 0, and reads none
 
 
-class _Described(ctypes.Structure):
-    """The first fields of ``DLTensor``."""
+class DLTensor(ctypes.Structure):
+    """DLPack's ``DLTensor``."""
 
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -171,16 +171,21 @@ class _Described(ctypes.Structure):
         ("device_id", ctypes.c_int32),
         ("ndim", ctypes.c_int32),
         ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
     )
 
 
-_KINDS_OF_CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
+CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
 """Unversioned, versioned: the name, and the offset of the ``DLTensor``, behind version, manager, deleter and flags."""
 
 # A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
-_pointer_of = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle).PyCapsule_GetPointer
-_pointer_of.restype = ctypes.c_void_p
-_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+pointer_of = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle).PyCapsule_GetPointer
+pointer_of.restype = ctypes.c_void_p
+pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Base:
@@ -337,8 +342,8 @@ class View:
         array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
         capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
-        name, offset = _KINDS_OF_CAPSULES[versioned]
-        tensor = _Described.from_address(_pointer_of(capsule, name) + offset)
+        name, offset = CAPSULES[versioned]
+        tensor = DLTensor.from_address(pointer_of(capsule, name) + offset)
         tensor.data, tensor.code = self._pointer, layout.dtype.code
         tensor.device_type, tensor.device_id = device
         return capsule

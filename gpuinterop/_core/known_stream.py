@@ -151,6 +151,21 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
         _fail_behind(stream, wait, error)
 
 
+def fail_waits(semaphore: Lifetime, error: GpuInteropError) -> None:
+    """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value."""
+    for stream in waiting.copy():
+        for wait in stream.pending():
+            if wait.origin.semaphore is semaphore and not wait.is_there():
+                fail_wait(wait.origin, error)
+
+
+def awaited(semaphore: Lifetime) -> bool:
+    """Whether a stream may still be waiting for a semaphore; asks the driver."""
+    for stream in waiting.copy():
+        stream.look()
+    return any(wait.origin.semaphore is semaphore for stream in waiting.copy() for wait in stream.pending())
+
+
 @locked
 def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None:
     first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)

@@ -448,6 +448,13 @@ class Buffer(Sized):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    @inside
+    def copy_from(self, source: int, size: int, *, offset: int, stream: Stream | None) -> None:
+        """Copy memory that the device reaches, from any address, as `copy_from_host` does."""
+        start, count = self.range_of(offset, size, "the buffer")
+        here = self.address + start
+        self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
+
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
         start, count = self.range_of(offset, array.nbytes, "the buffer", argument, least=0)

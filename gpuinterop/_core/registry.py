@@ -529,6 +529,15 @@ def match_device(identity: DeviceIdentity) -> Device:
     <Device host:0 ...>
     """
     check_type(identity, DeviceIdentity, "identity", "a DeviceIdentity, as gpuinterop.vulkan.identity(...) returns")
+    return search(
+        lambda candidate: candidate.identity.matches(identity),
+        f"identity: no device is {identity.name or 'that one'} (uuid {_hex(identity.uuid)}, pci "
+        f"{identity.pci_bus_id}, luid {_hex(identity.luid)})",
+    )
+
+
+def search(fits: Callable[[Device], bool], problem: str) -> Device:
+    """The first device that fits, in the order of `match_device`; the error is the problem, and the devices."""
     chosen = os.environ.get(_BACKEND_VARIABLE)
     seen = []
     for loaded in [get_backend()] if chosen else _working():
@@ -540,14 +549,12 @@ def match_device(identity: DeviceIdentity) -> Device:
             seen.append(str(error).rstrip("."))
             continue
         for candidate in candidates:
-            if candidate.identity.matches(identity):
+            if fits(candidate):
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
-    raise DeviceNotFoundError(
-        f"identity: no device is {identity.name or 'that one'} (uuid {_hex(identity.uuid)}, pci {identity.pci_bus_id}, "
-        f"luid {_hex(identity.luid)}); devices: {', '.join(seen) or 'none'}."
-    )
+    only = f"; {_BACKEND_VARIABLE}={chosen} leaves out other backends" if chosen else ""
+    raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 
 def _working() -> list[LoadedBackend]:

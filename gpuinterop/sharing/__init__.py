@@ -1,0 +1,8 @@
+"""Arrays that exist, shared with any process of the host."""
+
+from __future__ import annotations
+
+from .attachment import AttachedArrays, acquire, attach
+from .share import ArrayShare, share
+
+__all__ = ["ArrayShare", "AttachedArrays", "acquire", "attach", "share"]

@@ -1,0 +1,445 @@
+"""Another process's arrays, here: the lease, the imports that attachments share, and the views on them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, cast
+from weakref import WeakSet
+
+from .. import ipc, system
+from .._arguments import Sole, check_timeout
+from .._core.device import Device, check_device
+from .._core.drain import behind_default_stream, drain
+from .._core.interchange import View, layout_of
+from .._core.lifetime import LIVE, Lifetime, retire
+from .._core.memory import Buffer, Mappable, Mapping as Mapped
+from .._core.registry import get_backend, match_device
+from .._core.resource import Resource
+from .._core.stream import Stream
+from ..backend import AllocationBackend, DriverHandle, SharingBackend
+from ..capabilities import Cell, Operation, Scope
+from ..errors import (
+    ArgumentTypeError,
+    DeviceNotFoundError,
+    GpuInteropError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+    UnsupportedError,
+)
+from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
+from .descriptor import ANSWER, Contents, Descriptor, Placed, Region, Verb, boot_id, parse_answer, parse_body
+from .order import Board, Reader, Writer, store
+from .rendezvous import check_peer, here, is_here
+
+_DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
+
+driver_lock: Final = threading.RLock()
+"""Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
+
+
+class Import(Lifetime):
+    """Another process's region, mapped once for all attachments of this process; or memory of this process."""
+
+    __slots__ = ("__weakref__", "address", "keys", "kind", "owner", "sizes")
+
+    def __init__(self, device: Device, region: Region, owner: bytes = b"", *, keep: object = None) -> None:
+        backend = device.driver
+        blocks = backend.releases_block or getattr(backend, "map_allocation_blocks", False)
+        detach = None if keep is not None else cast(SharingBackend, backend).detach_blocks
+        gate = device.gate if blocks and keep is None else None
+        super().__init__("shared memory", detach, gate=gate, keep=keep, device=device.streams)
+        self.ends_with_children = True
+        self.owner, self.kind, self.keys, self.sizes = owner, region.kind, region.keys, region.sizes
+        self.address = 0
+
+    def offset_of(self, device: Device, region: Region, owner: bytes) -> int | None:
+        """Where a region lies in it; None if it does not."""
+        if (self.owner, self.device, self.kind) != (owner, device.streams, region.kind) or self.state is not LIVE:
+            return None
+        count = len(region.keys)
+        for at, key in enumerate(self.keys):
+            if key == region.keys[0] and self.keys[at : at + count] == region.keys:
+                return sum(self.sizes[:at]) if self.sizes[at : at + count] == region.sizes else None
+        return None
+
+
+_imports: WeakSet[Import] = WeakSet()
+
+
+class SharedMemory(Mappable):
+    """A region as one share or attachment has it: its arrays keep this, and not the other attachments."""
+
+    def __init__(self, device: Device, address: int, size: int, parents: Sequence[Lifetime]) -> None:
+        super().__init__(Lifetime("shared memory", parents=parents, device=device.streams))
+        self._warns = False
+        self.device, self.driver, self._size, self._address = device, device.driver, size, address
+        self.lifetime.open()
+        self.buffer: Buffer = self._buffer(0, size, device)
+        self.buffer._warns = False
+
+    def _new_mapping(self) -> Mapped:
+        return Mapped(self, (self.device,), _nothing, blocks=False, waits=False)
+
+    def _map(self, mapping: Mapped) -> DriverHandle:
+        mapping.address = self._address
+        return self
+
+
+def _nothing(_: object) -> None:
+    """Unmap nothing: the import does."""
+
+
+def _mapped(
+    device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime
+) -> SharedMemory:
+    """The region, imported unless it is already. Under `driver_lock`."""
+    for known in list(_imports):
+        if (offset := known.offset_of(device, region, owner)) is not None:
+            with contextlib.suppress(ResourceClosedError):  # its last attachment ends
+                return SharedMemory(device, known.address + offset, region.size, (known, lease))
+    backend, native = cast(SharingBackend, device.driver), device.handle
+    fresh = Import(device, region, owner)
+
+    def attach() -> DriverHandle:
+        made, fresh.address = backend.attach_blocks(native, handles, region.sizes)
+        return made
+
+    blocks = isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd
+    create = partial(fresh.create, attach)
+    behind_default_stream(device.gate, create, "attaching arrays") if blocks else create()
+    try:
+        found = SharedMemory(device, fresh.address, region.size, (fresh, lease))
+    except BaseException:
+        retire(fresh)
+        raise
+    _imports.add(fresh)
+    return found
+
+
+class Arrays(Resource):
+    """What `ArrayShare` and `AttachedArrays` have in common: arrays by name, their way, and the order."""
+
+    _contents: Contents
+    device: Device
+    """The device that has them."""
+    key: tuple[bytes, int]
+    """The exporter and the number of its share."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the arrays, in their order; one empty name for a single array."""
+        return tuple(self._contents.arrays)
+
+    @property
+    def view(self) -> View:
+        """The single array, in place."""
+        if not self._contents.single:
+            raise InvalidArgumentError("view", f"expected a single array, got {len(self.names)}; take one by its name.")
+        return self[self.names[0]]
+
+    def __getitem__(self, name: str) -> View:
+        self.check_open()
+        if (placed := self._contents.arrays.get(name)) is None:
+            known = ", ".join(map(repr, self.names[:8]))
+            raise InvalidArgumentError("name", f"expected one of {known}{', ...' * (len(self.names) > 8)}, got {name!r}.")
+        return self._memory()[placed.region].buffer.view(placed.shape, placed.dtype, placed.offset, placed.strides)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def way(self) -> str:
+        """By which handles the memory travels, such as ``VmmFd``."""
+        return self._contents.way
+
+    @property
+    def exposes(self) -> str:
+        """What a reader can touch, in words: whole allocations, of which the arrays are a part."""
+        regions = self._contents.regions
+        pieces, whole = sum(len(region.keys) for region in regions), sum(region.size for region in regions)
+        arrays = sum(layout_of(one.shape, one.dtype, one.strides).high for one in self._contents.arrays.values())
+        return f"{pieces} allocation(s) of {whole:,} bytes in all, of which the arrays span {arrays:,}"
+
+    def acquire(self, stream: Stream | object = None, *, timeout: float | None = None) -> None:
+        self._turns().acquire(self._stream(stream), timeout)
+
+    def release(self, stream: Stream | object = None) -> None:
+        self._turns().release(self._stream(stream))
+
+    def _memory(self) -> Sequence[SharedMemory]:
+        raise NotImplementedError
+
+    def _turns(self) -> Writer | Reader:
+        raise NotImplementedError
+
+    def _stream(self, stream: object) -> Stream:
+        self.check_open()
+        if isinstance(stream, Stream):
+            return stream
+        if stream is None and not self.device.info.is_cpu:
+            raise ArgumentTypeError("stream", "expected a stream, got None, which stands for the calling thread of a CPU.")
+        return self.device.wrap_stream(0 if stream is None else stream)
+
+
+def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
+    """Acquire several shares, each once, in one order for all processes; none if one fails."""
+    done: list[Arrays] = []
+    try:
+        for one in sorted(dict.fromkeys(arrays), key=_key):
+            one.acquire(stream, timeout=timeout)
+            done.append(one)
+    except BaseException:
+        for one in reversed(done):
+            with contextlib.suppress(GpuInteropError):
+                one.release(stream)
+        raise
+
+
+def _key(arrays: Arrays) -> tuple[bytes, int]:
+    return arrays.key
+
+
+class Lease(Sole):
+    """A reader's right to the memory, until it is out and its arrays are gone."""
+
+    def __init__(self, enrol: Callable[[], Reader], end: Callable[[Callable[[], bool]], None]) -> None:
+        self._enrol, self._end = enrol, end
+        self._enrolling = threading.RLock()
+        self.reader: Reader | None = None
+
+    def turns(self) -> Reader:
+        """The lease's place in the order, taken on first use."""
+        return self.reader or system.under(self._enrolling, self._first)
+
+    def _first(self) -> Reader:
+        self.reader = self.reader or self._enrol()
+        return self.reader
+
+    def leave(self) -> None:
+        """Go out, and do not come in again."""
+        if self.reader is not None:
+            self.reader.end(ResourceClosedError(f"{self.reader.label} is closed; attach again."))
+
+    def end(self) -> None:
+        """Give the lease back once the reader is out."""
+        self.leave()
+        self._end(self._is_out)
+
+    def _is_out(self) -> bool:
+        return self.reader is None or self.reader.close_if_out()
+
+
+class AttachedArrays(Arrays):
+    """Arrays of another process, in place. Made by `gpuinterop.attach`."""
+
+    def __init__(self, device: Device, descriptor: Descriptor, contents: Contents, lease: Lease) -> None:
+        super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams))
+        self.device, self._contents = device, contents
+        self.key = descriptor.process, descriptor.share
+        self._regions: Sequence[SharedMemory] = ()
+        self.lifetime.create(lambda: lease)
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use at once (see `Resource.close`)."""
+        lease: Lease = self.lifetime.handle
+        if not self.closed:
+            lease.leave()
+        super().close(timeout)
+
+    def _memory(self) -> Sequence[SharedMemory]:
+        return self._regions
+
+    def _turns(self) -> Reader:
+        return self.lifetime.use(Lease.turns)
+
+
+class _Link(Sole):
+    """The connection to an exporter, whose answers are not trusted."""
+
+    def __init__(self, descriptor: Descriptor, timeout: float | None, users: Collection[int]) -> None:
+        self.descriptor = descriptor
+        self._timeout = timeout
+        self._deadline: float | None = None
+        self.socket = socket.socket(socket.AF_UNIX)
+        try:
+            self._start()
+            self._connect()
+            check_peer(self.socket, users)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def ask(self, verb: Verb) -> tuple[dict[str, Any], int]:
+        """The body of the answer, and the number of handles that follow."""
+        self._start()
+        try:
+            self.socket.sendall(self.descriptor.request(verb))
+            status, handles, size = parse_answer(self._receive(ANSWER.size))
+            return parse_body(status, self._receive(size)), handles
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def handles(self, expect: Sequence[type[Handle]]) -> Iterator[Handle]:
+        """The handles that follow."""
+        for at in range(0, len(expect), ipc.MAX_HANDLES):
+            self._left()
+            yield from ipc.receive_handles(self.socket, expect[at : at + ipc.MAX_HANDLES])
+
+    def _start(self) -> None:
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+
+    def _left(self) -> None:
+        self.socket.settimeout(None if self._deadline is None else max(1e-3, self._deadline - time.monotonic()))
+
+    def _connect(self) -> None:
+        path = self.descriptor.address
+        if (place := os.environ.get(_DIRECTORY)) is not None:  # the volume may be mounted elsewhere here
+            path = os.path.join(place, os.path.basename(path))
+        self._left()
+        try:
+            self.socket.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            raise PeerError(
+                f"expected the exporter's socket at {path}, it is not there: the process has ended, or its folder is "
+                f"not mounted in this container; mount it, and name it in {_DIRECTORY}."
+            ) from None
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _receive(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._left()
+            if not (part := self.socket.recv(min(size - len(data), 1 << 16))):
+                raise ConnectionError("it closed the connection")
+            data += part
+        return bytes(data)
+
+    def _lost(self, error: OSError) -> PeerError:
+        if isinstance(error, PeerError):
+            return error
+        late = f"it did not answer in {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+        return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
+
+
+def attach(
+    descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = ()
+) -> AttachedArrays:
+    """Attach the arrays of a share, in place."""
+    found = Descriptor.parse(descriptor)
+    if found.boot != boot_id():
+        raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")
+    limit = check_timeout(timeout)
+    if device is not None:
+        check_device(device, "device")
+    drain()
+    if is_here(found.process):
+        return _attach_here(found)
+    link = _Link(found, limit, frozenset(users))
+    try:
+        body, count = link.ask(Verb.ATTACH)
+        contents = Contents.parse(body)
+        used = _device_for(contents, device)
+        expect = [region.kind for region in contents.regions for _ in region.keys]
+        if len(expect) != count:
+            raise PeerError(f"expected {len(expect)} handles, the exporter sends {count}.")
+        lease = Lease(partial(_enrol, link, used), partial(here().end_lease, link.socket))
+        attached = AttachedArrays(used, found, contents, lease)
+    except BaseException:
+        link.socket.close()
+        raise
+    handles: list[Handle] = []
+    try:
+        handles.extend(link.handles(expect))
+        system.under(driver_lock, _map_all, attached, contents, handles, found.process)
+        for name in attached:  # each fits into its memory
+            attached[name]
+    except BaseException as error:
+        attached.close()
+        if isinstance(error, InvalidArgumentError):
+            raise PeerError(f"the exporter's answer cannot be meant: {error}") from None
+        raise
+    finally:
+        for handle in handles:
+            handle.close()
+    return attached
+
+
+def _map_all(attached: AttachedArrays, contents: Contents, handles: Sequence[Handle], owner: bytes) -> None:
+    rest, regions = iter(handles), []
+    for region in contents.regions:
+        mine = [next(rest) for _ in region.keys]
+        regions.append(_mapped(attached.device, region, mine, owner, attached.lifetime))
+    attached._regions = regions
+
+
+def _device_for(contents: Contents, device: Device | None) -> Device:
+    """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
+    if device is None:
+        try:
+            device = match_device(contents.device)
+        except DeviceNotFoundError as error:
+            raise DeviceNotFoundError(f"{error} Pass device= to use the memory from another GPU.") from None
+    kinds = {region.kind for region in contents.regions}
+    device.capabilities.require(*((Operation.IMPORT_ARRAY, kind) for kind in kinds))
+    devices = get_backend(device.backend).devices()
+    place = next((one for one in devices if one.identity.matches(contents.device)), None)
+    if place is not None and not device.can_access(place):
+        raise UnsupportedError(
+            Cell(Operation.IMPORT_ARRAY, next(iter(kinds))).gap(
+                Scope.DEVICE, f"the memory lies on {place.name}, to which there is no peer access.",
+                "cuDeviceCanAccessPeer, hipDeviceCanAccessPeer", "attach it on that device.",
+            ),
+            context=device.name,
+        )  # fmt: skip
+    if contents.pid == os.getpid() and IpcMemHandle in kinds:
+        raise UnsupportedError(
+            Cell(Operation.IMPORT_ARRAY, IpcMemHandle).gap(
+                Scope.PLATFORM, f"both processes have the PID {contents.pid}, each in its own namespace, and drivers "
+                "take them for one.", "LMCache #4551", "start one of them behind another process (docker run --init), "
+                "or let torch allocate expandable segments.",
+            ),
+            context=device.name,
+        )  # fmt: skip
+    return device
+
+
+def _attach_here(descriptor: Descriptor) -> AttachedArrays:
+    """Attach a share of this process."""
+    offer: Any = here().offers.get(descriptor.share)
+    if offer is None or not offer.descriptor.opens(descriptor.token):
+        raise ResourceClosedError("the share was closed, or the descriptor is another's; share the arrays anew.")
+    attached: AttachedArrays = offer.attach_here()
+    return attached
+
+
+def _enrol(link: _Link, device: Device) -> Reader:
+    """Take a place in the order; from now on the exporter's death is noticed."""
+    body, _ = link.ask(Verb.ENROL)
+    writer, own, page = link.handles((TimelineFd, TimelineFd, OpaqueFd))
+    with writer, own, page:  # type: ignore[attr-defined]
+        board = Board.load(page)  # type: ignore[arg-type]
+        try:
+            slot = board.slot(body.get("slot"))
+            words = [device.import_semaphore(handle) for handle in (writer, own)]  # type: ignore[type-var]
+        except BaseException:
+            board.close()
+            raise
+    reader = Reader(board, *words, slot, "these attached arrays")  # type: ignore[arg-type]
+
+    def ended() -> None:
+        reader.let_go(PeerError("the process that shared the arrays has died; discard what was read since."))
+        here().look_again(lambda: store(reader.writer))
+
+    here().watch(link.socket, ended)
+    return reader

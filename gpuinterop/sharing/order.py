@@ -1,0 +1,264 @@
+"""The order of one writer and many readers, on timelines of our own.
+
+The exporting process has a board, a sealed memfd of one page, that each reader maps::
+
+    0   8 bytes   magic GIPBOARD
+    8   u32       version 1
+    16  u64       newest: number of the version that was published last
+    24  u64       writing: 1 while the writer is in
+    64  u64 ...   one slot a lease: how often its reader has come in
+
+All but the magic is written under the page's lock, which the kernel frees at its holder's death. A timeline of the
+writer stands at n + 1 once version n is there; a timeline of each lease stands at k once its reader has gone out k times.
+
+A reader that comes in adds 1 to its slot, and waits for the newest version; while the writer is in, for the next. The
+writer that comes in sets `writing`, reads the slots, and waits for the readers that are in. Each store is one word, so
+that a death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Final
+
+from .. import system, timeline
+from .._arguments import Sole
+from .._core.known_stream import awaited, fail_waits
+from .._core.semaphore import ExternalSemaphore
+from .._core.stream import Stream
+from .._core.stream_memory import refuse_capture
+from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, again
+from ..handles import FdHandle, OpaqueFd, Timeline
+
+Word = ExternalSemaphore[Timeline]
+
+NAME: Final = "gpuinterop.board"
+_MAGIC: Final = b"GIPBOARD"
+_VERSION: Final = 1
+_NEWEST, _WRITING, _SLOTS = 16, 24, 64
+SLOTS: Final = (system.PAGE - _SLOTS) // 8
+"""Number of readers of a share that can be in at once."""
+LET_GO: Final = timeline.MAX_DEVICE_VALUE
+"""The value that a survivor stores in place of a dead process."""
+
+
+class Board(Sole):
+    """The page, mapped."""
+
+    def __init__(self, fd: int, address: int) -> None:
+        self.fd = fd
+        self._address = address
+        self.lock = timeline.Lock(fd, "a share's board")
+
+        def word(offset: int) -> ctypes.c_uint64:
+            return ctypes.c_uint64.from_address(address + offset)
+
+        self.newest, self.writing = word(_NEWEST), word(_WRITING)
+        self.slots = [word(_SLOTS + 8 * slot) for slot in range(SLOTS)]
+
+    @classmethod
+    def make(cls) -> Board:
+        """Make the board of a share."""
+
+        def initialise(address: int) -> None:
+            ctypes.c_uint32.from_address(address + len(_MAGIC)).value = _VERSION
+            ctypes.memmove(address, _MAGIC, len(_MAGIC))
+
+        return cls(*system.create_page(NAME, initialise))
+
+    @classmethod
+    def load(cls, handle: FdHandle) -> Board:
+        """Map another process's, by a descriptor that came from there."""
+        head = _MAGIC + _VERSION.to_bytes(4, "little")
+        if (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED or os.fstat(handle.fd).st_size != system.PAGE:
+            raise HandleError("handle: expected the board of a share, got another file.")
+        if os.pread(handle.fd, len(head), 0) != head:
+            raise HandleError("handle: expected the board of a share of this version, got another page.")
+        fd = system.call("dup", os.dup, handle.fd)
+        return cls(fd, system.map_shared(fd, system.PAGE))
+
+    def slot(self, number: object) -> ctypes.c_uint64:
+        """A lease's slot, by a number that came."""
+        if type(number) is not int or not 0 <= number < SLOTS:
+            raise PeerError(f"expected the number of a slot, got {number!r}.")
+        return self.slots[number]
+
+    def export(self) -> OpaqueFd:
+        """A handle for another process."""
+        return OpaqueFd.adopt_duplicate(self.fd)
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self.lock.close()
+        system.unmap(self._address, system.PAGE)
+        os.close(self.fd)
+
+
+class _Turns(Sole):
+    """Comes in and goes out, each once in turn; another thread may end it at any time."""
+
+    def __init__(self, board: Board, writer: Word, own: Word, label: str) -> None:
+        self.board = board
+        self.writer = writer
+        self.own = own
+        """The timeline that going out signals."""
+        self.label = label
+        self.inside: Stream | None = None
+        """The stream that came in."""
+        self.failure: GpuInteropError | None = None
+        """Why it does not come in any more."""
+        self._told = 0
+        self._told_by: Stream | None = None
+
+    def acquire(self, stream: Stream, timeout: float | None = None) -> None:
+        """Come in."""
+        self._check(stream, enters=True)
+        waits = self.board.lock.run(self._enter, stream)
+        try:
+            for word, value in waits:
+                with contextlib.suppress(ResourceClosedError):  # the reader has left meanwhile
+                    if word.value < value:
+                        word.wait(stream, value, timeout=timeout)
+            self._check_failure()
+        except BaseException:  # others may wait already for what goes out behind this
+            self._go_out(stream)
+            raise
+
+    def release(self, stream: Stream) -> None:
+        """Go out, behind the stream's work."""
+        self._check(stream, enters=False)
+        self._tell(stream)
+        self._leave()
+
+    def end(self, failure: GpuInteropError) -> None:
+        """Go out behind the work of the stream that came in, and do not come in again."""
+        self.failure = self.failure or failure
+        if (stream := self.inside) is not None:
+            self._go_out(stream)
+
+    @abstractmethod
+    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
+        """Come in, under the lock; return what the stream is to wait for."""
+
+    @abstractmethod
+    def _value(self) -> int:
+        """What going out signals."""
+
+    def _leave(self) -> None:
+        """Note that it is out."""
+        self.inside = None
+
+    def _check(self, stream: Stream, *, enters: bool) -> None:
+        self._check_failure()
+        if (self.inside is None) is not enters:
+            this, other = ("acquire", "release") if enters else ("release", "acquire")
+            raise InvalidArgumentError("order", f"{this} of {self.label} is out of turn: it is due for {other}.")
+        refuse_capture(stream.known_as(), self.label)
+
+    def _check_failure(self) -> None:
+        if self.failure is not None:
+            raise again(self.failure)
+
+    def _tell(self, stream: Stream) -> None:
+        """Signal, behind the stream that signalled before: a value must not come after a greater one."""
+        if (value := self._value()) <= self._told:
+            return  # an interrupt struck behind it
+        if stream is not self._told_by and self.own.value < value - 1:
+            self.own.wait(stream, value - 1)
+        self.own.signal(stream, value)
+        self._told, self._told_by = value, stream
+
+    def _go_out(self, stream: Stream) -> None:
+        try:
+            self._tell(stream)
+        except GpuInteropError:  # the stream is closed, or has failed
+            with contextlib.suppress(GpuInteropError):
+                self.own.host_signal(self._value())
+        self._leave()
+
+
+class Writer(_Turns):
+    """The process that shares."""
+
+    def __init__(self, board: Board, own: Word, label: str) -> None:
+        super().__init__(board, own, own, label)
+        self.leases: dict[int, Word] = {}
+        """The timeline of each lease that may come in, by its slot."""
+
+    def publish_first(self, stream: Stream | None) -> None:
+        """Publish version 0, behind what the stream was given."""
+        if stream is None:
+            self.own.host_signal(1)
+        else:
+            self.own.signal(stream, 1)
+        self._told, self._told_by = 1, stream
+
+    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
+        self._check(stream, enters=True)  # another thread may have come in
+        self.inside = stream
+        self.board.writing.value = 1
+        return [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+
+    def _value(self) -> int:
+        return self.board.newest.value + 2
+
+    def _leave(self) -> None:
+        self.board.lock.run(self._publish)
+
+    def _publish(self) -> None:
+        if self.inside is not None:
+            self.board.newest.value += 1
+            self.board.writing.value = 0
+            self.inside = None
+
+
+class Reader(_Turns):
+    """One lease of a reading process."""
+
+    def __init__(self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str) -> None:
+        super().__init__(board, writer, own, label)
+        self._slot = slot
+        self._count = 0
+
+    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
+        self._check(stream, enters=True)
+        self.inside = stream
+        self._count += 1
+        self._slot.value = self._count
+        return [(self.writer, self.board.newest.value + self.board.writing.value + 1)]
+
+    def _value(self) -> int:
+        return self._count
+
+    def close_if_out(self) -> bool:
+        """Close the words and the board, if all that it was in for is done."""
+        with contextlib.suppress(ResourceClosedError):
+            if self.own.value < self._count:
+                return False
+            self.own.close()
+            self.writer.close()
+            self.board.close()
+        return True
+
+    def let_go(self, error: GpuInteropError) -> None:
+        """The writer has died: fail the streams that wait for it, and have them go on."""
+        self.failure = error
+        fail_waits(self.writer.lifetime, error)
+        store(self.writer)
+
+
+def store(word: Word) -> bool:
+    """Store a dead process's timeline; False while a stream may still wait for it, so that it is stored again.
+
+    What that process's GPU had yet to store, a smaller value, may come late.
+    """
+    try:
+        if word.value < LET_GO:
+            word.host_signal(LET_GO)
+        return not awaited(word.lifetime)
+    except GpuInteropError:
+        return word.closed

@@ -1,0 +1,298 @@
+"""What an array is, and what memory it lies in: it is asked, and nothing is exported to find out."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from .._core.device import Device
+from .._core.interchange import CAPSULES, DLTensor, DType, contiguous, pointer_of, span
+from .._core.registry import search
+from ..backend import Behind, Block, SharingBackend
+from ..capabilities import Capability, Cell, Operation, Scope
+from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
+from ..handles import OpaqueFd, VmmFd
+from .descriptor import Placed, Region
+
+_HOST_TYPES: Final = (1, 3)  # kDLCPU, kDLCUDAHost
+_READ_ONLY: Final = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
+_FLAGS_AT: Final = 24
+_CODES: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """An array of any library: its memory, its layout, and an object that keeps both."""
+
+    place: tuple[int, int] | str
+    """DLPack's device; the name of the interface, if that does not say."""
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    read_only: bool
+    keep: object
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Addresses of the first byte, and behind the last."""
+        low, high = span(self.shape, self.strides, DType(self.dtype).itemsize)
+        return self.pointer + low, self.pointer + high
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What must not change while it is shared."""
+        return self.pointer, self.shape, self.strides, self.dtype
+
+
+def describe(array: object, name: str) -> Described:
+    """Describe an array by DLPack or an array interface, without a copy, and without ordering any stream."""
+    found = _by_dlpack(array) if hasattr(array, "__dlpack__") else _by_interface(array)
+    if isinstance(found, str):
+        raise InvalidArgumentError(name, f"expected an array that DLPack can describe, got a {_kind(array)}: {found}")
+    if 0 in found.shape:
+        raise InvalidArgumentError(name, f"expected an array with elements, got the shape {list(found.shape)}.")
+    reach = DType(found.dtype).itemsize
+    for step, count in sorted((abs(step), count) for step, count in zip(found.strides, found.shape, strict=True)):
+        if count > 1 and step < reach:
+            raise InvalidArgumentError(
+                name,
+                f"expected elements that each have their own bytes, got the strides {list(found.strides)}, by which "
+                "some overlap; share the array that it is a view of, or a copy.",
+            )
+        reach += (count - 1) * step
+    return found
+
+
+def _kind(array: object) -> str:
+    return f"{type(array).__module__}.{type(array).__qualname__}"
+
+
+def _by_dlpack(array: Any) -> Described | str:
+    try:
+        place = tuple(map(int, array.__dlpack_device__()))
+        capsule = _capsule(array, {} if place[0] in _HOST_TYPES else {"stream": -1})
+    except Exception as error:  # each library has its own: a tensor that requires a gradient, a sparse one
+        return f"{error}."
+    for name, offset in CAPSULES:
+        if f'"{name.decode()}"' in repr(capsule):
+            address = pointer_of(capsule, name)
+            break
+    else:
+        return f"{capsule!r} is no DLPack capsule."
+    flags = ctypes.c_uint64.from_address(address + _FLAGS_AT).value if offset else 0
+    tensor = DLTensor.from_address(address + offset)
+    if tensor.code not in _CODES or tensor.lanes != 1 or tensor.bits % 8:
+        return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; share a view of uint8."
+    dtype = "bool" if tensor.code == 6 else f"{_CODES[tensor.code]}{tensor.bits}"
+    shape, size = tuple(tensor.shape[: tensor.ndim]), tensor.bits // 8
+    steps = tuple(step * size for step in tensor.strides[: tensor.ndim]) if tensor.strides else contiguous(shape, size)
+    return Described(
+        place=cast("tuple[int, int]", place),
+        pointer=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        strides=steps,
+        dtype=dtype,
+        read_only=bool(flags & _READ_ONLY) or _is_read_only(array),
+        keep=(array, capsule),
+    )
+
+
+def _capsule(array: Any, stream: dict[str, int]) -> Any:
+    for more in ({"max_version": (1, 0), **stream}, stream, {"max_version": (1, 0)}):
+        try:
+            return array.__dlpack__(**more)
+        except (TypeError, RuntimeError) as error:  # an older protocol; JAX 0.11 knows no stream -1
+            failure = error
+        except BufferError:  # NumPy, of a read-only array without a version
+            raise
+    raise failure
+
+
+def _interface(array: object) -> tuple[str, Mapping[str, Any]] | None:
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        try:
+            if isinstance(found := getattr(array, name, None), Mapping):
+                return name, found
+        except Exception:  # torch, of element types that the interface does not know
+            continue
+    return None
+
+
+def _is_read_only(array: object) -> bool:
+    return (found := _interface(array)) is not None and bool(found[1]["data"][1])
+
+
+def _by_interface(array: Any) -> Described | str:
+    if (found := _interface(array)) is None:
+        raise ArgumentTypeError(
+            "arrays", f"expected an array with __dlpack__ or an array interface, or names of such, got {_kind(array)}."
+        )
+    name, facts = found
+    pointer, read_only = facts["data"]
+    shape, dtype = tuple(facts["shape"]), DType(facts["typestr"])
+    return Described(
+        place=_HOST_TYPES[:1] + (0,) if name == "__array_interface__" else name,  # type: ignore[arg-type]
+        pointer=pointer,
+        shape=shape,
+        strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
+        dtype=dtype.name,
+        read_only=read_only,
+        keep=(array, facts),
+    )
+
+
+# -- the memory --------------------------------------------------------------------------------------------------------
+
+
+def device_of(array: Described) -> Device:
+    """The device whose memory the array is."""
+    place = array.place
+
+    def fits(device: Device) -> bool:
+        if isinstance(place, str):
+            return device.info.array_interface == place and _ordinal(device, array.pointer) == device.ordinal
+        kind = (1, 0) if place[0] in _HOST_TYPES else place
+        return device.info.dlpack == kind
+
+    return search(fits, f"arrays: no device has memory of {place}")
+
+
+def _ordinal(device: Device, pointer: int) -> int | None:
+    backend = device.driver
+    return backend.block_at(pointer).ordinal if isinstance(backend, SharingBackend) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Blocks at consecutive addresses, which travel together."""
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def address(self) -> int:
+        return self.blocks[0].address
+
+    @property
+    def region(self) -> Region:
+        keys, sizes = (tuple(getattr(one, what) for one in self.blocks) for what in ("key", "size"))
+        return Region(kind=self.blocks[0].behind.handle_type, keys=keys, sizes=sizes)
+
+
+def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
+    """The memory that the arrays lie in, by address.
+
+    Raises
+    ------
+    UnsupportedError
+        An array's memory cannot get to another process; the error says why, and what to change.
+    """
+    backend = device.driver
+    if not isinstance(backend, SharingBackend):
+        device.capabilities.require((Operation.EXPORT_ARRAY, OpaqueFd if device.info.is_cpu else VmmFd))
+    blocks: list[Block] = []
+    for name, array in arrays.items():
+        place, end = array.span
+        while place < end:
+            at = bisect_right(blocks, place, key=_address)
+            if not at or blocks[at - 1].end <= place:
+                blocks.insert(at, _block_at(device, cast(SharingBackend, backend), place, name))
+                at += 1
+            place = blocks[at - 1].end
+    runs: list[list[Block]] = []
+    for block in blocks:
+        if runs and runs[-1][-1].end == block.address and runs[-1][-1].behind is block.behind is Behind.VMM:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [Range(blocks=tuple(run)) for run in runs]
+
+
+def _address(block: Block) -> int:
+    return block.address
+
+
+def _block_at(device: Device, backend: SharingBackend, address: int, name: str) -> Block:
+    try:
+        block = backend.block_at(address)
+    except HandleError as error:
+        raise InvalidArgumentError(name, f"its memory cannot be shared: {error}") from None
+    where = f"{device.name}, array {name!r}"
+    cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
+    if not block.behind.travels or not block.address <= address < block.end:
+        raise UnsupportedError(_gap(cell, block.behind), context=where)
+    if block.ordinal != device.ordinal:
+        raise InvalidArgumentError(
+            name, f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}."
+        )
+    if not (found := device.capabilities.of(cell)):
+        raise UnsupportedError(found, context=where)
+    return block
+
+
+def _gap(cell: Cell, behind: Behind) -> Capability:
+    """Why memory of a kind cannot travel, and what to change."""
+    allocate = "put the array into Device.allocate(size).buffer.view(shape, dtype), or pass copy=True."
+    reasons = {
+        Behind.POOL: (
+            "and the pool was not made for export.",
+            f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
+            "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool; or pass copy=True.",
+        ),
+        Behind.CLOSED: ("or of another process, which alone can share it.", allocate),
+        Behind.HOST: ("which only its own process has: it is no memfd with an open descriptor.", allocate),
+    }
+    reason, way_out = reasons.get(behind, ("which no call exports.", allocate))
+    return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)
+
+
+def _torch_variable() -> str:
+    """The variable that this process's torch reads for its allocator."""
+    torch = sys.modules.get("torch")
+    version = tuple(map(int, str(getattr(torch, "__version__", "2.9")).split(".")[:2]))
+    if version >= (2, 9):
+        return "PYTORCH_ALLOC_CONF"
+    return "PYTORCH_HIP_ALLOC_CONF" if getattr(torch.version, "hip", None) else "PYTORCH_CUDA_ALLOC_CONF"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Laid:
+    """Arrays of one device, and where they lie."""
+
+    device: Device
+    arrays: Mapping[str, Described]
+    ranges: tuple[Range, ...]
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Described], device: Device) -> Laid:
+        return cls(device=device, arrays=arrays, ranges=tuple(ranges_of(device, arrays)))
+
+    def placed(self) -> dict[str, Placed]:
+        """Each array in its region."""
+        starts = [one.address for one in self.ranges]
+        found = {}
+        for name, array in self.arrays.items():
+            number = bisect_right(starts, array.span[0]) - 1
+            found[name] = Placed(
+                region=number,
+                offset=array.pointer - starts[number],
+                shape=array.shape,
+                strides=array.strides,
+                dtype=array.dtype,
+                read_only=array.read_only,
+            )
+        return found
+
+    def check(self) -> None:
+        """Raise `ResourceClosedError` if an array's library has given its memory away."""
+        backend = cast(SharingBackend, self.device.driver)
+        for name, array in self.arrays.items():
+            if describe(array.keep[0], name).identity != array.identity:  # type: ignore[index]
+                raise ResourceClosedError(f"array {name!r} has other memory now than it had when it was shared.")
+        for block in (block for one in self.ranges for block in one.blocks):
+            if block.behind is not Behind.FILE and backend.block_at(block.address) != block:
+                raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")

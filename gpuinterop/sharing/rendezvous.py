@@ -1,0 +1,475 @@
+"""Where readers come: one Unix socket for each process that shares, and the leases that its connections are.
+
+One thread serves all shares of the process, and watches the leases that the process has with others; or the user's own
+loop does (`ArrayShare.serve`). It starts with the first share or lease that needs it, and ends with the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+import selectors
+import socket
+import stat
+import struct
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final, Protocol, TypeVar
+
+from .. import ipc, system
+from .._arguments import Sole
+from .._core.monitor import after_fork
+from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, report
+from ..handles import FdHandle
+from .descriptor import (
+    MAX_ADDRESS,
+    REQUEST,
+    STATUSES,
+    TOKEN,
+    VERSION,
+    Descriptor,
+    Status,
+    Verb,
+    answer,
+    boot_id,
+    parse_request,
+)
+
+T = TypeVar("T")
+OfferT = TypeVar("OfferT", bound="Offer")
+
+_VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
+_PATIENCE_S: Final = 5.0
+"""Seconds that a connection has for its first request, and to take an answer."""
+_STRANGERS: Final = 128
+"""Connections without a lease that are open at once; one more closes the oldest."""
+_TICK_S: Final = 0.02
+"""Seconds between the looks at what has to be looked at again."""
+_REST_S: Final = 0.1
+"""Seconds for which nobody is let in after the process has run out of descriptors."""
+_UCRED: Final = struct.Struct("3i")
+OVERFLOW: Final = 65534
+"""What a user looks like that this user namespace does not know."""
+
+Part = tuple[bytes, "Sequence[FdHandle]"]
+"""Bytes to send, and the descriptors that go beside them, which are closed then."""
+
+
+class Offer(Protocol):
+    """What is served. Its methods are called in the loop."""
+
+    descriptor: Descriptor
+    users: Collection[int]
+    threaded: bool
+
+    def attach(self, lease: Connection) -> Iterator[Part]:
+        """The parts of the answer to a reader that has shown the token; the first makes it a lease."""
+
+    def enrol(self, lease: Connection) -> Iterator[Part]:
+        """The parts of the answer to a lease that wants to acquire."""
+
+    def left(self, lease: Connection) -> None:
+        """A lease has ended."""
+
+
+def peer_of(connection: socket.socket) -> int:
+    """The other side's user, in this user namespace (SO_PEERCRED)."""
+    _, user, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return int(user)
+
+
+def check_peer(connection: socket.socket, users: Collection[int]) -> None:
+    """Refuse the other side's user, unless it is this process's own or one of `users`; pids are not looked at."""
+    user, mine = peer_of(connection), os.geteuid()
+    if user == OVERFLOW or (user != mine and user not in users):
+        raise PeerError(
+            f"expected a process of user {mine}, got one of user {user}"
+            + (", which stands for users of other namespaces" if user == OVERFLOW else "")
+            + "; run both as one user, or name it in users= on both sides."
+        )
+
+
+def folder() -> str:
+    """Where this process's rendezvous is."""
+    if given := os.environ.get(_VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
+        if not os.path.isdir(given):
+            raise InvalidArgumentError(
+                _VARIABLE if os.environ.get(_VARIABLE) else "XDG_RUNTIME_DIR",
+                f"expected a folder for the rendezvous, got {given!r}; make it, or set {_VARIABLE}.",
+            )
+        return given
+    private = os.path.join(tempfile.gettempdir(), f"gpuinterop-{os.geteuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(private, 0o700)
+    found = os.lstat(private)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise InvalidArgumentError(
+            _VARIABLE, f"expected {private!r} to be a folder of this user alone, it is another's; set {_VARIABLE}."
+        )
+    return private
+
+
+def _tidy(place: str) -> None:
+    """Remove the sockets of processes that were killed."""
+    with contextlib.suppress(OSError), os.scandir(place) as files:
+        for file in files:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                if not (file.name.startswith("gpuinterop-") and file.name.endswith(".sock")):
+                    continue
+                probe.setblocking(False)
+                if probe.connect_ex(file.path) == errno.ECONNREFUSED:
+                    os.unlink(file.path)
+
+
+class Connection(Sole):
+    """One reader at the rendezvous."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self.offer: Offer | None = None
+        """What it has a lease of."""
+        self.came = bytearray()
+        self.parts: Iterator[Part] = iter(())
+        self.rest: tuple[memoryview, Sequence[FdHandle]] | None = None
+        self.deadline = time.monotonic() + _PATIENCE_S
+
+    @property
+    def hurries(self) -> bool:
+        """Whether it must get on before its deadline."""
+        return self.offer is None or self.rest is not None
+
+    def end(self) -> None:
+        """Close the connection, and what was still to be sent."""
+        self.link.close()
+        rest, self.rest, self.parts = self.rest, None, iter(())
+        for handle in rest[1] if rest else ():
+            handle.close()
+
+
+class Rendezvous(Sole):
+    """The socket, the connections and the loop of one process."""
+
+    def __init__(self) -> None:
+        self.nonce = secrets.token_bytes(16)
+        self.offers: dict[int, Offer] = {}
+        self._serials = itertools.count(1)
+        self._path = ""
+        self._lock = threading.RLock()
+        """Of the offers, the listener and the thread; the rest is the loop's."""
+        self._looping = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._thread: system.Thread | None = None
+        self._jobs: deque[Callable[[], object]] = deque()
+        self._connections: dict[Connection, None] = {}
+        self._watched: dict[socket.socket, Callable[[], object]] = {}
+        self._again: list[Callable[[], bool]] = []
+        self._resting = 0.0
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+
+    # -- by any thread -----------------------------------------------------------------------------------------------
+
+    def offer(self, make: Callable[[Descriptor], OfferT], users: Collection[int]) -> OfferT:
+        """Let readers in; the first offer opens the socket."""
+        return system.under(self._lock, self._offer, make, users)
+
+    def _offer(self, make: Callable[[Descriptor], OfferT], users: Collection[int]) -> OfferT:
+        if self._listener is None:
+            self._listen()
+        if users:
+            os.chmod(self._path, 0o666)
+        descriptor = Descriptor(boot_id(), self.nonce, next(self._serials), secrets.token_bytes(TOKEN), self._path)
+        offer = self.offers[descriptor.share] = make(descriptor)
+        self.post(_wake_up)
+        return offer
+
+    def withdraw(self, offer: Offer) -> None:
+        """Let nobody in any more; leases stay."""
+        self.offers.pop(offer.descriptor.share, None)
+        self.post(_wake_up)
+
+    def watch(self, link: socket.socket, ended: Callable[[], object]) -> None:
+        """Call `ended` when the exporter of a lease of ours dies."""
+        self._watched[link] = ended
+        self.post(lambda: self._selector.register(link, selectors.EVENT_READ, link))
+
+    def end_lease(self, link: socket.socket, is_out: Callable[[], bool]) -> None:
+        """Close the connection of a lease of ours, once `is_out`."""
+
+        def end() -> bool:
+            if not is_out():
+                return False
+            if self._watched.pop(link, None) is not None:
+                self._selector.unregister(link)
+            link.close()
+            return True
+
+        self.look_again(end)
+
+    def look_again(self, until: Callable[[], bool]) -> None:
+        """Call `until` in the loop, again and again until it returns True."""
+        self.post(lambda: self._again.append(until))
+
+    def post(self, job: Callable[[], object]) -> None:
+        """Have the loop do something."""
+        self._jobs.append(job)
+        self._wake_loop()
+        system.under(self._lock, self._start)
+
+    def stop(self) -> None:
+        """Have the thread end: the interpreter exits."""
+        self._jobs.append(self._end)
+        self._wake_loop()
+
+    def serve(self, timeout: float | None) -> None:
+        """Serve in the calling thread for `timeout` seconds, or until a share is closed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.offers and self._thread is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left < 0:
+                break
+            self._pass(left)
+
+    def _wake_loop(self) -> None:
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def _start(self) -> None:
+        offers = self.offers.values()
+        own_loop = offers and not any(one.threaded for one in offers) and not (self._watched or self._again)
+        if self._thread is None and not own_loop:
+            self._thread = system.start_thread(self._loop, self.stop)
+
+    # -- the loop ----------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        while system.under(self._lock, self._goes_on):
+            self._pass(None)
+
+    def _goes_on(self) -> bool:
+        if self.offers or self._connections or self._watched or self._again or self._jobs:
+            return True
+        self._thread = None
+        if (listener := self._listener) is not None:
+            self._listener = None
+            if not self._resting:
+                self._selector.unregister(listener)
+            listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        return False
+
+    def _pass(self, timeout: float | None) -> None:
+        with self._looping:
+            for key, events in self._selector.select(self._patience(timeout)):
+                if isinstance(key.data, Connection):
+                    self._go_on(key.data, events)
+                elif isinstance(key.data, socket.socket):
+                    self._selector.unregister(key.data)
+                    _shown(self._watched.pop(key.data, _wake_up))
+                elif key.data is self:
+                    self._welcome()
+                else:
+                    os.eventfd_read(self._wake)
+            while self._jobs:
+                _shown(self._jobs.popleft())
+            self._again = [one for one in self._again if _shown(one) is False]
+            now = time.monotonic()
+            for late in [one for one in self._connections if one.hurries and one.deadline < now]:
+                self._drop(late)
+            if self._resting and self._resting < now and self._listener is not None:
+                self._resting = 0.0
+                self._selector.register(self._listener, selectors.EVENT_READ, self)
+
+    def _patience(self, timeout: float | None) -> float | None:
+        limits = [] if timeout is None else [timeout]
+        if self._again:
+            limits.append(_TICK_S)
+        if self._resting or any(one.hurries for one in self._connections):
+            limits.append(_REST_S)
+        return 0.0 if self._jobs else min(limits, default=None)
+
+    def _listen(self) -> None:
+        place = folder()
+        _tidy(place)
+        hidden = os.path.join(place, f".gpuinterop-{secrets.token_hex(8)}")
+        path = os.path.join(place, f"gpuinterop-{secrets.token_hex(8)}.sock")
+        if len(os.fsencode(hidden)) > MAX_ADDRESS or len(os.fsencode(path)) > MAX_ADDRESS:
+            raise InvalidArgumentError(
+                _VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
+            )
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            os.fchmod(listener.fileno(), 0o600)  # so the file is made with this mode; the umask is the process's
+            listener.bind(hidden)
+            listener.listen(1024)
+            os.rename(hidden, path)  # who sees it can connect, or its process has died
+            self._jobs.append(lambda: self._selector.register(listener, selectors.EVENT_READ, self))
+        except OSError as error:
+            listener.close()
+            with contextlib.suppress(OSError):
+                os.unlink(hidden)
+            raise system.driver_error(f"bind({path})", error.errno or 0) from error
+        self._listener, self._path = listener, path
+
+    def _end(self) -> None:
+        """Leave nothing to do."""
+        self.offers.clear()
+        for one in list(self._connections):
+            self._drop(one)
+        for link in list(self._watched):
+            self._selector.unregister(link)
+        self._watched.clear()
+        self._again.clear()
+        self._jobs.clear()
+
+    def forget(self) -> None:
+        """Close this process's descriptors, and leave the parent's objects as they are."""
+        self._selector.close()
+        os.close(self._wake)
+        for link in (self._listener, *self._watched, *(one.link for one in self._connections)):
+            if link is not None:
+                link.close()
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    def _welcome(self) -> None:
+        assert self._listener is not None
+        for _ in range(_STRANGERS):
+            try:
+                link, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors: strangers give theirs back
+                self._make_room(0)
+                self._selector.unregister(self._listener)
+                self._resting = time.monotonic() + _REST_S
+                return
+            link.setblocking(False)
+            self._make_room(_STRANGERS - 1)
+            connection = Connection(link)
+            self._connections[connection] = None
+            self._selector.register(link, selectors.EVENT_READ, connection)
+
+    def _make_room(self, most: int) -> None:
+        strangers = [one for one in self._connections if one.offer is None]
+        for one in strangers[: max(0, len(strangers) - most)]:
+            self._drop(one)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        del self._connections[connection]
+        self._selector.unregister(connection.link)
+        connection.end()
+        if (offer := connection.offer) is not None:
+            _shown(lambda: offer.left(connection))
+
+    def _go_on(self, connection: Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._receive(connection)
+            if connection.rest is not None:
+                self._send(connection)
+        except Exception:  # the reader's fault, or an export's behind the first: the reader sees the end
+            self._drop(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        came = connection.link.recv(REQUEST.size - len(connection.came))  # the kernel closes descriptors that come too
+        connection.came += came
+        if not came or (len(connection.came) == REQUEST.size and connection.rest is not None):
+            raise PeerError("the reader has gone, or speaks out of turn.")
+        if len(connection.came) == REQUEST.size:
+            asked = parse_request(bytes(connection.came))
+            connection.came.clear()
+            connection.deadline = time.monotonic() + _PATIENCE_S
+            connection.parts = self._answer(connection, asked)
+            self._take(connection)
+
+    def _answer(self, connection: Connection, asked: tuple[int, bytes, int, bytes] | None) -> Iterator[Part]:
+        try:
+            if asked is None:
+                raise PeerError(f"expected a request of gpuinterop, version {VERSION}; install one version on both sides.")
+            verb, process, share, token = asked
+            offer = connection.offer or self.offers.get(share)
+            if process != self.nonce or offer is None:
+                raise ResourceClosedError("the share was closed; ask its process for a new descriptor.")
+            if offer.descriptor.share != share or not offer.descriptor.opens(token):
+                raise PeerError("the token is not this share's; take the descriptor as it came.")
+            check_peer(connection.link, offer.users)
+            if verb != (Verb.ATTACH if connection.offer is None else Verb.ENROL):
+                raise PeerError("a reader attaches once, then may enrol.")
+            parts = offer.attach(connection) if verb == Verb.ATTACH else offer.enrol(connection)
+            first = next(parts)
+        except Exception as error:  # also a driver's, or one of an array's library
+            status = STATUSES.get(type(error))
+            problem = str(error) if status else f"{type(error).__name__}: {error}"
+            yield answer(status or Status.FAILED, {"problem": problem}), ()
+            return
+        yield first
+        yield from parts
+
+    def _take(self, connection: Connection) -> None:
+        part = next(connection.parts, None)
+        connection.rest = None if part is None else (memoryview(part[0]), part[1])
+
+    def _send(self, connection: Connection) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while connection.rest is not None:
+                data, handles = connection.rest
+                sent = ipc.send_part(connection.link, data, handles)
+                for handle in handles:  # they went with the first byte
+                    handle.close()
+                connection.rest = (data[sent:], ())
+                if sent == len(data):
+                    self._take(connection)
+        waits = selectors.EVENT_WRITE if connection.rest is not None else 0
+        self._selector.modify(connection.link, selectors.EVENT_READ | waits, connection)
+
+
+def _wake_up() -> None:
+    """Do nothing: the loop then looks whether it still has something to do."""
+
+
+def _shown(call: Callable[[], T]) -> T | None:
+    """Report a failure in the loop, which nobody has called."""
+    try:
+        return call()
+    except Exception as error:
+        report(error)
+        return None
+
+
+_here: list[Rendezvous] = []
+_making = threading.RLock()
+
+
+def here() -> Rendezvous:
+    """This process's; made on first use."""
+    return system.under(_making, _first)
+
+
+def _first() -> Rendezvous:
+    if not _here:
+        _here.append(Rendezvous())
+    return _here[0]
+
+
+def is_here(process: bytes) -> bool:
+    """Whether a nonce is this process's."""
+    return any(one.nonce == process for one in _here)
+
+
+@after_fork
+def _forked() -> None:
+    """Give back what the child shares with its parent; that goes on."""
+    for one in _here:
+        one.forget()
+    _here.clear()
