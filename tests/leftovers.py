@@ -44,8 +44,12 @@ T = TypeVar("T")
 LIMIT: Final = 5.0
 """Seconds in which what ends by itself has ended: threads, and work that was enqueued."""
 _MOMENT: Final = 0.05
-kept_by_drivers: Final = [r"descriptor \d+ of /memfd:swiftshader_jit", r"thread \d+, simulated drive;"]
-"""Words for what is a driver's or a framework's: SwiftShader's code; a simulated driver's streams, which it counts."""
+kept_by_drivers: Final = [
+    r"descriptor \d+ of /memfd:(swiftshader_jit|gpuinterop\.simulated\.allocation)",
+    r"thread \d+, simulated drive;",
+]
+"""Words for what is a driver's or a framework's: SwiftShader's code; a simulated driver's memory and streams, which it
+counts."""
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()

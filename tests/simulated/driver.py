@@ -4,9 +4,10 @@ Calls go by the names of the driver's functions, ``cuImportExternalMemory`` or `
 
 What a process has from its start, by ``GPUINTEROP_SIM_...``: ``DEVICES``, how many; ``MIG``; ``INIT``, the error of
 cuInit; ``CUDA_VERSION`` and ``HIP_VERSION``; ``FABRIC``, the channel that fabric handles go by, and none without;
-``TEAM_SECONDS``, after which a call is given up that waits for a multicast object's devices; ``DOES_NOTHING``: what
-streams are given is checked and counts as done at once, but is neither done nor written down, so that what a program
-takes is its own time.
+``TEAM_SECONDS``, after which a call is given up that waits for a multicast object's devices; ``IPC``, the folder by
+which processes open each other's memory, by default that of temporary files; ``DOES_NOTHING``: what streams are given
+is checked and counts as done at once, but is neither done nor written down, so that what a program takes is its own
+time.
 """
 
 from __future__ import annotations
@@ -312,12 +313,12 @@ class Simulator:
         return int(self._call("calls", call.encode()))
 
     def live(self) -> dict[str, int]:
-        """How many objects there are, by kind, and ``bytes`` of device memory.
+        """How many objects there are, by kind, ``bytes`` of device memory, and how often handles were ``retained``.
 
         Default streams are not counted, nor HIP's address ranges and closed streams, which the backend keeps: see
         `count`.
         """
-        counts = {kind: self.count(kind) for kind in (*self._kinds_known, "bytes")}
+        counts = {kind: self.count(kind) for kind in (*self._kinds_known, "bytes", "retained")}
         if self.path.name == _SONAMES["hip"]:
             counts.pop("reservation", None)
             counts.pop("context", None)  # a device has one, from its first call on

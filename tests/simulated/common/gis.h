@@ -71,6 +71,7 @@ typedef enum {
     GIS_REGISTRATION,    /* the caller's memory, pinned */
     GIS_MAPPING,         /* a buffer in external memory */
     GIS_VMM_MAPPING,
+    GIS_IPC_MAPPING, /* another process's allocation, opened */
     GIS_EXTERNAL_MEMORY,
     GIS_EXTERNAL_SEMAPHORE,
     GIS_MIPMAPPED_ARRAY,
@@ -115,6 +116,7 @@ void *gis_check(gis_kind kind, uint64_t id); /* NULL, and a violation noted */
 void gis_ref(gis_object *object);
 void gis_unref(gis_object *object);
 void gis_retire(gis_object *object); /* end its life: a later gis_find does not see it */
+void gis_revive(gis_object *object); /* take that back, while something refers to it */
 void gis_note_if_used(gis_object *object, const char *what);
 void gis_each(gis_kind kind, void (*call)(gis_object *, void *), void *argument);
 const char *gis_kind_name(gis_kind kind);
@@ -203,6 +205,8 @@ gis_status gis_context_synchronize(gis_context *context);
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
+typedef enum { GIS_PLAIN, GIS_POOL, GIS_MANAGED } gis_sort; /* of a GIS_ALLOCATION: only plain ones are exported */
+typedef struct gis_door gis_door;
 typedef struct gis_range gis_range;
 struct gis_range {
     gis_object object;
@@ -216,6 +220,11 @@ struct gis_range {
     uintptr_t lands;   /* HIP: where in the address space work on `base` lands */
     int settles;       /* the device whose work a release waits for */
     gis_object *owner; /* the external memory, the VMM handle */
+    gis_sort sort;
+    int fd;           /* of an allocation's memory; else -1 */
+    gis_door *door;   /* where other processes ask for it; NULL: it was not exported */
+    uint64_t opened;  /* an IPC mapping: by which door, */
+    int opens;        /* and how often */
     gis_range *next;
 };
 
@@ -241,6 +250,7 @@ typedef struct {
     int holders;
     bool imported;
     uint32_t handle_types;
+    bool rdma;      /* asked for */
     int bindings;   /* of memory: how often it is bound */
     gis_team *team; /* of a multicast object: its state, which the processes share; NULL: memory */
 } gis_vmm_handle;
@@ -254,11 +264,20 @@ typedef struct {
 gis_range *gis_range_at(uintptr_t address);
 gis_reservation *gis_reservation_at(uintptr_t address);
 bool gis_is_freed(uintptr_t address); /* an address of ours that nothing is mapped at */
-gis_status gis_allocate(gis_context *context, size_t size, uintptr_t *address);
+gis_status gis_allocate(gis_context *context, size_t size, gis_sort sort, uintptr_t *address);
 gis_status gis_allocate_host(gis_context *context, size_t size, uintptr_t *address);
 gis_status gis_register_host(gis_context *context, uintptr_t address, size_t size);
 void gis_settle(int device); /* as releases do: wait for the device's work */
-gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address);
+gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address); /* of an IPC mapping: one opening of it */
+gis_status gis_free_later(uintptr_t address); /* in a stream's order: what was enqueued before keeps the memory */
+int gis_keep(int fd); /* under a high number, so that it takes none of those that the program counts with */
+
+/* Memory that other processes open, by 64 bytes. */
+gis_status gis_ipc_open(gis_context *context, const void *data, uintptr_t *address);
+gis_status gis_ipc_export(gis_range *range, uint64_t offset, void *data);
+gis_status gis_ipc_read(const void *data, uint64_t *door, int *device);
+int gis_ipc_fetch(uint64_t door); /* asks the exporter; -1: it is gone, or the memory is. Not under the lock */
+void gis_close_door(gis_door *door);
 
 /* Take over `fd` on success; *closed says whether it was closed on a failure. */
 gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_external_memory **memory, bool *closed);
@@ -283,6 +302,7 @@ gis_status gis_fabric_import(const void *data, gis_vmm_handle **handle);
 /* A file that a process has open. GIS_INVALID_VALUE: it has it no more; GIS_UNKNOWN: that could not be found out. */
 gis_status gis_open_theirs(pid_t process, int fd, uint64_t inode, int *found);
 gis_status gis_vmm_release(gis_vmm_handle *handle);
+void gis_vmm_retain(gis_vmm_handle *handle);
 gis_status gis_vmm_reserve(size_t size, size_t alignment, uintptr_t *address);
 gis_status gis_vmm_free_address(uintptr_t address, size_t size);
 gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_handle *handle);
@@ -498,6 +518,8 @@ gis_stream *gis_thread_stream(gis_context *context);
 gis_status gis_submit(gis_stream *stream, gis_op *op, bool block); /* takes the operation, also on a failure */
 gis_status gis_stream_query(gis_stream *stream);
 gis_status gis_stream_synchronize(gis_stream *stream);
+#define GIS_THREAD "simulated drive" /* 15 characters at most; tests/leftovers.py knows it */
+bool gis_start_thread(void *(*work)(void *), void *argument, pthread_t *joined); /* NULL: it is detached */
 bool gis_device_settle(int device, double seconds); /* wait for all its streams; false: not in time */
 gis_status gis_event_create(gis_context *context, uint32_t flags, gis_event **event);
 gis_status gis_event_record(gis_event *event, gis_stream *stream);

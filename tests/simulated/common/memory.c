@@ -54,6 +54,15 @@ bool gis_is_freed(uintptr_t address) {
     return address >= zone && address < zone_end && !gis_range_at(address) && !gis_reservation_at(address);
 }
 
+int gis_keep(int fd) {
+    struct rlimit limit;
+    int high = -1;
+    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur > 700) high = fcntl(fd, F_DUPFD_CLOEXEC, 600);
+    if (high < 0) return fd;
+    close(fd);
+    return high;
+}
+
 static size_t round_to_page(size_t size) {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (size + page - 1) & ~(page - 1);
@@ -75,6 +84,8 @@ static void finish_range(gis_object *object) {
     gis_range *range = (gis_range *)object;
     give_back(range->pages, range->page_bytes); /* of a VMM mapping too: its reservation stays */
     if (object->kind == GIS_ALLOCATION) gis_devices[object->device].used -= range->size;
+    if (range->door) gis_close_door(range->door);
+    if (range->fd >= 0) close(range->fd);
     if (range->owner) gis_unref(range->owner);
 }
 
@@ -89,6 +100,7 @@ static gis_range *new_range(gis_kind kind, gis_context *context, int device, uin
     range->lands = base;
     range->settles = device;
     range->owner = owner;
+    range->fd = -1;
     if (owner) gis_ref(owner);
     range->next = ranges;
     ranges = range;
@@ -107,29 +119,42 @@ static void end_range(gis_range *range) {
     gis_retire(&range->object);
 }
 
-static gis_status allocate(gis_kind kind, gis_context *context, size_t size, uintptr_t *address) {
+/* NULL: there is no room. With a descriptor, of what other processes may have mapped, too. */
+static gis_range *map_memory(gis_kind kind, gis_context *context, size_t size, int fd) {
+    size_t bytes = round_to_page(size);
+    uintptr_t start = take_addresses(bytes, ALIGNMENT);
+    int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
+    if (!start) return NULL;
+    void *found = mmap((void *)start, bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE | MAP_FIXED, fd, 0);
+    if (found == MAP_FAILED) return NULL;
+    return new_range(kind, context, context->object.device, start, size, start, bytes, NULL);
+}
+
+static gis_status allocate(gis_kind kind, gis_context *context, size_t size, gis_sort sort, uintptr_t *address) {
     gis_device *device = &gis_devices[context->object.device];
     if (!size) return GIS_INVALID_VALUE;
     if (kind == GIS_ALLOCATION && (size > device->total || device->used > device->total - size))
         return GIS_OUT_OF_MEMORY;
-    size_t bytes = round_to_page(size);
-    uintptr_t start = take_addresses(bytes, ALIGNMENT);
-    if (!start) return GIS_OUT_OF_MEMORY;
-    if (mmap((void *)start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-             0) == MAP_FAILED)
+    bool shared = kind == GIS_ALLOCATION && sort == GIS_PLAIN;
+    int fd = shared ? gis_keep(memfd_create("gpuinterop.simulated.allocation", MFD_CLOEXEC)) : -1;
+    gis_range *range = shared && (fd < 0 || ftruncate(fd, (off_t)size)) ? NULL : map_memory(kind, context, size, fd);
+    if (!range) {
+        if (fd >= 0) close(fd);
         return GIS_OUT_OF_MEMORY;
-    new_range(kind, context, context->object.device, start, size, start, bytes, NULL);
+    }
+    range->fd = fd;
+    range->sort = sort;
     if (kind == GIS_ALLOCATION) device->used += size;
-    *address = start;
+    *address = range->base;
     return GIS_OK;
 }
 
-gis_status gis_allocate(gis_context *context, size_t size, uintptr_t *address) {
-    return allocate(GIS_ALLOCATION, context, size, address);
+gis_status gis_allocate(gis_context *context, size_t size, gis_sort sort, uintptr_t *address) {
+    return allocate(GIS_ALLOCATION, context, size, sort, address);
 }
 
 gis_status gis_allocate_host(gis_context *context, size_t size, uintptr_t *address) {
-    return allocate(GIS_HOST_ALLOCATION, context, size, address);
+    return allocate(GIS_HOST_ALLOCATION, context, size, GIS_PLAIN, address);
 }
 
 gis_status gis_register_host(gis_context *context, uintptr_t address, size_t size) {
@@ -163,11 +188,55 @@ gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address) {
                       freed ? ": it was freed before" : "");
         return first == GIS_REGISTRATION ? GIS_HOST_NOT_REGISTERED : GIS_INVALID_VALUE;
     }
-    gis_note_if_used(&range->object, "");
     gis_ref(&range->object);
-    end_range(range);
+    if (--range->opens <= 0) {
+        gis_note_if_used(&range->object, "");
+        end_range(range);
+    }
     gis_settle(range->settles); /* measured of cuMemHostUnregister as well */
     gis_unref(&range->object);
+    return GIS_OK;
+}
+
+gis_status gis_free_later(uintptr_t address) {
+    gis_range *range = gis_range_at(address);
+    if (!range || range->base != address || range->object.kind != GIS_ALLOCATION) return GIS_INVALID_VALUE;
+    end_range(range);
+    return GIS_OK;
+}
+
+static gis_range *opened_by(uint64_t door, const gis_context *context) {
+    gis_range *range = ranges;
+    while (range && (range->opened != door || range->object.context != context)) range = range->next;
+    return range;
+}
+
+gis_status gis_ipc_open(gis_context *context, const void *data, uintptr_t *address) {
+    uint64_t door;
+    int owner, mine = context->object.device;
+    gis_status status = gis_ipc_read(data, &door, &owner);
+    if (status) return status;
+    gis_range *range = opened_by(door, context);
+    if (range) { /* measured: also where it was freed meanwhile */
+        range->opens++;
+        *address = range->base;
+        return GIS_OK;
+    }
+    if (owner < gis_device_count && owner != mine && !gis_can_peer(mine, owner)) return GIS_PEER_UNSUPPORTED;
+    /* Without the lock: its exporter may be opening ours. */
+    gis_ref(&context->object);
+    pthread_mutex_unlock(&gis_mutex);
+    int fd = gis_ipc_fetch(door);
+    pthread_mutex_lock(&gis_mutex);
+    struct stat there;
+    if (fd >= 0 && !(range = opened_by(door, context)) && !fstat(fd, &there) && context->object.live &&
+        (range = map_memory(GIS_IPC_MAPPING, context, (size_t)there.st_size, fd)))
+        range->opened = door;
+    if (fd >= 0) close(fd);
+    gis_unref(&context->object);
+    if (!range) return GIS_INVALID_VALUE;
+    range->opens++;
+    *address = range->base;
     return GIS_OK;
 }
 
@@ -373,12 +442,7 @@ static void finish_handle(gis_object *object) {
 
 gis_vmm_handle *gis_vmm_new(gis_kind kind, int device, int fd, size_t size, bool imported) {
     gis_vmm_handle *handle = gis_new(kind, sizeof *handle, NULL, device, finish_handle);
-    /* A high number: what the driver keeps open takes none of those that the program counts with. */
-    struct rlimit limit;
-    int high = -1;
-    if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur > 700) high = fcntl(fd, F_DUPFD_CLOEXEC, 600);
-    if (high >= 0) close(fd);
-    handle->fd = high >= 0 ? high : fd;
+    handle->fd = gis_keep(fd);
     handle->size = size;
     handle->holders = 1;
     handle->imported = imported;
@@ -437,6 +501,11 @@ gis_status gis_vmm_release(gis_vmm_handle *handle) {
     if (--handle->holders == 0) gis_retire(&handle->object); /* what is mapped keeps the memory */
     if (bound) note_if_only_bound(handle);
     return GIS_OK;
+}
+
+void gis_vmm_retain(gis_vmm_handle *handle) {
+    if (!handle->object.live) gis_revive(&handle->object); /* released, and kept by what is mapped */
+    handle->holders++;
 }
 
 typedef struct {
@@ -503,17 +572,34 @@ gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_ha
     return GIS_OK;
 }
 
+static bool is_mapped_in(const gis_range *range, uintptr_t address, size_t size) {
+    return range->object.kind == GIS_VMM_MAPPING && range->base >= address &&
+           range->base + range->size <= address + size;
+}
+
+/* Without a gap, as the documentation wants it: NVIDIA's driver (measured) lets gaps pass, AMD's runtime does not. */
+static bool are_whole_mappings(uintptr_t address, size_t size) {
+    size_t covered = 0;
+    for (gis_range *range = ranges; range; range = range->next)
+        if (is_mapped_in(range, address, size)) covered += range->size;
+    return size && covered == size;
+}
+
 gis_status gis_vmm_unmap(uintptr_t address, size_t size) {
-    gis_range *range = gis_range_at(address);
-    if (!range || range->object.kind != GIS_VMM_MAPPING || range->base != address || range->size != size) {
+    gis_range *next;
+    if (!are_whole_mappings(address, size)) {
         gis_violation("%#llx (%zu bytes) is not mapped so", (unsigned long long)address, size);
         return GIS_INVALID_VALUE;
     }
-    gis_note_if_used(&range->object, "");
-    gis_vmm_handle *memory = (gis_vmm_handle *)range->owner;
-    bool bound = memory->bindings > 0;
-    end_range(range);
-    if (bound) note_if_only_bound(memory);
+    for (gis_range *range = ranges; range; range = next) {
+        next = range->next;
+        if (!is_mapped_in(range, address, size)) continue;
+        gis_note_if_used(&range->object, "");
+        gis_vmm_handle *memory = (gis_vmm_handle *)range->owner;
+        bool bound = memory->bindings > 0;
+        end_range(range);
+        if (bound) note_if_only_bound(memory);
+    }
     return GIS_OK;
 }
 
@@ -526,17 +612,14 @@ static gis_status may_access(int device, const gis_vmm_handle *handle) {
 
 gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protection) {
     if (device < 0 || device >= gis_device_count) return GIS_INVALID_DEVICE;
-    size_t covered = 0;
+    if (!are_whole_mappings(address, size)) return GIS_INVALID_VALUE;
     for (int pass = 0; pass < 2; pass++) {
         for (gis_range *range = ranges; range; range = range->next) {
-            if (range->object.kind != GIS_VMM_MAPPING || range->base < address ||
-                range->base + range->size > address + size)
-                continue;
+            if (!is_mapped_in(range, address, size)) continue;
             const gis_vmm_handle *handle = (gis_vmm_handle *)range->owner;
             if (!pass) {
                 gis_status status = protection ? may_access(device, handle) : GIS_OK;
                 if (status) return status;
-                covered += range->size;
                 continue;
             }
             if (protection)
@@ -547,7 +630,6 @@ gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protec
             if (handle->team) continue;
             if (mprotect((void *)range->pages, range->page_bytes, flags)) return GIS_UNKNOWN;
         }
-        if (covered != size) return GIS_INVALID_VALUE;
     }
     return GIS_OK;
 }

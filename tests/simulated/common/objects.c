@@ -21,9 +21,9 @@ gis_device gis_devices[GIS_MAX_DEVICES];
 
 static const char *const kind_names[GIS_KINDS] = {
     "context",       "stream",       "event",           "allocation",         "host_allocation", "registration",
-    "mapping",       "vmm_mapping",  "external_memory", "external_semaphore", "mipmapped_array", "array_level",
-    "vmm_handle",    "multicast",    "multicast_binding", "reservation",      "graph",           "graph_node",
-    "executable",    "module",       "function",
+    "mapping",       "vmm_mapping",  "ipc_mapping",     "external_memory",    "external_semaphore", "mipmapped_array",
+    "array_level",   "vmm_handle",   "multicast",       "multicast_binding",  "reservation",     "graph",
+    "graph_node",    "executable",   "module",          "function",
 };
 
 /* -- objects ------------------------------------------------------------------------------------------------------ */
@@ -40,6 +40,13 @@ uint64_t gis_new_id(void) { return next_id += 16; }
 
 const char *gis_kind_name(gis_kind kind) { return kind_names[kind]; }
 
+static void enter(gis_object *object) {
+    gis_object **head = bucket(object->id);
+    object->next = *head;
+    *head = object;
+    live[object->kind]++;
+}
+
 void *gis_new(gis_kind kind, size_t size, gis_context *context, int device, void (*finalize)(gis_object *)) {
     gis_object *object = calloc(1, size);
     if (!object) abort();
@@ -51,11 +58,14 @@ void *gis_new(gis_kind kind, size_t size, gis_context *context, int device, void
     object->device = device;
     object->finalize = finalize;
     if (context) gis_ref(&context->object);
-    gis_object **head = bucket(object->id);
-    object->next = *head;
-    *head = object;
-    live[kind]++;
+    enter(object);
     return object;
+}
+
+void gis_revive(gis_object *object) {
+    gis_ref(object);
+    object->live = true;
+    enter(object);
 }
 
 void *gis_find(gis_kind kind, uint64_t id) {
@@ -362,6 +372,11 @@ void gis_record(const char *call, const void *head, size_t head_size, const void
 
 /* -- control ------------------------------------------------------------------------------------------------------- */
 
+/* What a handle's owner is not alone with: the same handle, given out again. */
+static void count_again(gis_object *object, void *count) {
+    *(int64_t *)count += ((gis_vmm_handle *)object)->holders - 1;
+}
+
 GIS_EXPORT int64_t gis_control_live(const char *name) {
     int64_t found = -1;
     pthread_mutex_lock(&gis_mutex);
@@ -370,6 +385,10 @@ GIS_EXPORT int64_t gis_control_live(const char *name) {
     if (!strcmp(name, "bytes")) {
         found = 0;
         for (int i = 0; i < GIS_MAX_DEVICES; i++) found += (int64_t)gis_devices[i].used;
+    }
+    if (!strcmp(name, "retained")) {
+        found = 0;
+        gis_each(GIS_VMM_HANDLE, count_again, &found);
     }
     pthread_mutex_unlock(&gis_mutex);
     return found;

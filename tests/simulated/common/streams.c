@@ -363,7 +363,7 @@ static void each_working(void (*call)(gis_object *, void *), void *argument) {
 
 static void *work(void *argument) {
     gis_stream *stream = argument;
-    pthread_setname_np(pthread_self(), "simulated drive"); /* 15 characters at most; tests/leftovers.py knows it */
+    pthread_setname_np(pthread_self(), GIS_THREAD);
     pthread_mutex_lock(&gis_mutex);
     for (;;) {
         while (!stream->head && stream->object.live) pthread_cond_wait(&stream->wake, &gis_mutex);
@@ -393,20 +393,24 @@ static void *work(void *argument) {
     return NULL;
 }
 
-static bool start(gis_stream *stream) {
+bool gis_start_thread(void *(*call)(void *), void *argument, pthread_t *joined) {
     pthread_attr_t attributes;
     pthread_t thread;
     sigset_t all, before;
     pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    if (!joined) pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, 256 << 10);
     sigfillset(&all); /* signals are for the program's own threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    gis_ref(&stream->object);
-    int code = pthread_create(&thread, &attributes, work, stream);
+    int code = pthread_create(joined ? joined : &thread, &attributes, call, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    if (code) {
+    return !code;
+}
+
+static bool start(gis_stream *stream) {
+    gis_ref(&stream->object);
+    if (!gis_start_thread(work, stream, NULL)) {
         gis_unref(&stream->object);
         return false;
     }

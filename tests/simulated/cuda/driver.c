@@ -369,9 +369,38 @@ static result memory_allocate(uint64_t *address, size_t size) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
     uintptr_t found;
-    TRY(gis_allocate(context, size, &found));
+    TRY(gis_allocate(context, size, GIS_PLAIN, &found));
     *address = found;
     return SUCCESS;
+}
+
+static result managed_allocate(uint64_t *address, size_t size, uint32_t flags) {
+    ENTER(cuMemAllocManaged);
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    NEED(flags == 1 || flags == 2);
+    uintptr_t found;
+    TRY(gis_allocate(context, size, GIS_MANAGED, &found));
+    *address = found;
+    return SUCCESS;
+}
+
+/* No node of a graph is made of it here. */
+static result pool_allocate(uint64_t *address, size_t size, handle which) {
+    ENTER(cuMemAllocAsync);
+    NEED_STREAM(which);
+    TRY(gis_not_capturing(stream));
+    uintptr_t found;
+    TRY(gis_allocate(stream->object.context, size, GIS_POOL, &found));
+    *address = found;
+    return SUCCESS;
+}
+
+static result pool_free(uint64_t address, handle which) {
+    ENTER(cuMemFreeAsync);
+    NEED_STREAM(which);
+    TRY(gis_not_capturing(stream));
+    return gis_code(gis_free_later(address));
 }
 
 static result memory_free(uint64_t address) {
@@ -424,28 +453,122 @@ static result host_device_pointer(uint64_t *pointer, void *address, uint32_t fla
     return SUCCESS;
 }
 
-/* The attributes that anybody asks for: all others are refused. */
+static bool is_legacy(const gis_range *range) {
+    return range->object.kind == GIS_ALLOCATION && range->sort == GIS_PLAIN;
+}
+
+/* The attributes that anybody asks for, as measured: all others are refused. It needs no context. */
 static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     ENTER(cuPointerGetAttribute);
-    NEED_CONTEXT;
     gis_range *range = gis_range_at(address);
     NEED(data && range);
-    gis_kind kind = range->object.kind;
-    uint64_t handle_types = kind == GIS_VMM_MAPPING ? ((gis_vmm_handle *)range->owner)->handle_types : 0;
-    uint32_t type = kind == GIS_HOST_ALLOCATION || kind == GIS_REGISTRATION ? 1 : 2;
+    const gis_object *object = &range->object;
+    bool host = object->kind == GIS_HOST_ALLOCATION || object->kind == GIS_REGISTRATION;
+    bool pool = object->kind == GIS_ALLOCATION && range->sort == GIS_POOL;
+    const gis_vmm_handle *vmm = object->kind == GIS_VMM_MAPPING ? (gis_vmm_handle *)range->owner : NULL;
+    const gis_reservation *whole = vmm ? gis_reservation_at(address) : NULL;
+    uint64_t value;
+    size_t bytes = sizeof value;
     switch (number) {
+    case 1: /* CONTEXT */
+        value = object->context && !pool ? object->context->object.id : 0;
+        break;
     case 2: /* MEMORY_TYPE */
-        memcpy(data, &type, sizeof type);
-        return SUCCESS;
+        value = host ? 1 : 2;
+        bytes = 4;
+        break;
+    case 7: /* BUFFER_ID */
+        value = object->id;
+        break;
+    case 8: /* IS_MANAGED */
+        value = object->kind == GIS_ALLOCATION && range->sort == GIS_MANAGED;
+        bytes = 4;
+        break;
     case 9: /* DEVICE_ORDINAL */
-        memcpy(data, &range->object.device, sizeof(int));
-        return SUCCESS;
+        value = (uint64_t)object->device;
+        bytes = 4;
+        break;
+    case 10: /* IS_LEGACY_CUDA_IPC_CAPABLE */
+        value = is_legacy(range);
+        bytes = 4;
+        break;
+    case 11: /* RANGE_START_ADDR */
+        value = whole ? whole->base : range->base;
+        break;
+    case 12: /* RANGE_SIZE */
+        value = whole ? whole->size : range->size;
+        break;
+    case 13: /* MAPPED */
+        value = 1;
+        bytes = 4;
+        break;
     case 14: /* ALLOWED_HANDLE_TYPES */
-        memcpy(data, &handle_types, sizeof handle_types);
-        return SUCCESS;
+        value = vmm ? vmm->handle_types : 0;
+        break;
+    case 15: /* IS_GPU_DIRECT_RDMA_CAPABLE */
+        value = vmm ? vmm->rdma : is_legacy(range);
+        bytes = 4;
+        break;
+    case 17: /* MEMPOOL_HANDLE: not null, and no more */
+        value = pool ? object->context->object.id : 0;
+        break;
+    case 18: /* MAPPING_SIZE: small allocations lie in a block that others are in, too */
+        value = (range->size + GIS_GRANULARITY - 1) & ~(GIS_GRANULARITY - 1);
+        break;
+    case 19: /* MAPPING_BASE_ADDR */
+        value = range->base;
+        break;
+    case 20: /* MEMORY_BLOCK_ID */
+        value = range->owner ? range->owner->id : object->id;
+        break;
     default:
         return INVALID_VALUE;
     }
+    memcpy(data, &value, bytes);
+    return SUCCESS;
+}
+
+/* Of virtual memory, as measured, it is the one mapping, and only with access. */
+static result address_range(uint64_t *base, size_t *size, uint64_t address) {
+    ENTER(cuMemGetAddressRange);
+    NEED_CONTEXT;
+    gis_range *range = gis_range_at(address);
+    if (!range || !range->access) return NOT_FOUND;
+    if (base) *base = range->base;
+    if (size) *size = range->size;
+    return SUCCESS;
+}
+
+/* -- memory of other processes ------------------------------------------------------------------------------------- */
+
+typedef struct {
+    char bytes[64];
+} ipc_handle;
+
+static result ipc_export(ipc_handle *exported, uint64_t address) {
+    ENTER(cuIpcGetMemHandle);
+    NEED_CONTEXT;
+    gis_range *range = gis_range_at(address);
+    NEED(exported && range && is_legacy(range));
+    TRY(gis_ipc_export(range, 0, exported)); /* of the whole allocation, wherever in it the address lies */
+    return SUCCESS;
+}
+
+static result ipc_open(uint64_t *address, ipc_handle exported, uint32_t flags) {
+    ENTER(cuIpcOpenMemHandle);
+    NEED_CONTEXT;
+    NEED(address && flags == 1);
+    uintptr_t found;
+    TRY(gis_ipc_open(context, &exported, &found));
+    *address = found;
+    return SUCCESS;
+}
+
+static result ipc_close(uint64_t address) {
+    ENTER(cuIpcCloseMemHandle);
+    NEED_CONTEXT;
+    TRY(gis_unsafe());
+    return gis_code(gis_free(GIS_IPC_MAPPING, GIS_IPC_MAPPING, address));
 }
 
 static result copy_later(uint64_t target, uint64_t source, size_t size, handle which) {
@@ -747,6 +870,7 @@ static result vmm_create(handle *allocation, size_t size, const allocation_prop 
     NEED(!flags);
     gis_vmm_handle *made;
     TRY(gis_vmm_create(prop->where.id, size, prop->handle_types, &made));
+    made->rdma = prop->flags.rdma;
     *allocation = made->object.id;
     return SUCCESS;
 }
@@ -845,8 +969,7 @@ static result vmm_retain(handle *allocation, void *address) {
     gis_range *range = gis_range_at((uintptr_t)address);
     NEED(allocation && range && range->object.kind == GIS_VMM_MAPPING);
     gis_vmm_handle *found = (gis_vmm_handle *)range->owner;
-    NEED(found->object.live);
-    found->holders++;
+    gis_vmm_retain(found);
     *allocation = found->object.id;
     return SUCCESS;
 }
@@ -1047,12 +1170,19 @@ static const struct {
     {"cuEventDestroy", 4000, event_destroy},
     {"cuMemAlloc", 3020, memory_allocate},
     {"cuMemFree", 3020, memory_free},
+    {"cuMemAllocManaged", 6000, managed_allocate},
+    {"cuMemAllocAsync", 11020, pool_allocate},
+    {"cuMemFreeAsync", 11020, pool_free},
     {"cuMemHostAlloc", 2020, host_allocate},
     {"cuMemFreeHost", 2000, host_free},
     {"cuMemHostRegister", 6050, host_register},
     {"cuMemHostUnregister", 4000, host_unregister},
     {"cuMemHostGetDevicePointer", 3020, host_device_pointer},
     {"cuPointerGetAttribute", 4000, pointer_attribute},
+    {"cuMemGetAddressRange", 3020, address_range},
+    {"cuIpcGetMemHandle", 4010, ipc_export},
+    {"cuIpcOpenMemHandle", 11000, ipc_open},
+    {"cuIpcCloseMemHandle", 4010, ipc_close},
     {"cuMemcpyAsync", 4000, copy_async},
     {"cuMemcpyDtoHAsync", 3020, copy_out_async},
     {"cuMemsetD8Async", 3020, fill8_async},

@@ -11,7 +11,7 @@ static hip_error allocate(void **address, size_t size, bool signal) {
     NEED(address);
     TRY(gis_unsafe());
     uintptr_t found = 0;
-    if (size) TRY(gis_allocate(hip_context(), size, &found));
+    if (size) TRY(gis_allocate(hip_context(), size, GIS_PLAIN, &found));
     if (signal) gis_range_at(found)->signal = true;
     *address = (void *)found;
     return hipSuccess;
