@@ -81,7 +81,8 @@ class Sharing(Room, SharingBackend):
     def export_block(self, device: Context, block: Block) -> Handle:
         """``cuIpcGetMemHandle``; ``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``."""
         if block.behind is Behind.IPC:
-            return IpcMemHandle(bytes(device.call("cuIpcGetMemHandle", block.address).reserved))
+            native = device.call("cuIpcGetMemHandle", block.address)
+            return IpcMemHandle(ctypes.string_at(native.getPtr(), IpcMemHandle.SIZE))
         allocation = Allocation(device, block.size, VmmFd)
         device.run(allocation.make, "cuMemRetainAllocationHandle", block.address)
         try:
@@ -95,7 +96,7 @@ class Sharing(Room, SharingBackend):
         """``cuIpcOpenMemHandle``; ``cuMemImportFromShareableHandle`` and ``cuMemMap``, then ``cuMemSetAccess``."""
         if isinstance(handle := handles[0], IpcMemHandle):
             native = self._driver.api.CUipcMemHandle()
-            native.reserved = handle.data
+            ctypes.memmove(native.getPtr(), handle.data, IpcMemHandle.SIZE)
             opened = Opened(device).create("cuIpcOpenMemHandle", native, _LAZY_PEERS)
             return opened, int(opened.handle)
         joined = Joined(device, sum(sizes))
