@@ -3,8 +3,8 @@
 The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type
 (the index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8
 uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus
-id (NUL padded), the 64 bytes of a handle without a descriptor, 8 bytes zero. The message has a fixed length and no pickle: a hostile peer can
-send wrong handles, which imports check, but not code that runs.
+id (NUL padded), the 64 bytes of a handle without a descriptor, 8 bytes zero. The message has a fixed length and no
+pickle: a hostile peer can send wrong handles, which imports check, but not code that runs.
 
 ``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
 use a Queue, a Pool or an executor: they pickle in their own thread, after ``put()`` has returned. By then a ``with``

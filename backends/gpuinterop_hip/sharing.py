@@ -3,7 +3,7 @@
 AMD's runtime has no attribute that tells how memory may travel (10, 14 and 17 of ``hipPointerGetAttribute``), and
 writes a size as 32 bits (12); 3 and 11 lose what was opened by IPC where another device is current. Other calls tell as
 much. A handle of VMM memory that others mapped is not asked for: ``hipMemRetainAllocationHandle`` ends the process for
-memory of a pool, which from 7.1 on looks like any VMM mapping, and does not count (mended by rocm-systems #2696, #5807).
+memory of a pool, which from 7.1 on looks like any VMM mapping, and does not count (mended by #2696, #5807).
 """
 
 from __future__ import annotations

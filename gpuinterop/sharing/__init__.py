@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .attachment import AttachedArrays, acquire, attach
-from .share import ArrayShare, share
+from .offer import ArrayShare, share
 
 __all__ = ["ArrayShare", "AttachedArrays", "acquire", "attach", "share"]

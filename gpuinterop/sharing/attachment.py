@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
 from weakref import WeakSet
@@ -34,8 +34,8 @@ from ..errors import (
     UnsupportedError,
 )
 from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from .descriptor import ANSWER, Contents, Descriptor, Placed, Region, Verb, boot_id, parse_answer, parse_body
-from .order import Board, Reader, Writer, store
+from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer, parse_body
+from .order import Board, Reader, Word, Writer, store
 from .rendezvous import check_peer, here, is_here
 
 _DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
@@ -96,9 +96,7 @@ def _nothing(_: object) -> None:
     """Unmap nothing: the import does."""
 
 
-def _mapped(
-    device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime
-) -> SharedMemory:
+def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime) -> SharedMemory:
     """The region, imported unless it is already. Under `driver_lock`."""
     for known in list(_imports):
         if (offset := known.offset_of(device, region, owner)) is not None:
@@ -148,7 +146,9 @@ class Arrays(Resource):
         self.check_open()
         if (placed := self._contents.arrays.get(name)) is None:
             known = ", ".join(map(repr, self.names[:8]))
-            raise InvalidArgumentError("name", f"expected one of {known}{', ...' * (len(self.names) > 8)}, got {name!r}.")
+            raise InvalidArgumentError(
+                "name", f"expected one of {known}{', ...' * (len(self.names) > 8)}, got {name!r}."
+            )
         return self._memory()[placed.region].buffer.view(placed.shape, placed.dtype, placed.offset, placed.strides)
 
     def __iter__(self) -> Iterator[str]:
@@ -187,7 +187,9 @@ class Arrays(Resource):
         if isinstance(stream, Stream):
             return stream
         if stream is None and not self.device.info.is_cpu:
-            raise ArgumentTypeError("stream", "expected a stream, got None, which stands for the calling thread of a CPU.")
+            raise ArgumentTypeError(
+                "stream", "expected a stream, got None, which stands for the calling thread of a CPU."
+            )
         return self.device.wrap_stream(0 if stream is None else stream)
 
 
@@ -426,16 +428,19 @@ def _attach_here(descriptor: Descriptor) -> AttachedArrays:
 def _enrol(link: _Link, device: Device) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
     body, _ = link.ask(Verb.ENROL)
-    writer, own, page = link.handles((TimelineFd, TimelineFd, OpaqueFd))
-    with writer, own, page:  # type: ignore[attr-defined]
-        board = Board.load(page)  # type: ignore[arg-type]
+    handles: list[Any] = list(link.handles((TimelineFd, TimelineFd, OpaqueFd)))
+    words: list[Word] = []
+    with handles[0], handles[1], handles[2]:
+        board = Board.load(handles[2])
         try:
             slot = board.slot(body.get("slot"))
-            words = [device.import_semaphore(handle) for handle in (writer, own)]  # type: ignore[type-var]
+            words.extend(map(device.import_semaphore, handles[:2]))
         except BaseException:
+            for word in words:
+                word.close()
             board.close()
             raise
-    reader = Reader(board, *words, slot, "these attached arrays")  # type: ignore[arg-type]
+    reader = Reader(board, words[0], words[1], slot, "these attached arrays")
 
     def ended() -> None:
         reader.let_go(PeerError("the process that shared the arrays has died; discard what was read since."))

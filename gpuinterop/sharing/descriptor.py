@@ -113,7 +113,9 @@ class Descriptor:
             )
         body, check = raw[: -_CHECK.size], raw[-_CHECK.size :]
         if len(body) < _HEAD.size or _CHECK.pack(zlib.crc32(body)) != check:
-            raise InvalidArgumentError("descriptor", f"expected all bytes of a share, got {len(raw)}: they are damaged.")
+            raise InvalidArgumentError(
+                "descriptor", f"expected all bytes of a share, got {len(raw)}: they are damaged."
+            )
         _, _, boot, process, share, token, length = _HEAD.unpack_from(body)
         if len(body) != _HEAD.size + length or not 0 < length <= MAX_ADDRESS:
             raise InvalidArgumentError("descriptor", f"expected an address of {length} bytes, got another length.")
@@ -157,7 +159,9 @@ def parse_body(status: int, data: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise PeerError("the exporter's answer is damaged.")
     if status:
-        raise next((kind for kind, one in STATUSES.items() if one == status), PeerError)(str(body.get("problem"))[:1000])
+        raise next((kind for kind, one in STATUSES.items() if one == status), PeerError)(
+            str(body.get("problem"))[:1000]
+        )
     return body
 
 

@@ -136,7 +136,7 @@ def _by_interface(array: Any) -> Described | str:
     pointer, read_only = facts["data"]
     shape, dtype = tuple(facts["shape"]), DType(facts["typestr"])
     return Described(
-        place=_HOST_TYPES[:1] + (0,) if name == "__array_interface__" else name,  # type: ignore[arg-type]
+        place=_HOST_TYPES[:1] + (0,) if name == "__array_interface__" else name,
         pointer=pointer,
         shape=shape,
         strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
@@ -252,7 +252,7 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
 
 def _torch_variable() -> str:
     """The variable that this process's torch reads for its allocator."""
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     version = tuple(map(int, str(getattr(torch, "__version__", "2.9")).split(".")[:2]))
     if version >= (2, 9):
         return "PYTORCH_ALLOC_CONF"

@@ -396,7 +396,9 @@ class Rendezvous(Sole):
     def _answer(self, connection: Connection, asked: tuple[int, bytes, int, bytes] | None) -> Iterator[Part]:
         try:
             if asked is None:
-                raise PeerError(f"expected a request of gpuinterop, version {VERSION}; install one version on both sides.")
+                raise PeerError(
+                    f"expected a request of gpuinterop, version {VERSION}; install one version on both sides."
+                )
             verb, process, share, token = asked
             offer = connection.offer or self.offers.get(share)
             if process != self.nonce or offer is None:

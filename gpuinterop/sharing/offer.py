@@ -17,14 +17,14 @@ from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
-from ..backend import SharingBackend
+from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import FdHandle, Handle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
 from .descriptor import Contents, Descriptor, Status, answer
 from .order import SLOTS, Board, Reader, Word, Writer, store
 from .origin import Described, Laid, describe, device_of
-from .rendezvous import Part, Rendezvous, here
+from .rendezvous import Part, here
 
 _ALIGNMENT: Final = 256
 
@@ -132,7 +132,12 @@ class _Offer(Sole):
             return Reader(writer.board, writer.own, writer.leases[slot], writer.board.slots[slot], "these arrays")
 
         def end(is_out: Callable[[], bool]) -> None:
-            here().look_again(lambda: is_out() and self.left(key) is None)
+            def ended() -> bool:
+                if over := is_out():
+                    self.left(key)
+                return over
+
+            here().look_again(ended)
 
         self._leases[key] = None
         attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, Lease(enrol, end))
@@ -165,15 +170,15 @@ class _Offer(Sole):
         for one in self._stands_on:
             one.close()
 
-    def _export(self, blocks: Sequence[object]) -> list[Handle]:
+    def _export(self, blocks: Sequence[Block]) -> list[Handle]:
         return system.under(driver_lock, self._export_all, blocks)
 
-    def _export_all(self, blocks: Sequence[object]) -> list[Handle]:
-        device, made = self.laid.device, []
+    def _export_all(self, blocks: Sequence[Block]) -> list[Handle]:
+        device = self.laid.device
         backend = cast(SharingBackend, device.driver)
+        made: list[Handle] = []
         try:
-            for block in blocks:
-                made.append(backend.export_block(device.handle, block))  # type: ignore[arg-type]
+            made.extend(backend.export_block(device.handle, block) for block in blocks)
             return made
         except BaseException:
             for handle in made:
