@@ -145,10 +145,8 @@ class Arrays(Resource):
     def __getitem__(self, name: str) -> View:
         self.check_open()
         if (placed := self._contents.arrays.get(name)) is None:
-            known = ", ".join(map(repr, self.names[:8]))
-            raise InvalidArgumentError(
-                "name", f"expected one of {known}{', ...' * (len(self.names) > 8)}, got {name!r}."
-            )
+            known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
+            raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
         return self._memory()[placed.region].buffer.view(placed.shape, placed.dtype, placed.offset, placed.strides)
 
     def __iter__(self) -> Iterator[str]:

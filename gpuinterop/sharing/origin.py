@@ -18,7 +18,8 @@ from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, Resou
 from ..handles import OpaqueFd, VmmFd
 from .descriptor import Placed, Region
 
-_HOST_TYPES: Final = (1, 3)  # kDLCPU, kDLCUDAHost
+_CPU, _CUDA_HOST = 1, 3  # kDLCPU, kDLCUDAHost
+_HOST_TYPES: Final = (_CPU, _CUDA_HOST)
 _READ_ONLY: Final = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _FLAGS_AT: Final = 24
 _CODES: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -78,12 +79,10 @@ def _by_dlpack(array: Any) -> Described | str:
         capsule = _capsule(array, {} if place[0] in _HOST_TYPES else {"stream": -1})
     except Exception as error:  # each library has its own: a tensor that requires a gradient, a sparse one
         return f"{error}."
-    for name, offset in CAPSULES:
-        if f'"{name.decode()}"' in repr(capsule):
-            address = pointer_of(capsule, name)
-            break
-    else:
-        return f"{capsule!r} is no DLPack capsule."
+    found = next((one for one in CAPSULES if f'"{one[0].decode()}"' in repr(capsule)), None)
+    if found is None:
+        return f"{capsule!r} is not a capsule of DLPack."
+    address, offset = pointer_of(capsule, found[0]), found[1]
     flags = ctypes.c_uint64.from_address(address + _FLAGS_AT).value if offset else 0
     tensor = DLTensor.from_address(address + offset)
     if tensor.code not in _CODES or tensor.lanes != 1 or tensor.bits % 8:
@@ -136,7 +135,7 @@ def _by_interface(array: Any) -> Described | str:
     pointer, read_only = facts["data"]
     shape, dtype = tuple(facts["shape"]), DType(facts["typestr"])
     return Described(
-        place=_HOST_TYPES[:1] + (0,) if name == "__array_interface__" else name,
+        place=(_CPU, 0) if name == "__array_interface__" else name,
         pointer=pointer,
         shape=shape,
         strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
@@ -156,7 +155,7 @@ def device_of(array: Described) -> Device:
     def fits(device: Device) -> bool:
         if isinstance(place, str):
             return device.info.array_interface == place and _ordinal(device, array.pointer) == device.ordinal
-        kind = (1, 0) if place[0] in _HOST_TYPES else place
+        kind = (_CPU, 0) if place[0] in _HOST_TYPES else place
         return device.info.dlpack == kind
 
     return search(fits, f"arrays: no device has memory of {place}")
@@ -237,12 +236,12 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str) 
 def _gap(cell: Cell, behind: Behind) -> Capability:
     """Why memory of a kind cannot travel, and what to change."""
     allocate = "put the array into Device.allocate(size).buffer.view(shape, dtype), or pass copy=True."
+    pools = (
+        f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
+        "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool; or pass copy=True."
+    )
     reasons = {
-        Behind.POOL: (
-            "and the pool was not made for export.",
-            f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
-            "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool; or pass copy=True.",
-        ),
+        Behind.POOL: ("and the pool was not made for export.", pools),
         Behind.CLOSED: ("or of another process, which alone can share it.", allocate),
         Behind.HOST: ("which only its own process has: it is no memfd with an open descriptor.", allocate),
     }

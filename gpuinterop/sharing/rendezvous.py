@@ -454,7 +454,7 @@ _making = threading.RLock()
 
 
 def here() -> Rendezvous:
-    """This process's; made on first use."""
+    """Return this process's, made on first use."""
     return system.under(_making, _first)
 
 
