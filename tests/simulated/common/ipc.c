@@ -41,7 +41,7 @@ static bool place_of(uint64_t number, struct sockaddr_un *place) {
     if (!folder || !*folder) folder = getenv("TMPDIR");
     if (!folder || !*folder) folder = "/tmp";
     *place = (struct sockaddr_un){.sun_family = AF_UNIX};
-    size_t length = (size_t)snprintf(place->sun_path, sizeof place->sun_path, "%s/gpuinterop.simulated.%016llx", folder,
+    size_t length = (size_t)snprintf(place->sun_path, sizeof place->sun_path, "%s/gis.ipc.%016llx", folder,
                                      (unsigned long long)number);
     return length < sizeof place->sun_path;
 }

@@ -14,10 +14,12 @@ enum {
     hipSuccess = 0,
     hipErrorInvalidValue = 1,
     hipErrorOutOfMemory = 2,
+    hipErrorInvalidDevicePointer = 17,
     hipErrorInvalidMemcpyDirection = 21,
     hipErrorNoDevice = 100,
     hipErrorInvalidDevice = 101,
     hipErrorInvalidHandle = 400,
+    hipErrorNotFound = 500,
     hipErrorNotReady = 600,
     hipErrorPeerAccessAlreadyEnabled = 704,
     hipErrorContextIsDestroyed = 709,
@@ -125,6 +127,18 @@ typedef struct {
     uint32_t kind, padding;
 } hip_copy_3d;
 _Static_assert(sizeof(hip_copy_3d) == 160, "hipMemcpy3DParms");
+
+typedef struct {
+    int type, device;
+    void *device_pointer, *host_pointer;
+    int managed;
+    uint32_t flags;
+} hip_pointer;
+_Static_assert(sizeof(hip_pointer) == 32, "hipPointerAttribute_t");
+
+typedef struct {
+    char bytes[64];
+} hip_ipc_handle;
 
 /* The beginning of hipDeviceProp_tR0600. */
 typedef struct {

@@ -7,6 +7,7 @@ const gis_error gis_errors[] = {
     {2, "hipErrorOutOfMemory", "out of memory"},
     {3, "hipErrorNotInitialized", "initialization error"},
     {4, "hipErrorDeinitialized", "driver shutting down"},
+    {17, "hipErrorInvalidDevicePointer", "invalid device pointer"},
     {100, "hipErrorNoDevice", "no ROCm-capable device is detected"},
     {101, "hipErrorInvalidDevice", "invalid device ordinal"},
     {201, "hipErrorInvalidContext", "invalid device context"},

@@ -4,29 +4,51 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { HOST = 1, DEVICE = 2 }; /* hipMemoryType of ROCm 6 and later */
+enum { UNREGISTERED = 0, HOST = 1, DEVICE = 2, MANAGED = 3 }; /* hipMemoryType of ROCm 6 and later */
 enum { SIGNAL_MEMORY = 2 };                      /* hipMallocSignalMemory */
 
-static hip_error allocate(void **address, size_t size, bool signal) {
+static hip_error allocate(void **address, size_t size, gis_sort sort, gis_context *context) {
     NEED(address);
     TRY(gis_unsafe());
     uintptr_t found = 0;
-    if (size) TRY(gis_allocate(hip_context(), size, GIS_PLAIN, &found));
-    if (signal) gis_range_at(found)->signal = true;
+    if (size) TRY(gis_allocate(context, size, sort, &found));
     *address = (void *)found;
     return hipSuccess;
 }
 
 HIP(hipMalloc, (void **address, size_t size), (address, size)) {
     ENTER(hipMalloc);
-    return allocate(address, size, false);
+    return allocate(address, size, GIS_PLAIN, hip_context());
 }
 
 /* Of signal memory there are eight bytes at a time, no more and no less (HIP's documentation of the flag). */
 HIP(hipExtMallocWithFlags, (void **address, size_t size, uint32_t flags), (address, size, flags)) {
     ENTER(hipExtMallocWithFlags);
     NEED(flags <= 4 && (flags != SIGNAL_MEMORY || size == 8));
-    return allocate(address, size, flags == SIGNAL_MEMORY);
+    hip_error code = allocate(address, size, GIS_PLAIN, hip_context());
+    if (!code && flags == SIGNAL_MEMORY) gis_range_at((uintptr_t)*address)->signal = true;
+    return code;
+}
+
+HIP(hipMallocManaged, (void **address, size_t size, uint32_t flags), (address, size, flags)) {
+    ENTER(hipMallocManaged);
+    NEED(size && (flags == 1 || flags == 2));
+    return allocate(address, size, GIS_MANAGED, hip_context());
+}
+
+/* No node of a graph is made of it here. */
+HIP(hipMallocAsync, (void **address, size_t size, void *which), (address, size, which)) {
+    ENTER(hipMallocAsync);
+    NEED_STREAM(which);
+    TRY(gis_not_capturing(stream));
+    return allocate(address, size, GIS_POOL, stream->object.context);
+}
+
+HIP(hipFreeAsync, (void *address, void *which), (address, which)) {
+    ENTER(hipFreeAsync);
+    NEED_STREAM(which);
+    TRY(gis_not_capturing(stream));
+    return gis_code(gis_free_later((uintptr_t)address));
 }
 
 /*
@@ -86,22 +108,109 @@ static bool is_host(const gis_range *range) {
     return range->object.kind == GIS_HOST_ALLOCATION || range->object.kind == GIS_REGISTRATION;
 }
 
-/* Those that anybody asks for. The numbers of hipPointer_attribute are CUDA's. */
+static bool is_managed(const gis_range *range) {
+    return range->object.kind == GIS_ALLOCATION && range->sort == GIS_MANAGED;
+}
+
+/*
+ * Those that anybody asks for. The numbers of hipPointer_attribute are CUDA's, and less is written: a size has 32 bits
+ * (CLR, hip_memory.cpp:3845-4060). A mapping of virtual memory is what CLR knows, and not its reservation.
+ */
 HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data, number, address)) {
     ENTER(hipPointerGetAttribute);
+    NEED(data && address);
+    if (number == 1 || number == 10 || number == 14 || number == 15 || number == 17) return hipErrorNotSupported;
     gis_range *range = gis_range_at((uintptr_t)address);
-    NEED(data && range);
-    uint32_t type = is_host(range) ? HOST : DEVICE;
+    NEED(range);
+    uint64_t value;
+    size_t bytes = 4;
     switch (number) {
     case 2: /* MEMORY_TYPE */
-        memcpy(data, &type, sizeof type);
-        return hipSuccess;
+        value = is_host(range) || is_managed(range) ? HOST : DEVICE;
+        break;
+    case 7: /* BUFFER_ID */
+        value = range->object.id;
+        break;
+    case 8: /* IS_MANAGED */
+        value = is_managed(range);
+        bytes = 1;
+        break;
     case 9: /* DEVICE_ORDINAL */
-        memcpy(data, &range->object.device, sizeof(int));
-        return hipSuccess;
+        value = (uint64_t)range->object.device;
+        break;
+    case 11: /* RANGE_START_ADDR */
+        value = range->base;
+        bytes = sizeof value;
+        break;
+    case 12: /* RANGE_SIZE */
+        value = range->size;
+        break;
+    case 13: /* MAPPED */
+        value = 1;
+        bytes = 1;
+        break;
     default:
         return hipErrorInvalidValue;
     }
+    memcpy(data, &value, bytes);
+    return hipSuccess;
+}
+
+/* It succeeds for every address: of memory that it does not know it says so. */
+HIP(hipPointerGetAttributes, (hip_pointer *found, void *address), (found, address)) {
+    ENTER(hipPointerGetAttributes);
+    NEED(found && address);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    *found = (hip_pointer){.type = UNREGISTERED, .device = -2};
+    if (!range) return hipSuccess;
+    bool managed = is_managed(range), host = is_host(range) || managed;
+    *found = (hip_pointer){.type = managed ? MANAGED : host ? HOST : DEVICE,
+                           .device = range->object.device,
+                           .device_pointer = address,
+                           .host_pointer = host ? address : NULL,
+                           .managed = managed};
+    return hipSuccess;
+}
+
+HIP(hipMemGetAddressRange, (void **base, size_t *size, void *address), (base, size, address)) {
+    ENTER(hipMemGetAddressRange);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    if (!range) return hipErrorNotFound;
+    NEED(base && size); /* CLR writes to both, whatever they are */
+    *base = (void *)range->base;
+    *size = range->size;
+    return hipSuccess;
+}
+
+/* -- memory of other processes ------------------------------------------------------------------------------------- */
+
+/* HSA_ENABLE_IPC_MODE_LEGACY: on a kernel of today it fails then (rocm-systems #2209). */
+HIP(hipIpcGetMemHandle, (hip_ipc_handle *exported, void *address), (exported, address)) {
+    ENTER(hipIpcGetMemHandle);
+    const char *legacy = getenv("HSA_ENABLE_IPC_MODE_LEGACY");
+    gis_range *range = gis_range_at((uintptr_t)address);
+    NEED(exported && range && range->object.kind == GIS_ALLOCATION && range->sort == GIS_PLAIN);
+    NEED(!legacy || strcmp(legacy, "1"));
+    TRY(gis_ipc_export(range, (uintptr_t)address - range->base, exported));
+    return hipSuccess;
+}
+
+/* The offset of what was exported is in the handle, and not in what is opened (CLR, rocclr/device/device.cpp:986). */
+HIP(hipIpcOpenMemHandle, (void **address, hip_ipc_handle exported, uint32_t flags), (address, exported, flags)) {
+    ENTER(hipIpcOpenMemHandle);
+    NEED(address && flags == 1);
+    uintptr_t found;
+    gis_status status = gis_ipc_open(hip_context(), &exported, &found);
+    if (status == GIS_INVALID_VALUE) return hipErrorInvalidDevicePointer; /* hip_memory.cpp:3704 */
+    TRY(status);
+    *address = (void *)found;
+    return hipSuccess;
+}
+
+/* It waits as hipFree does (hip_memory.cpp:3721). */
+HIP(hipIpcCloseMemHandle, (void *address), (address)) {
+    ENTER(hipIpcCloseMemHandle);
+    return gis_code(gis_free(GIS_IPC_MAPPING, GIS_IPC_MAPPING, (uintptr_t)address));
 }
 
 /* -- copies -------------------------------------------------------------------------------------------------------- */

@@ -1,10 +1,14 @@
 /* Virtual memory management. */
 #include "hip.h"
 
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define BY_VALUE 70100000 /* 7.1: from then on the descriptor itself is passed to an import (as torch tells them apart) */
+
+#define RETAINED 70300000 /* 7.3, so we assume: from then on what is retained is counted (rocm-systems #2696) */
 
 /* HIP has no name for what is not permitted. */
 static hip_error code_of(gis_status status) {
@@ -124,12 +128,17 @@ HIP(hipMemMap, (void *address, size_t size, size_t offset, void *allocation, uin
     return hipSuccess;
 }
 
-/* It goes through the null stream of the memory's device, and so waits for the blocking ones (CLR, hip_vm.cpp:353). */
+/*
+ * It goes through the null stream of the memory's device, and so waits for the blocking ones (CLR, hip_vm.cpp:353).
+ * Before 7.1 the first mapping alone is given back.
+ */
 HIP(hipMemUnmap, (void *address, size_t size), (address, size)) {
     ENTER(hipMemUnmap);
     gis_range *range = gis_range_at((uintptr_t)address);
     if (range && hip_is_device(range->object.device))
         TRY(gis_stream_synchronize(gis_legacy_stream(hip_context_of(range->object.device))));
+    if (range && range->size < size && hip_version() < BY_VALUE)
+        gis_violation("%p (%zu bytes) has several mappings: HIP %d unmaps the first", address, size, hip_version());
     TRY(gis_vmm_unmap((uintptr_t)address, size));
     return hipSuccess;
 }
@@ -151,6 +160,24 @@ HIP(hipMemGetAccess, (uint64_t *flags, const hip_location *where, void *address)
     NEED(flags && where && where->type == 1 && hip_is_device(where->id) && range &&
          range->object.kind == GIS_VMM_MAPPING);
     *flags = range->access & 1u << where->id ? 3 : 0;
+    return hipSuccess;
+}
+
+/*
+ * Of memory that is no mapping CLR follows a null pointer (hip_vm.cpp:308; mended by rocm-systems #5807). Before
+ * RETAINED the handle has no reference more: whoever releases it takes that of its owner.
+ */
+HIP(hipMemRetainAllocationHandle, (void **allocation, void *address), (allocation, address)) {
+    ENTER(hipMemRetainAllocationHandle);
+    gis_range *range = gis_range_at((uintptr_t)address);
+    NEED(allocation && range);
+    if (range->object.kind != GIS_VMM_MAPPING) {
+        fprintf(stderr, "hipMemRetainAllocationHandle of %p, which is no mapping: AMD's runtime crashes\n", address);
+        abort();
+    }
+    gis_vmm_handle *found = (gis_vmm_handle *)range->owner;
+    if (hip_version() >= RETAINED) gis_vmm_retain(found);
+    *allocation = (void *)found->object.id;
     return hipSuccess;
 }
 
