@@ -44,7 +44,7 @@ def call(name: str, *arguments: Any) -> int:
     name = VENDOR.call(name)
     library = ctypes.CDLL(VENDOR.library)
     if VENDOR.name == "cuda":  # it has but one symbol
-        found, version = ctypes.c_void_p(), ctypes.c_int(13010)
+        found, version = ctypes.c_void_p(), ctypes.c_int(12000)
         library.cuGetProcAddress_v2(name.encode(), ctypes.byref(found), version, ctypes.c_uint64(0), None)
         function = ctypes.CFUNCTYPE(ctypes.c_int)(found.value or 0)
         function.argtypes = None  # type: ignore[assignment]
