@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #include "gis.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +54,8 @@ static bool pass(int socket, int *fd) {
     struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = room, .msg_controllen = sizeof room};
     struct cmsghdr *head = CMSG_FIRSTHDR(&message);
     if (*fd < 0) {
-        if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1 || !(head = CMSG_FIRSTHDR(&message))) return false;
+        ssize_t got = TEMP_FAILURE_RETRY(recvmsg(socket, &message, MSG_CMSG_CLOEXEC));
+        if (got != 1 || !(head = CMSG_FIRSTHDR(&message))) return false;
         memcpy(fd, CMSG_DATA(head), sizeof *fd);
         return true;
     }
@@ -129,7 +131,7 @@ int gis_ipc_fetch(uint64_t door) {
     struct timeval patience = {PATIENCE, 0};
     int fd = -1, asking = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (place_of(door, &place) && !setsockopt(asking, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) &&
-        !connect(asking, (struct sockaddr *)&place, sizeof place) && !pass(asking, &fd))
+        !TEMP_FAILURE_RETRY(connect(asking, (struct sockaddr *)&place, sizeof place)) && !pass(asking, &fd))
         fd = -1;
     if (asking >= 0) close(asking);
     return fd;

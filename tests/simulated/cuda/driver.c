@@ -364,14 +364,18 @@ static result event_destroy(handle event) {
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
+static result allocate(uint64_t *address, size_t size, gis_sort sort, gis_context *context) {
+    uintptr_t found;
+    TRY(gis_allocate(context, size, sort, &found));
+    *address = found;
+    return SUCCESS;
+}
+
 static result memory_allocate(uint64_t *address, size_t size) {
     ENTER(cuMemAlloc);
     NEED_CONTEXT;
     TRY(gis_unsafe());
-    uintptr_t found;
-    TRY(gis_allocate(context, size, GIS_PLAIN, &found));
-    *address = found;
-    return SUCCESS;
+    return allocate(address, size, GIS_PLAIN, context);
 }
 
 static result managed_allocate(uint64_t *address, size_t size, uint32_t flags) {
@@ -379,10 +383,7 @@ static result managed_allocate(uint64_t *address, size_t size, uint32_t flags) {
     NEED_CONTEXT;
     TRY(gis_unsafe());
     NEED(flags == 1 || flags == 2);
-    uintptr_t found;
-    TRY(gis_allocate(context, size, GIS_MANAGED, &found));
-    *address = found;
-    return SUCCESS;
+    return allocate(address, size, GIS_MANAGED, context);
 }
 
 /* No node of a graph is made of it here. */
@@ -390,10 +391,7 @@ static result pool_allocate(uint64_t *address, size_t size, handle which) {
     ENTER(cuMemAllocAsync);
     NEED_STREAM(which);
     TRY(gis_not_capturing(stream));
-    uintptr_t found;
-    TRY(gis_allocate(stream->object.context, size, GIS_POOL, &found));
-    *address = found;
-    return SUCCESS;
+    return allocate(address, size, GIS_POOL, stream->object.context);
 }
 
 static result pool_free(uint64_t address, handle which) {
@@ -457,6 +455,11 @@ static bool is_legacy(const gis_range *range) {
     return range->object.kind == GIS_ALLOCATION && range->sort == GIS_PLAIN;
 }
 
+static result tell(void *data, uint64_t value, size_t bytes) {
+    memcpy(data, &value, bytes);
+    return SUCCESS;
+}
+
 /* The attributes that anybody asks for, as measured: all others are refused. It needs no context. */
 static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     ENTER(cuPointerGetAttribute);
@@ -467,65 +470,40 @@ static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     bool pool = object->kind == GIS_ALLOCATION && range->sort == GIS_POOL;
     const gis_vmm_handle *vmm = object->kind == GIS_VMM_MAPPING ? (gis_vmm_handle *)range->owner : NULL;
     const gis_reservation *whole = vmm ? gis_reservation_at(address) : NULL;
-    uint64_t value;
-    size_t bytes = sizeof value;
     switch (number) {
     case 1: /* CONTEXT */
-        value = object->context && !pool ? object->context->object.id : 0;
-        break;
+        return tell(data, object->context && !pool ? object->context->object.id : 0, 8);
     case 2: /* MEMORY_TYPE */
-        value = host ? 1 : 2;
-        bytes = 4;
-        break;
+        return tell(data, host ? 1 : 2, 4);
     case 7: /* BUFFER_ID */
-        value = object->id;
-        break;
+        return tell(data, object->id, 8);
     case 8: /* IS_MANAGED */
-        value = object->kind == GIS_ALLOCATION && range->sort == GIS_MANAGED;
-        bytes = 4;
-        break;
+        return tell(data, object->kind == GIS_ALLOCATION && range->sort == GIS_MANAGED, 4);
     case 9: /* DEVICE_ORDINAL */
-        value = (uint64_t)object->device;
-        bytes = 4;
-        break;
+        return tell(data, (uint64_t)object->device, 4);
     case 10: /* IS_LEGACY_CUDA_IPC_CAPABLE */
-        value = is_legacy(range);
-        bytes = 4;
-        break;
+        return tell(data, is_legacy(range), 4);
     case 11: /* RANGE_START_ADDR */
-        value = whole ? whole->base : range->base;
-        break;
+        return tell(data, whole ? whole->base : range->base, 8);
     case 12: /* RANGE_SIZE */
-        value = whole ? whole->size : range->size;
-        break;
+        return tell(data, whole ? whole->size : range->size, 8);
     case 13: /* MAPPED */
-        value = 1;
-        bytes = 4;
-        break;
+        return tell(data, 1, 4);
     case 14: /* ALLOWED_HANDLE_TYPES */
-        value = vmm ? vmm->handle_types : 0;
-        break;
+        return tell(data, vmm ? vmm->handle_types : 0, 8);
     case 15: /* IS_GPU_DIRECT_RDMA_CAPABLE */
-        value = vmm ? vmm->rdma : is_legacy(range);
-        bytes = 4;
-        break;
+        return tell(data, vmm ? vmm->rdma : is_legacy(range), 4);
     case 17: /* MEMPOOL_HANDLE: not null, and no more */
-        value = pool ? object->context->object.id : 0;
-        break;
+        return tell(data, pool ? object->context->object.id : 0, 8);
     case 18: /* MAPPING_SIZE: small allocations lie in a block that others are in, too */
-        value = (range->size + GIS_GRANULARITY - 1) & ~(GIS_GRANULARITY - 1);
-        break;
+        return tell(data, (range->size + GIS_GRANULARITY - 1) & ~(GIS_GRANULARITY - 1), 8);
     case 19: /* MAPPING_BASE_ADDR */
-        value = range->base;
-        break;
+        return tell(data, range->base, 8);
     case 20: /* MEMORY_BLOCK_ID */
-        value = range->owner ? range->owner->id : object->id;
-        break;
+        return tell(data, range->owner ? range->owner->id : object->id, 8);
     default:
         return INVALID_VALUE;
     }
-    memcpy(data, &value, bytes);
-    return SUCCESS;
 }
 
 /* Of virtual memory, as measured, it is the one mapping, and only with access. */

@@ -112,6 +112,11 @@ static bool is_managed(const gis_range *range) {
     return range->object.kind == GIS_ALLOCATION && range->sort == GIS_MANAGED;
 }
 
+static hip_error tell(void *data, uint64_t value, size_t bytes) {
+    memcpy(data, &value, bytes);
+    return hipSuccess;
+}
+
 /*
  * Those that anybody asks for. The numbers of hipPointer_attribute are CUDA's, and less is written: a size has 32 bits
  * (CLR, hip_memory.cpp:3845-4060). A mapping of virtual memory is what CLR knows, and not its reservation.
@@ -122,38 +127,24 @@ HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data,
     if (number == 1 || number == 10 || number == 14 || number == 15 || number == 17) return hipErrorNotSupported;
     gis_range *range = gis_range_at((uintptr_t)address);
     NEED(range);
-    uint64_t value;
-    size_t bytes = 4;
     switch (number) {
     case 2: /* MEMORY_TYPE */
-        value = is_host(range) || is_managed(range) ? HOST : DEVICE;
-        break;
+        return tell(data, is_host(range) || is_managed(range) ? HOST : DEVICE, 4);
     case 7: /* BUFFER_ID */
-        value = range->object.id;
-        break;
+        return tell(data, range->object.id, 4);
     case 8: /* IS_MANAGED */
-        value = is_managed(range);
-        bytes = 1;
-        break;
+        return tell(data, is_managed(range), 1);
     case 9: /* DEVICE_ORDINAL */
-        value = (uint64_t)range->object.device;
-        break;
+        return tell(data, (uint64_t)range->object.device, 4);
     case 11: /* RANGE_START_ADDR */
-        value = range->base;
-        bytes = sizeof value;
-        break;
+        return tell(data, range->base, 8);
     case 12: /* RANGE_SIZE */
-        value = range->size;
-        break;
+        return tell(data, range->size, 4);
     case 13: /* MAPPED */
-        value = 1;
-        bytes = 1;
-        break;
+        return tell(data, 1, 1);
     default:
         return hipErrorInvalidValue;
     }
-    memcpy(data, &value, bytes);
-    return hipSuccess;
 }
 
 /* It succeeds for every address: of memory that it does not know it says so. */
