@@ -44,7 +44,6 @@ __all__ = [
     "ArrayLayout",
     "ArrayUsage",
     "Binary",
-    "BytesHandle",
     "D3D11Fence",
     "D3D11Resource",
     "D3D11ResourceKmt",

@@ -14,7 +14,8 @@ from .driver import Context, Made, Room
 
 # CUpointer_attribute by number. The bindings 13.3 cannot ask for the last three.
 _MEMORY_TYPE, _MANAGED, _ORDINAL, _LEGACY_IPC, _HANDLE_TYPES, _POOL = 2, 8, 9, 10, 14, 17
-_MAPPING_SIZE, _MAPPING_BASE, _BLOCK_ID = 18, 19, 20
+_ALLOCATION: Final = (11, 12, 7)  # RANGE_START_ADDR, RANGE_SIZE, BUFFER_ID: several may lie in one mapping
+_MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID: a range may be of many
 _HOST: Final = 1  # CU_MEMORYTYPE_HOST
 _POSIX_FD: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _LAZY_PEERS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
@@ -70,12 +71,12 @@ class Sharing(Room, SharingBackend):
         if place == _HOST or self._ask(address, _MANAGED):
             return Block(behind=Behind.HOST if place == _HOST else Behind.MANAGED, ordinal=ordinal)
         if self._ask(address, _LEGACY_IPC):
-            behind = Behind.IPC
+            behind, numbers = Behind.IPC, _ALLOCATION
         elif self._ask(address, _POOL):
-            behind = Behind.POOL
+            return Block(behind=Behind.POOL, ordinal=ordinal)
         else:
-            behind = Behind.VMM if self._ask(address, _HANDLE_TYPES) & _POSIX_FD else Behind.CLOSED
-        start, size, key = (self._ask(address, number) for number in (_MAPPING_BASE, _MAPPING_SIZE, _BLOCK_ID))
+            behind, numbers = Behind.VMM if self._ask(address, _HANDLE_TYPES) & _POSIX_FD else Behind.CLOSED, _MAPPING
+        start, size, key = (self._ask(address, number) for number in numbers)
         return Block(behind=behind, address=start, size=size, key=key, ordinal=ordinal)
 
     def export_block(self, device: Context, block: Block) -> Handle:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from .. import ipc, system
-from .._arguments import Sole, check_timeout
+from .._arguments import Sole, check_timeout, inside
 from .._core.device import Device, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
@@ -173,6 +173,12 @@ class Arrays(Resource):
 
     def release(self, stream: Stream | object = None) -> None:
         self._turns().release(self._stream(stream))
+
+    @inside
+    def place(self, name: str) -> tuple[Buffer, int]:
+        """The buffer that an array lies in, and the offset of its first element."""
+        placed = self._contents.arrays[name]
+        return self._memory()[placed.region].buffer, placed.offset
 
     def _memory(self) -> Sequence[SharedMemory]:
         raise NotImplementedError
@@ -349,7 +355,7 @@ def attach(
     try:
         body, count = link.ask(Verb.ATTACH)
         contents = Contents.parse(body)
-        used = _device_for(contents, device)
+        used = device_for(contents, device)
         expect = [region.kind for region in contents.regions for _ in region.keys]
         if len(expect) != count:
             raise PeerError(f"expected {len(expect)} handles, the exporter sends {count}.")
@@ -383,7 +389,7 @@ def _map_all(attached: AttachedArrays, contents: Contents, handles: Sequence[Han
     attached._regions = regions
 
 
-def _device_for(contents: Contents, device: Device | None) -> Device:
+def device_for(contents: Contents, device: Device | None) -> Device:
     """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
     if device is None:
         try:

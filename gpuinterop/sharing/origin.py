@@ -220,9 +220,17 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str) 
         block = backend.block_at(address)
     except HandleError as error:
         raise InvalidArgumentError(name, f"its memory cannot be shared: {error}") from None
+    check_block(device, block, name)
+    if not block.address <= address < block.end:
+        raise InvalidArgumentError(name, f"expected memory of {device.name} at {address:#x}, its driver knows none.")
+    return block
+
+
+def check_block(device: Device, block: Block, name: str) -> None:
+    """Refuse memory that cannot get to another process."""
     where = f"{device.name}, array {name!r}"
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
-    if not block.behind.travels or not block.address <= address < block.end:
+    if not block.behind.travels:
         raise UnsupportedError(_gap(cell, block.behind), context=where)
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
@@ -230,7 +238,6 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str) 
         )
     if not (found := device.capabilities.of(cell)):
         raise UnsupportedError(found, context=where)
-    return block
 
 
 def _gap(cell: Cell, behind: Behind) -> Capability:

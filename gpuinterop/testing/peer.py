@@ -17,6 +17,7 @@ from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ..exporters.process import _Wire
 from ..handles import Binary, FdHandle, handle_types
+from ..sharing import attach
 from .failed_releases import leaks_raised
 from .multimem import multimem_store
 from .parent_death import die_with
@@ -24,7 +25,10 @@ from .parent_death import die_with
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
     from .._core.device import Device
+    from .._core.memory import Buffer
     from .._core.multicast import MulticastMapping, MulticastObject
+    from .._core.stream import Stream
+    from ..sharing import AttachedArrays
 
 __all__ = ["BackendPeer"]
 
@@ -90,6 +94,22 @@ class BackendPeer:
     def read(self, offset: int, size: int) -> bytes:
         """Read a part of the allocation."""
         return self._send("read", offset=offset, size=size)[1]
+
+    def attach(self, descriptor: bytes, name: str) -> None:
+        """Attach shared arrays; `read` and `fill` are of the memory that the named one lies in, from its start on."""
+        self._send("attach", descriptor=descriptor.hex(), name=name)
+
+    def acquire(self) -> None:
+        """Acquire the attached arrays on the stream, on which `read` and `fill` then are."""
+        self._send("acquire")
+
+    def release(self) -> None:
+        """Release them."""
+        self._send("release")
+
+    def detach(self) -> None:
+        """End the attachment."""
+        self._send("detach")
 
     def import_semaphore(self, handle: Any) -> None:
         """Import a semaphore; takes over `handle`."""
@@ -163,6 +183,20 @@ class BackendPeer:
         return received
 
 
+class _Placed:
+    """The memory of an attached array, on a stream."""
+
+    def __init__(self, buffer: Buffer, start: int, stream: Stream) -> None:
+        self._buffer, self._start, self._stream = buffer, start, stream
+
+    def fill(self, byte: int, *, offset: int, size: int) -> None:
+        self._buffer.fill(byte, offset=self._start + offset, size=size, stream=self._stream)
+
+    def copy_to_host(self, target: Any, *, offset: int) -> None:
+        self._stream.synchronize(20)
+        self._buffer.copy_to_host(target, offset=self._start + offset)
+
+
 class _Server:
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -170,6 +204,7 @@ class _Server:
         self._stream = device.create_stream()
         self._buffer: Any = None
         self._semaphore: Any = None
+        self._arrays: AttachedArrays
         self._object: MulticastObject
         self._bound: Allocation
         self._mapping: MulticastMapping
@@ -226,9 +261,21 @@ class _Server:
                 except SemaphoreTimeoutError:
                     return False, b"", []
                 return True, b"", []
+            case "attach" | "acquire" | "release" | "detach":
+                self._share(name, arguments)
             case _:
                 self._multicast(name, arguments, handles)
         return None, b"", []
+
+    def _share(self, name: str, arguments: dict[str, Any]) -> None:
+        match name:
+            case "attach":
+                self._arrays = attach(bytes.fromhex(arguments["descriptor"]), device=self._device)
+                self._buffer = _Placed(*self._arrays.place(arguments["name"]), self._stream)
+            case "detach":
+                self._arrays.close(timeout=20)
+            case _:
+                getattr(self._arrays, name)(self._stream)
 
     def _multicast(self, name: str, arguments: dict[str, Any], handles: list[FdHandle]) -> None:
         match name:

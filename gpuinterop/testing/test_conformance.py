@@ -104,3 +104,15 @@ class TestBadSemaphore(suites.BadSemaphoreSuite):
 
 class TestPeerDeath(suites.PeerDeathSuite):
     """See the suite."""
+
+
+class TestSharedVmm(suites.SharedVmmSuite):
+    """See the suite."""
+
+
+class TestSharedFile(suites.SharedFileSuite):
+    """See the suite."""
+
+
+class TestSharedLegacy(suites.SharedLegacySuite):
+    """See the suite."""

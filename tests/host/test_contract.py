@@ -31,6 +31,8 @@ USABLE = {
     ),
     (Operation.EXPORT_ALLOCATION, h.VmmFd),
     (Operation.IMPORT_ALLOCATION, h.VmmFd),
+    (Operation.EXPORT_ARRAY, h.OpaqueFd),
+    (Operation.IMPORT_ARRAY, h.OpaqueFd),
     (Operation.STREAM_MEMORY_OPS, None),
 }
 

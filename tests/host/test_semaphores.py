@@ -199,7 +199,7 @@ def test_a_timeline_lock_held_by_the_living(
     semaphore = create(TimelineFd)
     with open(f"/proc/self/fd/{export(semaphore).fd}", "rb+", buffering=0) as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(PeerError, match="another process held the signallers' lock"):
+        with pytest.raises(PeerError, match="another process held the lock"):
             backend.host_signal(semaphore, 1)
         assert semaphore.value == 0
     backend.host_signal(semaphore, 1)
@@ -488,7 +488,7 @@ def other():
 
 system.fence = fence
 timeline.LOCK_LIMIT = 20.0
-lock = timeline.Page._lock
+lock = timeline.Lock._wait
 reading, writing = os.pipe()
 begins, begin = os.pipe()
 
@@ -497,7 +497,7 @@ def second(semaphore):  # says when it is held up, or else when it is through
         os.write(writing, b"x")
         return lock(page, fd)
     os.read(begins, 1)
-    timeline.Page._lock = look
+    timeline.Lock._wait = look
     semaphore.signal(9)
     os.write(writing, b"x")
 

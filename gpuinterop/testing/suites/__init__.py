@@ -18,6 +18,7 @@ from .multicast import MulticastSuite
 from .ordering import OrderingSuite, SabotageSuite
 from .peer_death import PeerDeathSuite
 from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
+from .sharing import SharedFileSuite, SharedLegacySuite, SharedVmmSuite
 from .stream_memory import StreamWordsSuite
 from .streams import StreamSuite, StreamWorkSuite
 
@@ -43,6 +44,9 @@ __all__ = [
     "SabotageSuite",
     "SemaphoreSuite",
     "SharedAllocationSuite",
+    "SharedFileSuite",
+    "SharedLegacySuite",
+    "SharedVmmSuite",
     "StreamSuite",
     "StreamWordsSuite",
     "StreamWorkSuite",

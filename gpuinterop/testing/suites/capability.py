@@ -18,9 +18,13 @@ from ..._core.multicast import create_multicast, import_multicast
 from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
 from ..._core.stream_memory import PinnedWords
+from ...backend import Behind, Block
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
+from ...sharing.attachment import device_for
+from ...sharing.descriptor import Contents, Region
+from ...sharing.origin import check_block
 from .base import NotToBeCalled, Suite, same_file
 
 _DISABLED = textwrap.dedent(
@@ -222,6 +226,14 @@ class _Attempt:
                 create_multicast([device], 4096, wanted)
             case Operation.IMPORT_MULTICAST:
                 import_multicast(self._make(), [device], 4096)
+            case Operation.EXPORT_ARRAY:
+                behind = next(one for one in Behind if one.travels and one.handle_type is kind)
+                check_block(device, Block(behind=behind, ordinal=device.ordinal), "array")
+            case Operation.IMPORT_ARRAY:
+                assert kind is not None
+                region = Region(kind=kind, keys=(1,), sizes=(4096,))
+                told = Contents(pid=0, single=True, device=device.identity, regions=(region,), arrays={})
+                device_for(told, device)
             case Operation.STREAM_MEMORY_OPS:
                 PinnedWords(device)
             case Operation.GRAPH_CAPTURE:

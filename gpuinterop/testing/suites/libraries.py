@@ -126,6 +126,21 @@ def libraries(device: Device, *, simulated: bool) -> list[Library]:
     return found
 
 
+def legacy_array(device: Device, size: int) -> Any:
+    """An array of bytes, in memory that a library has of ``cudaMalloc`` or ``hipMalloc``; None without such a library.
+
+    It is a part of a larger array.
+    """
+    kind, ordinal = device.info.dlpack
+    torch, cupy = _load("torch"), _load("cupy")
+    if torch is not None and torch.cuda.is_available() and (torch.version.hip is not None) is (kind == _ROCM):
+        return torch.zeros(3 * size, dtype=torch.uint8, device=f"cuda:{ordinal}")[size : 2 * size]
+    if cupy is not None and _count(cupy) and bool(cupy.cuda.runtime.is_hip) is (kind == _ROCM):
+        with cupy.cuda.Device(ordinal):
+            return cupy.zeros(3 * size, "uint8")[size : 2 * size]
+    return None
+
+
 def _load(name: str) -> Any:
     """The module; None where it is not installed. One that does not load is a failure."""
     if importlib.util.find_spec(name) is None:

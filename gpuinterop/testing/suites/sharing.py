@@ -1,0 +1,156 @@
+"""Arrays that exist, shared with another process in place: by each way that memory can take."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from ..._core.device import Device
+from ..._core.stream import Stream
+from ...capabilities import Operation
+from ...errors import InvalidArgumentError, ResourceClosedError
+from ...handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
+from ...sharing import ArrayShare, attach, share
+from ..peer import BackendPeer
+from ..requirements import requires, skip_declared
+from .base import Suite, held, leaves_nothing, pattern, raises, read
+from .libraries import legacy_array
+
+SIZE = 5000
+ORDER = (Operation.CREATE_SEMAPHORE, TimelineFd)
+
+
+class SharedArrays(Suite):
+    """Tests of one way; a subclass names it."""
+
+    way: ClassVar[type[Handle]]
+
+    @pytest.fixture
+    def array(self, device: Device, scope: ExitStack) -> Any:
+        """An array of `SIZE` bytes, of which this process has more."""
+        return scope.enter_context(device.allocate(1 << 16)).buffer.view(SIZE, "uint8", offset=512)
+
+    @pytest.fixture
+    def shared(self, array: Any, scope: ExitStack) -> ArrayShare:
+        """The array, shared, filled with a pattern."""
+        found = scope.enter_context(share({"array": array}))
+        buffer, start = found.place("array")
+        buffer.copy_from_host(np.frombuffer(pattern(SIZE), np.uint8), offset=start)
+        return found
+
+    def test_elsewhere(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
+        """Another process sees the bytes and changes them, in place."""
+        assert shared.way == self.way.__name__
+        peer = scope.enter_context(BackendPeer(device))
+        peer.attach(bytes(shared), "array")
+        assert peer.read(0, SIZE) == pattern(SIZE)
+        peer.fill(0x51, 8, 16)
+        assert peer.read(0, 1) == pattern(SIZE)[:1]  # it has synchronized
+        buffer, start = shared.place("array")
+        assert read(buffer, start, 32) == pattern(SIZE)[:8] + b"\x51" * 16 + pattern(SIZE)[24:32]
+
+    def test_here(self, shared: ArrayShare, device: Device) -> None:
+        """The process that shares attaches the same memory."""
+        with attach(bytes(shared), device=device) as again:
+            (mine, start), (theirs, offset) = shared.place("array"), again.place("array")
+            assert mine.ptr + start == theirs.ptr + offset
+
+    def test_what_is_attached_stays(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
+        """A share that is closed lets nobody in, and what is attached stays valid."""
+        peer, late = scope.enter_context(BackendPeer(device)), scope.enter_context(BackendPeer(device))
+        peer.attach(bytes(shared), "array")
+        descriptor = bytes(shared)
+        shared.close()
+        assert peer.read(0, SIZE) == pattern(SIZE)
+        raises(ResourceClosedError, lambda: late.attach(descriptor, "array"))
+
+    @requires(ORDER)
+    def test_order(self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack) -> None:
+        """A reader waits for the version that is being written, and the writer for the readers that are in."""
+        peer = scope.enter_context(BackendPeer(device))
+        peer.attach(bytes(shared), "array")
+        buffer, start = shared.place("array")
+        gate = scope.enter_context(device.create_semaphore(TimelineFd))
+        for turn in range(1, 4):
+            shared.acquire(stream)
+            gate.wait(stream, turn)
+            buffer.fill(turn, offset=start, size=SIZE, stream=stream)
+            peer.acquire()  # the next version, which is not there yet
+            shared.release(stream)
+            shared.acquire(stream)  # behind the reader
+            buffer.fill(0xEE, offset=start, size=SIZE, stream=stream)
+            shared.release(stream)
+            assert not peer.idle(0.01)
+            gate.host_signal(turn)
+            assert peer.read(0, SIZE) == bytes([turn]) * SIZE
+            assert held(stream)
+            peer.release()
+            stream.synchronize(20)
+            assert read(buffer, start, SIZE) == b"\xee" * SIZE
+
+    @requires(ORDER)
+    def test_a_reader_that_dies_holds_nobody_up(
+        self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack
+    ) -> None:
+        """The writer that waits for a reader goes on when that reader's process is killed."""
+        peer = scope.enter_context(BackendPeer(device))
+        peer.attach(bytes(shared), "array")
+        peer.acquire()
+        shared.acquire(stream)
+        assert held(stream)
+        peer.kill()
+        stream.synchronize(20)
+        shared.release(stream)
+
+    @requires(ORDER)
+    def test_out_of_turn(self, shared: ArrayShare, stream: Stream) -> None:
+        """Calls out of turn are refused."""
+        raises(InvalidArgumentError, lambda: shared.release(stream), argument="order")
+        shared.acquire(stream)
+        raises(InvalidArgumentError, lambda: shared.acquire(stream), argument="order")
+        shared.release(stream)
+
+    def test_nothing_is_left_over(self, device: Device, array: Any, scope: ExitStack) -> None:
+        """Rounds of sharing, attaching and detaching leave no descriptor and no mapping here."""
+        peer = scope.enter_context(BackendPeer(device))
+
+        def round_trip(_turn: int) -> None:
+            with share({"array": array}) as found:
+                peer.attach(bytes(found), "array")
+                peer.detach()
+            gc.collect()
+            device.drain(20)
+
+        leaves_nothing(round_trip)
+
+
+@requires((Operation.EXPORT_ARRAY, VmmFd), (Operation.IMPORT_ARRAY, VmmFd))
+class SharedVmmSuite(SharedArrays):
+    """Memory of VMM handles, as `Device.allocate` makes it."""
+
+    way = VmmFd
+
+
+@requires((Operation.EXPORT_ARRAY, OpaqueFd), (Operation.IMPORT_ARRAY, OpaqueFd))
+class SharedFileSuite(SharedArrays):
+    """Memory in memfds."""
+
+    way = OpaqueFd
+
+
+@requires((Operation.EXPORT_ARRAY, IpcMemHandle), (Operation.IMPORT_ARRAY, IpcMemHandle))
+class SharedLegacySuite(SharedArrays):
+    """Memory of ``cudaMalloc`` or ``hipMalloc``, as torch and CuPy make it by default."""
+
+    way = IpcMemHandle
+
+    @pytest.fixture
+    def array(self, device: Device) -> Any:
+        found = legacy_array(device, SIZE)
+        if found is None:
+            skip_declared("neither torch nor CuPy is installed with its GPU, whose memory this is of")
+        return found
