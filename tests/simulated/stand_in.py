@@ -20,7 +20,7 @@ from tests.spare_pages import unpin_spare_pages
 _SONAME: Final = "libhsa-runtime64.so.1"
 _LIMIT: Final = 10.0
 
-_KEPT: Final = ("interop_mapping", "mapping", "registration")
+_KEPT: Final = ("interop_mapping", "ipc_mapping", "mapping", "registration")
 """Objects that no test may leave behind. Of handles AMD's runtime keeps those that were imported (clr #193), of queues
 and allocations some for its own later use; the backend keeps reservations."""
 
@@ -40,7 +40,8 @@ class StandIn:
         """Let the `nth` call from now on fail with `status`: by default, out of resources.
 
         ``hsa_amd_memory_pool_allocate``, ``hsa_amd_interop_map_buffer``, ``hsa_queue_create``,
-        ``hsa_amd_memory_lock_to_pool``, or one of ``hsa_amd_vmem_...``.
+        ``hsa_amd_memory_lock_to_pool``, ``hsa_amd_portable_export_dmabuf``, or one of ``hsa_amd_ipc_...`` and
+        ``hsa_amd_vmem_...``.
         """
         self._fail(call.encode(), nth, status)
 
@@ -49,8 +50,8 @@ class StandIn:
         return int(self._clear())
 
     def live(self, kind: str) -> int:
-        """How many there are of ``allocation``, ``registration``, ``interop_mapping``, ``reservation``, ``handle``,
-        ``mapping`` (of a handle) or ``queue``."""
+        """How many there are of ``allocation``, ``registration``, ``interop_mapping``, ``ipc_mapping``,
+        ``reservation``, ``handle``, ``mapping`` (of a handle) or ``queue``."""
         count = int(self._live(kind.encode()))
         if count < 0:
             raise ValueError(f"expected a kind of object that the stand-in counts, got {kind!r}.")

@@ -1,4 +1,4 @@
-/* What AMD's runtime is linked with and no test needs: images, IPC, shared virtual memory, files. A call fails, and is
+/* What AMD's runtime is linked with and no test needs: images, shared virtual memory, files. A call fails, and is
  * logged. */
 #include "stand_in.h"
 
@@ -15,9 +15,6 @@ hsa_status_t hsa_amd_coherency_set_type(hsa_agent_t, hsa_amd_coherency_type_t) {
 hsa_status_t hsa_amd_agent_set_async_scratch_limit(hsa_agent_t, size_t) { return OK; }
 hsa_status_t hsa_amd_register_system_event_handler(hsa_amd_system_event_callback_t, void *) { return OK; }
 hsa_status_t hsa_amd_enable_logging(uint8_t *, void *) { return OK; }
-NONE(hsa_amd_ipc_memory_create, void *, size_t, hsa_amd_ipc_memory_t *)
-NONE(hsa_amd_ipc_memory_attach, const hsa_amd_ipc_memory_t *, size_t, uint32_t, const hsa_agent_t *, void **)
-NONE(hsa_amd_ipc_memory_detach, void *)
 NONE(hsa_amd_svm_attributes_set, void *, size_t, hsa_amd_svm_attribute_pair_t *, size_t)
 NONE(hsa_amd_svm_attributes_get, void *, size_t, hsa_amd_svm_attribute_pair_t *, size_t)
 NONE(hsa_amd_svm_prefetch_async, void *, size_t, hsa_agent_t, uint32_t, const hsa_signal_t *, hsa_signal_t)
@@ -38,6 +35,5 @@ NONE(hsa_ext_sampler_destroy, hsa_agent_t, hsa_ext_sampler_t)
 NONE(hsa_ext_sampler_create_v2, hsa_agent_t, const hsa_ext_sampler_descriptor_v2_t *, hsa_ext_sampler_t *)
 NONE(hsa_amd_ais_file_read, hsa_amd_ais_file_handle_t, void *, uint64_t, int64_t, uint64_t *, int32_t *)
 NONE(hsa_amd_ais_file_write, hsa_amd_ais_file_handle_t, void *, uint64_t, int64_t, uint64_t *, int32_t *)
-NONE(hsa_amd_portable_export_dmabuf, const void *, size_t, int *, uint64_t *)
 #endif
 }

@@ -90,6 +90,8 @@ CONTROL int64_t gpuinterop_stand_in_live(const char *kind) {
         return count_regions(HSA_EXT_POINTER_TYPE_LOCKED);
     if (name == "interop_mapping")
         return count_regions(HSA_EXT_POINTER_TYPE_GRAPHICS);
+    if (name == "ipc_mapping")
+        return count_regions(HSA_EXT_POINTER_TYPE_IPC);
     if (name == "reservation")
         return count_reservations();
     if (name == "handle")

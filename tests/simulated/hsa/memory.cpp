@@ -2,9 +2,11 @@
 #include "stand_in.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 std::recursive_mutex memory_lock;
@@ -23,7 +25,19 @@ Region *region_at(void *at) {
     auto it = regions.find((uintptr_t)at);
     return it == regions.end() ? nullptr : &it->second;
 }
+Region *region_of(const void *p, uintptr_t *base) {
+    auto it = find(p);
+    if (it == regions.end())
+        return nullptr;
+    *base = it->first;
+    return &it->second;
+}
 void remove_region(void *at) { regions.erase((uintptr_t)at); }
+std::string vram_name(const void *at) {
+    char name[64];
+    snprintf(name, sizeof name, "stand-in-vram %p", at);
+    return name;
+}
 int64_t count_regions(hsa_amd_pointer_type_t type) {
     return std::count_if(regions.begin(), regions.end(), [=](auto &one) { return one.second.type == type; });
 }
@@ -34,18 +48,26 @@ hsa_status_t hsa_amd_memory_pool_allocate(hsa_amd_memory_pool_t pool, size_t siz
     if (!size || !ptr)
         return BAD;
     FAIL_IF_ASKED;
-    size = round_up(size);
     bool vram = is_vram(pool.handle);
-    if (vram && vram_used + size > VRAM_SIZE)
+    if (vram && vram_used + round_up(size) > VRAM_SIZE)
         return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
     void *p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
-    if (vram)
-        vram_used += size;
+    int fd = -1;
+    if (vram) { // another process can be given it; the memfd's name is the address
+        fd = memfd_create(vram_name(p).c_str(), MFD_CLOEXEC);
+        if (fd < 0 || ftruncate(fd, size) ||
+            mmap(p, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+            close(fd);
+            munmap(p, size);
+            return HSA_STATUS_ERROR_OUT_OF_RESOURCES;
+        }
+        vram_used += round_up(size);
+    }
     MemoryLock held(memory_lock);
     regions[(uintptr_t)p] =
-        Region{size, HSA_EXT_POINTER_TYPE_HSA, owner_of(pool.handle), vram || pool.handle == COARSE ? 4u : 2u, 0};
+        Region{size, HSA_EXT_POINTER_TYPE_HSA, owner_of(pool.handle), vram || pool.handle == COARSE ? 4u : 2u, 0, fd};
     *ptr = p;
     say("allocate pool %lu: %p + 0x%zx", pool.handle, p, size);
     return OK;
@@ -58,8 +80,12 @@ hsa_status_t hsa_amd_memory_pool_free(void *ptr) {
     say("free %p%s", ptr, it == regions.end() ? ": unknown" : "");
     if (it == regions.end())
         return HSA_STATUS_ERROR_INVALID_ALLOCATION;
-    if (it->second.agent != CPU && it->second.type == HSA_EXT_POINTER_TYPE_HSA)
-        vram_used -= it->second.size;
+    if (it->second.type == HSA_EXT_POINTER_TYPE_IPC) // that is detached
+        return BAD;
+    if (it->second.fd >= 0) {
+        vram_used -= round_up(it->second.size);
+        close(it->second.fd);
+    }
     munmap(ptr, it->second.size);
     regions.erase(it);
     return OK;

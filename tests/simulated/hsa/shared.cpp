@@ -1,8 +1,9 @@
 /* Memory of others, and memory for others: memfds stand for dma-bufs; and the address ranges that it is mapped at. */
 #include "stand_in.h"
 
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <dirent.h>
 #include <fcntl.h>
 #include <map>
 #include <sys/mman.h>
@@ -11,17 +12,19 @@
 #include <utility>
 #include <vector>
 
+static std::string target(const std::string &link) {
+    char name[256];
+    ssize_t n = readlink(link.c_str(), name, sizeof name);
+    return std::string(name, n > 0 ? n : 0);
+}
 static bool shareable(int fd, size_t *size) {
     struct stat s;
     if (fstat(fd, &s))
         return false;
-    char path[64], name[256];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    ssize_t n = readlink(path, name, sizeof name - 1);
-    name[n > 0 ? n : 0] = 0;
-    if (!strncmp(name, "/dmabuf:", 8))
+    std::string name = target("/proc/self/fd/" + std::to_string(fd));
+    if (!name.compare(0, 8, "/dmabuf:"))
         *size = lseek(fd, 0, SEEK_END);
-    else if (!strncmp(name, "/memfd:", 7))
+    else if (!name.compare(0, 7, "/memfd:"))
         *size = s.st_size;
     else
         return false; // the kernel's importer takes amdgpu's own dma-bufs only
@@ -105,6 +108,85 @@ hsa_status_t hsa_amd_interop_unmap_buffer(void *ptr) {
     munmap(ptr, region->size);
     remove_region(ptr);
     return OK;
+}
+
+// As ROCr's, a handle is a process and an address in it, asked for when it is attached: what lies there by then. Where
+// ROCr asks a thread of that process, this looks into /proc: nothing is left behind where a process ends.
+struct Shared {
+    void *at;
+    int process;
+    uint32_t agent;
+    uint64_t stamp;
+};
+static_assert(sizeof(Shared) <= sizeof(hsa_amd_ipc_memory_t), "it is to fit");
+
+hsa_status_t hsa_amd_ipc_memory_create(void *ptr, size_t size, hsa_amd_ipc_memory_t *out) {
+    FAIL_IF_ASKED;
+    const char *legacy = getenv("HSA_ENABLE_IPC_MODE_LEGACY"); // wants calls that only AMD's own kernel driver has
+    MemoryLock held(memory_lock);
+    Region *region = region_at(ptr);
+    if (!region || region->size != size || (legacy && !strcmp(legacy, "1")))
+        return BAD;
+    struct stat s;
+    if (region->fd < 0 || fstat(region->fd, &s)) // the host's, of which there are no dma-bufs, or a mapping
+        return HSA_STATUS_ERROR;
+    Shared shared{ptr, getpid(), (uint32_t)region->agent, s.st_ino};
+    memset(out, 0, sizeof *out);
+    memcpy(out, &shared, sizeof shared);
+    say("ipc create %p + 0x%zx", ptr, size);
+    return OK;
+}
+hsa_status_t hsa_amd_ipc_memory_attach(const hsa_amd_ipc_memory_t *handle, size_t, uint32_t, const hsa_agent_t *,
+                                       void **out) {
+    FAIL_IF_ASKED;
+    Shared shared;
+    memcpy(&shared, handle, sizeof shared);
+    const std::string folder = "/proc/" + std::to_string(shared.process) + "/fd/",
+                      wanted = "/memfd:" + vram_name(shared.at) + " (deleted)";
+    int fd = -1;
+    if (DIR *all = opendir(folder.c_str())) {
+        while (dirent *one = fd < 0 ? readdir(all) : nullptr)
+            if (target(folder + one->d_name) == wanted)
+                fd = open((folder + one->d_name).c_str(), O_RDWR | O_CLOEXEC);
+        closedir(all);
+    }
+    struct stat s;
+    bool found = fd >= 0 && !fstat(fd, &s);
+#if HSA_AMD_INTERFACE_VERSION_MINOR > 6 // 7.1's marks the memory, and tells other memory at the address
+    found = found && s.st_ino == shared.stamp;
+#endif
+    void *p = found ? mmap(nullptr, s.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    close(fd);
+    say("ipc attach %p of %d: %p", shared.at, shared.process, p);
+    if (p == MAP_FAILED)
+        return BAD;
+    MemoryLock held(memory_lock);
+    add_region(p, Region{(size_t)s.st_size, HSA_EXT_POINTER_TYPE_IPC, shared.agent, 4, 0});
+    *out = p;
+    return OK;
+}
+hsa_status_t hsa_amd_ipc_memory_detach(void *ptr) {
+    MemoryLock held(memory_lock);
+    Region *region = region_at(ptr);
+    say("ipc detach %p%s", ptr, !region ? ": unknown" : "");
+    if (!region || region->type != HSA_EXT_POINTER_TYPE_IPC)
+        return BAD;
+    munmap(ptr, region->size);
+    remove_region(ptr);
+    return OK;
+}
+
+hsa_status_t hsa_amd_portable_export_dmabuf(const void *ptr, size_t size, int *fd, uint64_t *offset) {
+    FAIL_IF_ASKED;
+    MemoryLock held(memory_lock);
+    uintptr_t base = 0;
+    Region *region = region_of(ptr, &base);
+    if (!region || region->fd < 0 || (uintptr_t)ptr + size > base + region->size)
+        return HSA_STATUS_ERROR_INVALID_ALLOCATION;
+    *fd = fcntl(region->fd, F_DUPFD_CLOEXEC, 3); // of all of it
+    *offset = (uintptr_t)ptr - base;
+    say("portable export %p: fd %d", ptr, *fd);
+    return *fd < 0 ? HSA_STATUS_ERROR_OUT_OF_RESOURCES : OK;
 }
 
 hsa_status_t hsa_amd_vmem_address_reserve_align(void **va, size_t size, uint64_t address, uint64_t alignment, uint64_t) {

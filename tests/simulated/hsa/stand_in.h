@@ -1,6 +1,6 @@
 /*
  * A stand-in for AMD's HSA runtime (libhsa-runtime64) on a machine without an AMD GPU: AMD's HIP runtime runs on it. A
- * device is this process's own CPU: its memory is anonymous pages and memfds, a queue is a thread that reads AQL
+ * device is this process's own CPU: its memory is memfds and anonymous pages, a queue is a thread that reads AQL
  * packets, and the kernels that AMD's runtime starts for copies, fills and stream words are known by their names.
  *
  * The types are those of AMD's public headers. What nothing here calls says so where it is called (absent.cpp).
@@ -50,13 +50,16 @@ struct Region {
     uint64_t agent;
     uint32_t flags;
     int locks;
+    int fd = -1; // what the memory lies in, for other processes
 };
 extern std::recursive_mutex memory_lock;
 typedef std::lock_guard<std::recursive_mutex> MemoryLock;
 void add_region(void *at, const Region &region);
-Region *region_at(void *at); // that begins there, or null
+Region *region_at(void *at);                       // that begins there, or null
+Region *region_of(const void *p, uintptr_t *base); // that it lies in
 void remove_region(void *at);
 extern std::atomic<size_t> vram_used;
+std::string vram_name(const void *at); // of the memfd that is mapped there, for who looks from outside
 
 /* How many there are, for control.cpp. */
 int64_t count_regions(hsa_amd_pointer_type_t type);
