@@ -10,9 +10,9 @@ from typing import Any
 
 
 def python(
-    *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = 60, **variables: str
+    *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = 60, fds: Any = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run this Python, with these variables beside those of `env`, until it ends."""
+    """Run this Python, with these variables beside those of `env` and with these descriptors, until it ends."""
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
@@ -21,6 +21,7 @@ def python(
         text=True,
         timeout=seconds,
         check=False,
+        pass_fds=fds,
     )
 
 

@@ -80,12 +80,25 @@ class Access(ctypes.Structure):
     _fields_ = (("where", Location), ("flags", ctypes.c_int))
 
 
+class IpcHandle(ctypes.Structure):
+    """``hipIpcMemHandle_t``, and what AMD's runtime has in it."""
+
+    _fields_ = (
+        ("below", ctypes.c_uint8 * 32),
+        ("size", ctypes.c_uint64),
+        ("offset", ctypes.c_uint64),
+        ("process", ctypes.c_int),
+        ("reserved", ctypes.c_uint8 * 12),
+    )
+
+
 SIZES: Final = {
     MemoryDesc: 104,
     BufferDesc: 88,
     SemaphoreDesc: 96,
     AllocationProp: 32,
     Access: 12,
+    IpcHandle: 64,
 }
 for _struct, _size in SIZES.items():
     assert ctypes.sizeof(_struct) == _size, _struct
@@ -164,6 +177,39 @@ class Runtime:
             desc.handle.win32[0] = handle
         made = ctypes.c_size_t()
         return self("hipImportExternalSemaphore", ctypes.byref(made), ctypes.byref(desc)), made.value
+
+    # -- memory that is there already ----------------------------------------------------------------------------
+
+    def asked(self, number: int, address: int) -> tuple[int, bytes]:
+        """What ``hipPointerGetAttribute`` returns, and the bytes that it has written."""
+        place = (ctypes.c_uint8 * 16)(*[0xEE] * 16)
+        code = self("hipPointerGetAttribute", place, number, address)
+        return code, bytes(place).rstrip(b"\xee")
+
+    def range_of(self, address: int) -> tuple[int, int, int]:
+        """The status, the base and the size."""
+        base, size = ctypes.c_size_t(), ctypes.c_size_t()
+        return self("hipMemGetAddressRange", ctypes.byref(base), ctypes.byref(size), address), base.value, size.value
+
+    def access(self, address: int, device: int = 0) -> tuple[int, int]:
+        """The status and the flags."""
+        flags = ctypes.c_uint64()
+        return self("hipMemGetAccess", ctypes.byref(flags), ctypes.byref(Location(1, device)), address), flags.value
+
+    def ipc_handle(self, address: int) -> tuple[int, IpcHandle]:
+        handle = IpcHandle()
+        return self("hipIpcGetMemHandle", ctypes.byref(handle), address), handle
+
+    def ipc_open(self, handle: bytes, flags: int = 1) -> tuple[int, int]:
+        """The status and the address."""
+        made = ctypes.c_size_t()
+        given = IpcHandle.from_buffer_copy(handle)
+        return self("hipIpcOpenMemHandle", ctypes.byref(made), given, flags), made.value
+
+    def read(self, address: int, size: int = 4) -> bytes:
+        place = ctypes.create_string_buffer(size)
+        self.ok("hipMemcpy", place, address, size, 2)
+        return place.raw
 
     # -- the rest ------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ Not here, because calls on this side of the runtime do not show it:
   #2980): a race, which comes and goes.
 - Names of objects, Direct3D, timelines as OPAQUE_WIN32: Windows, where AMD has another implementation. What the
   simulated runtime makes of them is in ../test_descriptors.py.
-- Fabric handles, tiled images, HIP IPC, ``hipMemSetAccess`` of a part (rocm-systems #2667), caches: hardware.
+- Fabric handles, tiled images, ``hipMemSetAccess`` of a part (rocm-systems #2667), caches: hardware.
+- Pointers that are asked what is behind them, HIP IPC: test_sharing.py.
 - hipDeviceGetUuid is not Vulkan's deviceUUID (ROCm/hipamd #50): the stand-in device has no Vulkan driver.
 """
 
@@ -90,14 +91,14 @@ hip = Runtime("libamdhip64.so")
 """
 
 
-def child(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def child(program: str, **environment: Any) -> subprocess.CompletedProcess[str]:
     """Run a program that has the runtime as `hip`."""
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
     return python("-c", START + textwrap.dedent(program), PYTHONPATH=path, **environment)
 
 
-def printed(program: str, **environment: str) -> list[str]:
+def printed(program: str, **environment: Any) -> list[str]:
     done = child(program, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -1,0 +1,205 @@
+"""What AMD's runtime answers about memory that exists, and how that memory gets into another process.
+
+As in test_facts.py: raw calls, and lines of ROCm/clr f9f995c6 (6.3); 7.1 has run as well. The other process is a child.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulated.driver import loaded
+from tests.simulated.stand_in import StandIn
+
+from ..parties import MODE
+from .runtime import INVALID_VALUE, MIB, NOT_SUPPORTED, SUCCESS, Access, Location, Runtime
+from .test_facts import BY_VALUE, assert_it_dies, printed
+
+pytestmark = pytest.mark.skipif(MODE != "amd", reason="needs AMD's runtime on the stand-in")
+
+SIZE = 2 * MIB
+INVALID_DEVICE_POINTER, INVALID_CONTEXT, NOT_FOUND = 17, 201, 500
+
+
+@pytest.fixture
+def later(runtime: Runtime) -> bool:
+    return runtime.number("hipRuntimeGetVersion") >= BY_VALUE
+
+
+@pytest.fixture
+def array(runtime: Runtime) -> Iterator[int]:
+    address = runtime.object("hipMalloc", SIZE)
+    runtime.ok("hipMemset", address, 1, SIZE)
+    yield address
+    runtime.ok("hipFree", address)
+
+
+def map_in_a_row(hip: Runtime, *handles: int) -> int:
+    """Map two handles in one reservation; the mappings keep them.
+
+    Access is set for both at once: 7.1 compares the size with sums of mappings in the order of their objects' addresses
+    and may refuse one of several.
+    """
+    address = hip.object("hipMemAddressReserve", 2 * SIZE, 0, 0, 0)
+    for place, handle in zip((address, address + SIZE), handles, strict=True):
+        hip.ok("hipMemMap", place, SIZE, 0, handle, 0)
+        hip.ok("hipMemRelease", handle)
+    hip.ok("hipMemSetAccess", address, 2 * SIZE, ctypes.byref(Access(Location(1, 0), 3)), 1)
+    return address
+
+
+def unmap(hip: Runtime, address: int) -> None:
+    """Each by itself: of both at once 6.3 says success, unmaps none, and ends with the next call (hip_vm.cpp:353)."""
+    for place in (address, address + SIZE):
+        hip.ok("hipMemUnmap", place, SIZE)
+    hip.ok("hipMemAddressFree", address, 2 * SIZE)
+
+
+@pytest.fixture
+def mapped(runtime: Runtime, stand_in: StandIn) -> Iterator[int]:
+    """In the end all is given back."""
+    before = stand_in.live("handle")
+    properties = ctypes.byref(runtime.properties())
+    address = map_in_a_row(runtime, *[runtime.object("hipMemCreate", SIZE, properties, 0) for _ in range(2)])
+    yield address
+    unmap(runtime, address)
+    assert stand_in.live("handle") == before
+
+
+def test_what_is_behind_a_pointer(runtime: Runtime, array: int, mapped: int, later: bool) -> None:
+    """No attribute tells (hip_memory.cpp:3968, 4012-4040). hipMemGetAccess answers for what is mapped, as 7.1's pools
+    are within; HIP IPC takes the rest, but no memory of the host. The size in attribute 12 has 32 bits.
+    """
+    others = {
+        runtime.object("hipMallocAsync", SIZE, 0): ("hipFree", 2, 0, later, not later),
+        runtime.object("hipMallocManaged", SIZE, 1): ("hipFree", 1, 1, False, False),
+        runtime.object("hipHostMalloc", SIZE, 0): ("hipHostFree", 1, 0, False, False),
+    }
+    ours = {array: ("", 2, 0, False, True), mapped: ("", 2, 0, True, False), mapped + SIZE: ("", 2, 0, True, False)}
+    for base, (_, kind, managed, is_mapped, shared) in {**ours, **others}.items():
+        for at in (base, base + SIZE // 2):
+            assert [runtime.asked(number, at)[1] for number in (2, 8)] == [bytes([kind, 0, 0, 0]), bytes([managed])]
+            assert {runtime.asked(number, at) for number in (10, 14, 15, 17)} == {(NOT_SUPPORTED, b"")}
+            assert runtime.range_of(at) == (SUCCESS, base, SIZE)
+            assert runtime.access(at) == ((SUCCESS, 3) if is_mapped else (INVALID_VALUE, 0))
+            assert runtime.ipc_handle(at)[0] == (SUCCESS if shared else INVALID_VALUE)
+    for address, (free, *_) in others.items():
+        runtime.ok(free, address)
+    large = runtime.object("hipMalloc", (4 << 30) + SIZE)
+    assert (runtime.asked(12, large)[1], runtime.range_of(large)[2]) == (SIZE.to_bytes(4, "little"), (4 << 30) + SIZE)
+    runtime.ok("hipFree", large)
+    plain = ctypes.create_string_buffer(64)
+    assert runtime.range_of(ctypes.addressof(plain))[0] == NOT_FOUND
+
+
+@pytest.mark.parametrize("pool", [False, True])
+def test_a_buffer_id_is_new_with_an_allocation_and_stays_with_a_pools_block(runtime: Runtime, pool: bool) -> None:
+    seen = []
+    for _ in range(2):
+        address = runtime.object("hipMallocAsync" if pool else "hipMalloc", 3 * MIB, 0)
+        seen.append((address, runtime.asked(7, address + 8)))
+        runtime.ok("hipFreeAsync" if pool else "hipFree", address, 0)
+    assert (seen[0] == seen[1]) == (pool and seen[0][0] == seen[1][0])
+    runtime.ok("hipDeviceSynchronize")
+
+
+def test_another_process_opens_an_allocation(runtime: Runtime, array: int, later: bool) -> None:
+    """It gets the base, and has to add the offset (Mooncake #3546). Opened again, 6.3 has it twice and 7.1 counts.
+
+    To close waits for the device, as hipFree does; to open does not.
+    """
+    runtime.ok("hipMemset", array + 8, 2, 8)
+    code, handle = runtime.ipc_handle(array + 8)
+    assert (code, handle.size, handle.offset, handle.process) == (SUCCESS, SIZE, 8, os.getpid())
+    assert runtime.ipc_open(bytes(handle))[0] == INVALID_CONTEXT
+    program = f"""
+    from tests.vendors.hip.test_facts import *
+    handle = bytes.fromhex("{bytes(handle).hex()}")
+    stream, place = hip.object("hipStreamCreateWithFlags", 1), hip.object("hipHostMalloc", 4096, 0)
+    word(place).value = 0
+    hip.ok("hipStreamWaitValue64", stream, place, 1, GTE, EVERY_BIT)
+    (code, base), (_, again), (refused, _) = (hip.ipc_open(handle, flags) for flags in (1, 1, 0))
+    print(code, refused, hip.range_of(again + 8) == (0, again, {SIZE}), base == again)
+    close = lambda: hip.ok("hipIpcCloseMemHandle", base + 8)
+    print(finishes(close, lambda: setattr(word(place), "value", 1), expected=False), hip.read(again + 6).hex())
+    hip.ok("hipMemset", again, 7, 4)
+    print(*[hip("hipIpcCloseMemHandle", again) for _ in range(2)])
+    """
+    assert printed(program) == f"0 {INVALID_VALUE} True {later} False 01010202 0 {INVALID_VALUE}".split()
+    assert runtime.read(array, 6) == b"\x07\x07\x07\x07\x01\x01"
+    legacy = 'print(hip.ipc_handle(hip.object("hipMalloc", 4096))[0])'  # rocm-systems #2209
+    assert printed(legacy, HSA_ENABLE_IPC_MODE_LEGACY="1") == [str(INVALID_VALUE)]
+
+
+def test_a_handle_of_memory_that_was_freed(runtime: Runtime, later: bool) -> None:
+    """It is an address: ROCr of 6.3 opens what lies there by then, that of 7.1 has marked the memory."""
+    address = runtime.object("hipMalloc", SIZE)
+    opened = f'print(hip.ipc_open(bytes.fromhex("{bytes(runtime.ipc_handle(address)[1]).hex()}"))[0])'
+    runtime.ok("hipFree", address)
+    assert printed(opened) == [str(INVALID_DEVICE_POINTER)]
+    again = runtime.object("hipMalloc", SIZE)
+    if again == address:
+        assert printed(opened) == [str(INVALID_DEVICE_POINTER if later else SUCCESS)]
+    runtime.ok("hipFree", again)
+
+
+def test_a_descriptor_of_an_allocation(runtime: Runtime, array: int, later: bool) -> None:
+    """Of all of it, whatever part is asked for, and the offset is not told (7.1: rocmemory.cpp:1079)."""
+    assert runtime.has("hipMemGetHandleForAddressRange") == later
+    if later:
+        fd = runtime.number("hipMemGetHandleForAddressRange", array + 4096, 4096, 1, 0)
+        assert os.lseek(fd, 0, os.SEEK_END) == SIZE
+        _, memory = runtime.import_fd(fd, SIZE)
+        mapping = runtime.mapped(memory, 0, SIZE)
+        assert runtime.read(mapping) == b"\x01" * 4
+        runtime.ok("hipFree", mapping)
+        runtime("hipDestroyExternalMemory", memory)
+        os.close(fd)
+
+
+def test_an_opened_pointer_is_lost_when_another_device_asks(runtime: Runtime, array: int) -> None:
+    """Attributes 3 and 11 attach once more, by a handle in a frame that is gone, and detach what was there
+    (rocmemory.cpp:624, 757).
+    """
+    if runtime.number("hipGetDeviceCount") < 2 or loaded("/libasan.so"):
+        pytest.skip("needs two devices; and AddressSanitizer ends a process that reads such a frame")
+    program = f"""
+    from tests.simulated.stand_in import StandIn
+    hip.ok("hipSetDevice", 1)
+    base = hip.ipc_open(bytes.fromhex("{bytes(runtime.ipc_handle(array)[1]).hex()}"))[1]
+    hip.ok("hipSetDevice", 0)
+    print(hip.range_of(base)[0], hip.asked(9, base)[1].hex(), StandIn().live("ipc_mapping"))
+    print(hip.asked(11, base)[0], StandIn().live("ipc_mapping"))
+    """
+    assert printed(program) == ["0", "01000000", "1", "2", "0"]
+
+
+@pytest.mark.parametrize("allocate", ['"hipMalloc", 4096', '"hipMallocAsync", 4096, 0', '"hipHostMalloc", 4096, 0'])
+def test_retain_is_for_what_is_mapped(allocate: str) -> None:
+    """It reads what other memory has not (hip_vm.cpp:313; rocm-systems #5807 refuses)."""
+    assert_it_dies(f'hip("hipMemRetainAllocationHandle", ctypes.byref(ctypes.c_size_t()), hip.object({allocate}))', "")
+
+
+def test_another_process_maps_retained_handles_in_a_row(runtime: Runtime, mapped: int) -> None:
+    """They are not counted, and none is released here: that would take the mapping's (rocm-systems #2696 counts)."""
+    runtime.ok("hipMemset", mapped, 1, 2 * SIZE)
+    first, within, second = (runtime.object("hipMemRetainAllocationHandle", mapped + at) for at in (0, SIZE // 2, SIZE))
+    assert first == within != second
+    fds = [runtime.number("hipMemExportToShareableHandle", handle, 1, 0) for handle in (first, second)]
+    program = f"""
+    from tests.vendors.hip.test_sharing import *
+    fds = [ctypes.c_int(fd) for fd in {fds}]
+    given = [fd.value if hip.number("hipRuntimeGetVersion") >= BY_VALUE else ctypes.addressof(fd) for fd in fds]
+    base = map_in_a_row(hip, *[hip.object("hipMemImportFromShareableHandle", one, 1) for one in given])
+    border = base + SIZE
+    print(hip.read(border - 2).hex(), hip.range_of(border + 8) == (0, border, SIZE), *hip.access(border + 8))
+    hip.ok("hipMemset", border - 2, 7, 4)
+    unmap(hip, base)
+    """
+    assert printed(program, fds=fds) == ["01" * 4, "True", "0", "3"]
+    assert runtime.read(mapped + SIZE - 3, 6) == b"\x01\x07\x07\x07\x07\x01"
+    for fd in fds:
+        os.close(fd)
