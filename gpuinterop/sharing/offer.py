@@ -18,7 +18,7 @@ from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
 from ..backend import Block, SharingBackend
-from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceClosedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import FdHandle, Handle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
 from .descriptor import Contents, Descriptor, Status, answer
@@ -50,6 +50,7 @@ class _Offer(Sole):
         self._writer: Writer | None = None
         self._leases: dict[object, int | None] = {}
         self._withdrawn = False
+        self.is_over = False
 
     # -- the rendezvous ----------------------------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class _Offer(Sole):
             self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
 
     def _end_if_over(self) -> None:
-        if not self._withdrawn or self._leases:
+        if not self._withdrawn or self._leases or self.is_over:
             return
         if (writer := self._writer) is not None:
             self._writer = None
@@ -169,6 +170,11 @@ class _Offer(Sole):
         self.laid = replace(self.laid, arrays={})  # lets them go
         for one in self._stands_on:
             one.close()
+        self.is_over = True
+
+    def what_holds(self) -> str:
+        """Why it goes on, for messages."""
+        return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
 
     def _export(self, blocks: Sequence[Block]) -> list[Handle]:
         return system.under(driver_lock, self._export_all, blocks)
@@ -220,10 +226,24 @@ class ArrayShare(Arrays):
         here().serve(limit)
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuse new readers at once; what is attached stays valid until it is detached."""
+        """Refuse new readers at once; what is attached stays valid until it is detached.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait until the last reader has detached, and the arrays are let go. Default: do not wait.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed. The share stays closed, and the last reader still ends it.
+        """
+        offer: _Offer = self.lifetime.handle
         if not self.closed:
-            self.lifetime.handle.leave()
+            offer.leave()
         super().close(timeout)
+        if timeout is not None and not system.until(lambda: offer.is_over, timeout):
+            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {offer.what_holds()}.")
 
     def _memory(self) -> Sequence[SharedMemory]:
         if self._regions is None:

@@ -163,6 +163,7 @@ class Rendezvous(Sole):
         self._lock = threading.RLock()
         """Of the offers, the listener and the thread; the rest is the loop's."""
         self._looping = threading.Lock()
+        """Held by the thread that runs the loop; taken before the other."""
         self._listener: socket.socket | None = None
         self._thread: system.Thread | None = None
         self._jobs: deque[Callable[[], object]] = deque()
@@ -170,9 +171,8 @@ class Rendezvous(Sole):
         self._watched: dict[socket.socket, Callable[[], object]] = {}
         self._again: list[Callable[[], bool]] = []
         self._resting = 0.0
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._opened: tuple[selectors.BaseSelector, int] | None = None
+        """What the loop waits by, and the eventfd that wakes it."""
 
     # -- by any thread -----------------------------------------------------------------------------------------------
 
@@ -220,7 +220,6 @@ class Rendezvous(Sole):
     def post(self, job: Callable[[], object]) -> None:
         """Have the loop do something."""
         self._jobs.append(job)
-        self._wake_loop()
         system.under(self._lock, self._start)
 
     def stop(self) -> None:
@@ -228,20 +227,38 @@ class Rendezvous(Sole):
         self._jobs.append(self._end)
         self._wake_loop()
 
+    @property
+    def _selector(self) -> selectors.BaseSelector:
+        assert self._opened is not None
+        return self._opened[0]
+
     def serve(self, timeout: float | None) -> None:
         """Serve in the calling thread for `timeout` seconds, or until a share is closed."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while self.offers and self._thread is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left < 0:
-                break
-            self._pass(left)
+        if not self._looping.acquire(blocking=False):
+            system.until(lambda: not self.offers, timeout)  # the thread serves, for a lease of ours needs it
+            return
+        try:
+            while self.offers:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left < 0:
+                    break
+                self._pass(left)
+            system.under(self._lock, self._goes_on)
+        finally:
+            self._looping.release()
 
     def _wake_loop(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake, 1)
+        if (opened := self._opened) is not None:
+            with contextlib.suppress(OSError):
+                os.eventfd_write(opened[1], 1)
 
     def _start(self) -> None:
+        if self._opened is None:
+            selector, wake = selectors.DefaultSelector(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            selector.register(wake, selectors.EVENT_READ)
+            self._opened = selector, wake
+        self._wake_loop()
         offers = self.offers.values()
         own_loop = offers and not any(one.threaded for one in offers) and not (self._watched or self._again)
         if self._thread is None and not own_loop:
@@ -250,8 +267,9 @@ class Rendezvous(Sole):
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        while system.under(self._lock, self._goes_on):
-            self._pass(None)
+        with self._looping:
+            while system.under(self._lock, self._goes_on):
+                self._pass(None)
 
     def _goes_on(self) -> bool:
         if self.offers or self._connections or self._watched or self._again or self._jobs:
@@ -264,29 +282,32 @@ class Rendezvous(Sole):
             listener.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
+        if (opened := self._opened) is not None:
+            self._opened = None
+            opened[0].close()
+            os.close(opened[1])
         return False
 
     def _pass(self, timeout: float | None) -> None:
-        with self._looping:
-            for key, events in self._selector.select(self._patience(timeout)):
-                if isinstance(key.data, Connection):
-                    self._go_on(key.data, events)
-                elif isinstance(key.data, socket.socket):
-                    self._selector.unregister(key.data)
-                    _shown(self._watched.pop(key.data, _wake_up))
-                elif key.data is self:
-                    self._welcome()
-                else:
-                    os.eventfd_read(self._wake)
-            while self._jobs:
-                _shown(self._jobs.popleft())
-            self._again = [one for one in self._again if _shown(one) is False]
-            now = time.monotonic()
-            for late in [one for one in self._connections if one.hurries and one.deadline < now]:
-                self._drop(late)
-            if self._resting and self._resting < now and self._listener is not None:
-                self._resting = 0.0
-                self._selector.register(self._listener, selectors.EVENT_READ, self)
+        for key, events in self._selector.select(self._patience(timeout)):
+            if isinstance(key.data, Connection):
+                self._go_on(key.data, events)
+            elif isinstance(key.data, socket.socket):
+                self._selector.unregister(key.data)
+                _shown(self._watched.pop(key.data, _wake_up))
+            elif key.data is self:
+                self._welcome()
+            else:
+                os.eventfd_read(key.fd)
+        while self._jobs:
+            _shown(self._jobs.popleft())
+        self._again = [one for one in self._again if _shown(one) is False]
+        now = time.monotonic()
+        for late in [one for one in self._connections if one.hurries and one.deadline < now]:
+            self._drop(late)
+        if self._resting and self._resting < now and self._listener is not None:
+            self._resting = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
 
     def _patience(self, timeout: float | None) -> float | None:
         limits = [] if timeout is None else [timeout]
@@ -332,8 +353,9 @@ class Rendezvous(Sole):
 
     def forget(self) -> None:
         """Close this process's descriptors, and leave the parent's objects as they are."""
-        self._selector.close()
-        os.close(self._wake)
+        if self._opened is not None:
+            self._selector.close()
+            os.close(self._opened[1])
         for link in (self._listener, *self._watched, *(one.link for one in self._connections)):
             if link is not None:
                 link.close()

@@ -97,7 +97,7 @@ class BackendPeer:
 
     def attach(self, descriptor: bytes, name: str) -> None:
         """Attach shared arrays; `read` and `fill` are of the memory that the named one lies in, from its start on."""
-        self._send("attach", descriptor=descriptor.hex(), name=name)
+        self._send("attach", descriptor=descriptor.hex(), array=name)
 
     def acquire(self) -> None:
         """Acquire the attached arrays on the stream, on which `read` and `fill` then are."""
@@ -271,7 +271,7 @@ class _Server:
         match name:
             case "attach":
                 self._arrays = attach(bytes.fromhex(arguments["descriptor"]), device=self._device)
-                self._buffer = _Placed(*self._arrays.place(arguments["name"]), self._stream)
+                self._buffer = _Placed(*self._arrays.place(arguments["array"]), self._stream)
             case "detach":
                 self._arrays.close(timeout=20)
             case _:

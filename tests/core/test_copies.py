@@ -30,6 +30,7 @@ MAY_BE_COPIED: Final[dict[type, str]] = {
     gi.Capabilities: "a table",
     gi.capabilities.Rules: "a table",
     gi.FabricHandle: "bytes",
+    gi.IpcMemHandle: "bytes",
     gi.InstalledBackend: "the name of a distribution",
     **dict.fromkeys([gi.ArrayLevel, gi.GraphStep, gi.View], "a part of what it keeps"),
     **dict.fromkeys([gi.Binary, gi.Fence, gi.Keyed, gi.SciSync, gi.Timeline], "a name of a kind; has no objects"),

@@ -116,14 +116,14 @@ class SharedArrays(Suite):
 
     def test_nothing_is_left_over(self, device: Device, array: Any, scope: ExitStack) -> None:
         """Rounds of sharing, attaching and detaching leave no descriptor and no mapping here."""
-        peer = scope.enter_context(BackendPeer(device))
+        peer, _open = scope.enter_context(BackendPeer(device)), scope.enter_context(share(array))
 
         def round_trip(_turn: int) -> None:
             with share({"array": array}) as found:
                 peer.attach(bytes(found), "array")
                 peer.detach()
+                found.close(timeout=20)
             gc.collect()
-            device.drain(20)
 
         leaves_nothing(round_trip)
 
