@@ -322,8 +322,17 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
             with _guarded(f"{name} = {value!r} failed to start", BackendUnavailableError):
                 _loaded[name] = LoadedBackend(_class_of(rivals)())
         except BackendUnavailableError as error:
-            _loaded[name] = error
+            _loaded[name] = _without_frames(error)
     return _loaded[name]
+
+
+def _without_frames(error: BackendUnavailableError) -> BackendUnavailableError:
+    """Return the error, which is kept, without what the callers of the first load had in their variables."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    return error
 
 
 def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:

@@ -83,7 +83,8 @@ def _by_dlpack(array: Any) -> Described | str:
     if found is None:
         return f"{capsule!r} is not a capsule of DLPack."
     address, offset = pointer_of(capsule, found[0]), found[1]
-    flags = ctypes.c_uint64.from_address(address + _FLAGS_AT).value if offset else 0
+    # A capsule without a version says nothing of it: JAX's array interface does.
+    read_only = ctypes.c_uint64.from_address(address + _FLAGS_AT).value & _READ_ONLY if offset else _is_read_only(array)
     tensor = DLTensor.from_address(address + offset)
     if tensor.code not in _CODES or tensor.lanes != 1 or tensor.bits % 8:
         return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; share a view of uint8."
@@ -96,7 +97,7 @@ def _by_dlpack(array: Any) -> Described | str:
         shape=shape,
         strides=steps,
         dtype=dtype,
-        read_only=bool(flags & _READ_ONLY) or _is_read_only(array),
+        read_only=bool(read_only),
         keep=(array, capsule),
     )
 
