@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import socket
 import threading
@@ -34,7 +35,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer, parse_body
+from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer
 from .order import Board, Reader, Word, Writer, store
 from .rendezvous import check_peer, here, is_here
 
@@ -42,6 +43,8 @@ _DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
 
 driver_lock: Final = threading.RLock()
 """Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
+_importing: Final = threading.RLock()
+"""Held while a region is looked for and imported, so that it is imported once."""
 
 
 class Import(Lifetime):
@@ -96,17 +99,22 @@ def _nothing(_: object) -> None:
     """Unmap nothing: the import does."""
 
 
-def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime) -> SharedMemory:
-    """The region, imported unless it is already. Under `driver_lock`."""
+def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> SharedMemory | None:
+    """The region, if it is imported already."""
     for known in list(_imports):
         if (offset := known.offset_of(device, region, owner)) is not None:
             with contextlib.suppress(ResourceClosedError):  # its last attachment ends
                 return SharedMemory(device, known.address + offset, region.size, (known, lease))
+    return None
+
+
+def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime) -> SharedMemory:
+    """The region, imported."""
     backend, native = cast(SharingBackend, device.driver), device.handle
     fresh = Import(device, region, owner)
 
     def attach() -> DriverHandle:
-        made, fresh.address = backend.attach_blocks(native, handles, region.sizes)
+        made, fresh.address = system.under(driver_lock, lambda: backend.attach_blocks(native, handles, region.sizes))
         return made
 
     blocks = isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd
@@ -285,21 +293,18 @@ class _Link(Sole):
             self.socket.close()
             raise
 
-    def ask(self, verb: Verb) -> tuple[dict[str, Any], int]:
-        """The body of the answer, and the number of handles that follow."""
+    def ask(self, verb: Verb, expect: Sequence[type[Handle]], number: int = 0) -> tuple[int, list[Any]]:
+        """The number and the handles of the answer."""
         self._start()
         try:
-            self.socket.sendall(self.descriptor.request(verb))
-            status, handles, size = parse_answer(self._receive(ANSWER.size))
-            return parse_body(status, self._receive(size)), handles
+            self.socket.sendall(self.descriptor.request(verb, number))
+            failed, told = parse_answer(self._receive(ANSWER.size))
+            if failed is not None:
+                raise failed(self._receive(told).decode(errors="replace"))
         except OSError as error:
             raise self._lost(error) from None
-
-    def handles(self, expect: Sequence[type[Handle]]) -> Iterator[Handle]:
-        """The handles that follow."""
-        for at in range(0, len(expect), ipc.MAX_HANDLES):
-            self._left()
-            yield from ipc.receive_handles(self.socket, expect[at : at + ipc.MAX_HANDLES])
+        self._left()
+        return told, ipc.receive_handles(self.socket, expect)
 
     def _start(self) -> None:
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
@@ -326,7 +331,7 @@ class _Link(Sole):
         data = bytearray()
         while len(data) < size:
             self._left()
-            if not (part := self.socket.recv(min(size - len(data), 1 << 16))):
+            if not (part := self.socket.recv(size - len(data))):
                 raise ConnectionError("it closed the connection")
             data += part
         return bytes(data)
@@ -353,21 +358,17 @@ def attach(
         return _attach_here(found)
     link = _Link(found, limit, frozenset(users))
     try:
-        body, count = link.ask(Verb.ATTACH)
-        contents = Contents.parse(body)
+        _, (told,) = link.ask(Verb.ATTACH, (OpaqueFd,))
+        with told:
+            contents = Contents.read(told)
         used = device_for(contents, device)
-        expect = [region.kind for region in contents.regions for _ in region.keys]
-        if len(expect) != count:
-            raise PeerError(f"expected {len(expect)} handles, the exporter sends {count}.")
         lease = Lease(partial(_enrol, link, used), partial(here().end_lease, link.socket))
         attached = AttachedArrays(used, found, contents, lease)
     except BaseException:
         link.socket.close()
         raise
-    handles: list[Handle] = []
     try:
-        handles.extend(link.handles(expect))
-        system.under(driver_lock, _map_all, attached, contents, handles, found.process)
+        attached._regions = system.under(_importing, _map_all, attached, link)
         for name in attached:  # each fits into its memory
             attached[name]
     except BaseException as error:
@@ -375,18 +376,28 @@ def attach(
         if isinstance(error, InvalidArgumentError):
             raise PeerError(f"the exporter's answer cannot be meant: {error}") from None
         raise
-    finally:
-        for handle in handles:
-            handle.close()
     return attached
 
 
-def _map_all(attached: AttachedArrays, contents: Contents, handles: Sequence[Handle], owner: bytes) -> None:
-    rest, regions = iter(handles), []
-    for region in contents.regions:
-        mine = [next(rest) for _ in region.keys]
-        regions.append(_mapped(attached.device, region, mine, owner, attached.lifetime))
-    attached._regions = regions
+def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
+    """Map the regions; ask for handles if one is not imported yet."""
+    regions, owner, lease = attached._contents.regions, link.descriptor.process, attached.lifetime
+    found = [_known(attached.device, region, owner, lease) for region in regions]
+    if None not in found:
+        return cast("list[SharedMemory]", found)
+    handles: list[Handle] = []
+    try:
+        kinds = [region.kind for region in regions for _ in region.keys]
+        while rest := kinds[len(handles) :]:
+            handles += link.ask(Verb.BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
+        ends = itertools.accumulate(len(region.keys) for region in regions)
+        return [
+            one or _mapped(attached.device, region, handles[end - len(region.keys) : end], owner, lease)
+            for one, region, end in zip(found, regions, ends, strict=True)
+        ]
+    finally:
+        for handle in handles:
+            handle.close()
 
 
 def device_for(contents: Contents, device: Device | None) -> Device:
@@ -431,13 +442,12 @@ def _attach_here(descriptor: Descriptor) -> AttachedArrays:
 
 def _enrol(link: _Link, device: Device) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
-    body, _ = link.ask(Verb.ENROL)
-    handles: list[Any] = list(link.handles((TimelineFd, TimelineFd, OpaqueFd)))
+    number, handles = link.ask(Verb.ENROL, (TimelineFd, TimelineFd, OpaqueFd))
     words: list[Word] = []
     with handles[0], handles[1], handles[2]:
         board = Board.load(handles[2])
         try:
-            slot = board.slot(body.get("slot"))
+            slot = board.slot(number)
             words.extend(map(device.import_semaphore, handles[:2]))
         except BaseException:
             for word in words:

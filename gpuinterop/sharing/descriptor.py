@@ -4,9 +4,11 @@ The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 
 u64 number of the share, 16 bytes token, u8 length and bytes of the rendezvous' address, u32 CRC of all before. It holds
 no handle: a reader connects, and the connection is its lease.
 
-A request is 64 bytes: magic ``GIPR``, u8 version, u8 verb, the nonce, the number, the token, zeros. An answer is magic
-``GIPA``, u8 version, u8 status, u16 number of handles, u32 number of bytes, then as many bytes of JSON, then the
-handles as `gpuinterop.ipc` sends them, at most 64 at once. The receiver of either trusts nothing in it.
+A request is 64 bytes: magic ``GIPR``, u8 version, u8 verb, the nonce, the number, the token, u32 number, zeros. An
+answer is magic ``GIPA``, u8 version, u8 status, u16 zero, u32 number; then handles as `gpuinterop.ipc` sends them, or
+for a failure as many bytes of words. To ATTACH it is a sealed memfd with JSON, which says what is shared (`Contents`);
+to BLOCKS, from that number on, the next handles of the memory; to ENROL the writer's timeline, the lease's own and the
+board, and in the number the lease's slot. The receiver of any of it trusts nothing in it.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
+from .. import system
 from .._arguments import MAX_SIZE
 from ..errors import (
     ArgumentTypeError,
@@ -31,7 +34,7 @@ from ..errors import (
     PeerError,
     ResourceClosedError,
 )
-from ..handles import DeviceIdentity, Handle, IpcMemHandle, OpaqueFd, VmmFd
+from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, VmmFd
 
 T = TypeVar("T")
 
@@ -41,8 +44,9 @@ MAX_ADDRESS: Final = 107
 TOKEN: Final = 16
 _HEAD: Final = struct.Struct(f"<4sB16s16sQ{TOKEN}sB")
 _CHECK: Final = struct.Struct("<I")
-REQUEST: Final = struct.Struct(f"<4sBB16sQ{TOKEN}s18x")
-ANSWER: Final = struct.Struct("<4sBBHI")
+REQUEST: Final = struct.Struct(f"<4sBB16sQ{TOKEN}sI14x")
+ANSWER: Final = struct.Struct("<4sBB2xI")
+MOST_WORDS: Final = 2048
 _MOST_BYTES: Final = 16 << 20
 _MOST_DIMENSIONS: Final = 64
 _MOST_HANDLES: Final = 0xFFFF
@@ -53,7 +57,8 @@ class Verb(enum.IntEnum):
     """What a reader asks for."""
 
     ATTACH = 1
-    ENROL = 2
+    BLOCKS = 2
+    ENROL = 3
 
 
 class Status(enum.IntEnum):
@@ -121,48 +126,34 @@ class Descriptor:
             raise InvalidArgumentError("descriptor", f"expected an address of {length} bytes, got another length.")
         return cls(boot, process, share, token, os.fsdecode(body[_HEAD.size :]))
 
-    def request(self, verb: Verb) -> bytes:
+    def request(self, verb: Verb, number: int = 0) -> bytes:
         """The message that asks the exporter for something."""
-        return REQUEST.pack(b"GIPR", VERSION, verb, self.process, self.share, self.token)
+        return REQUEST.pack(b"GIPR", VERSION, verb, self.process, self.share, self.token, number)
 
     def opens(self, token: bytes) -> bool:
         """Whether a token that came is this one's."""
         return hmac.compare_digest(self.token, token)
 
 
-def parse_request(data: bytes) -> tuple[int, bytes, int, bytes] | None:
-    """Verb, nonce, share and token; None if it is no request."""
-    magic, version, verb, process, share, token = REQUEST.unpack(data)
-    return (verb, process, share, token) if (magic, version) == (b"GIPR", VERSION) else None
+def parse_request(data: bytes) -> tuple[int, bytes, int, bytes, int]:
+    """Verb, nonce, share, token and number."""
+    magic, version, *asked = REQUEST.unpack(data)
+    if (magic, version) != (b"GIPR", VERSION):
+        raise PeerError(f"expected a request of version {VERSION}; install one version of gpuinterop on both sides.")
+    return tuple(asked)
 
 
-def answer(status: Status, body: object, handles: int = 0) -> bytes:
+def answer(status: Status, number: int) -> bytes:
     """The first part of an answer."""
-    text = json.dumps(body, separators=(",", ":")).encode()
-    return ANSWER.pack(b"GIPA", VERSION, status, handles, len(text)) + text
+    return ANSWER.pack(b"GIPA", VERSION, status, number)
 
 
-def parse_answer(head: bytes) -> tuple[int, int, int]:
-    """Status, number of handles and of bytes that follow."""
-    magic, version, status, handles, size = ANSWER.unpack(head)
-    if (magic, version) != (b"GIPA", VERSION) or size > _MOST_BYTES:
-        raise PeerError(f"expected an answer of gpuinterop, version {VERSION}, got {head!r}.")
-    return status, handles, size
-
-
-def parse_body(status: int, data: bytes) -> dict[str, Any]:
-    """The answer's words; raises the error that it tells of."""
-    try:
-        body = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise PeerError(f"the exporter's answer is damaged: {error}.") from None
-    if not isinstance(body, dict):
-        raise PeerError("the exporter's answer is damaged.")
-    if status:
-        raise next((kind for kind, one in STATUSES.items() if one == status), PeerError)(
-            str(body.get("problem"))[:1000]
-        )
-    return body
+def parse_answer(head: bytes) -> tuple[type[Exception] | None, int]:
+    """The error that the answer tells of, if it does, and the number."""
+    magic, version, status, number = ANSWER.unpack(head)
+    if (magic, version) != (b"GIPA", VERSION) or (status and number > MOST_WORDS):
+        raise PeerError(f"expected an answer of version {VERSION}; install one version of gpuinterop on both sides.")
+    return next((kind for kind, one in STATUSES.items() if one == status), PeerError) if status else None, number
 
 
 # -- what is shared ----------------------------------------------------------------------------------------------------
@@ -232,9 +223,10 @@ class Contents:
         """The types of its handles."""
         return ", ".join(sorted({region.kind.__name__ for region in self.regions}))
 
-    def as_json(self) -> dict[str, Any]:
+    def write(self) -> OpaqueFd:
+        """Write it into a memfd."""
         device = self.device
-        return {
+        told = {
             "pid": self.pid,
             "single": self.single,
             "device": [device.name, _hex(device.uuid), device.pci_bus_id, _hex(device.luid), device.is_cpu],
@@ -244,11 +236,18 @@ class Contents:
                 for name, one in self.arrays.items()
             ],
         }
+        text = json.dumps(told, separators=(",", ":")).encode()
+        fd = system.create_memfd("gpuinterop.contents", len(text))
+        os.pwrite(fd, text, 0)
+        return OpaqueFd.adopt(fd)
 
     @classmethod
-    def parse(cls, body: Mapping[str, Any]) -> Self:
+    def read(cls, handle: FdHandle) -> Self:
         """Read what an exporter says; `PeerError` for anything that it cannot mean."""
         try:
+            if (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED:  # else reading it might block
+                raise ValueError("not a sealed memfd")
+            body: Any = json.loads(os.pread(handle.fd, _MOST_BYTES, 0))
             name, uuid, pci, luid, is_cpu = body["device"]
             device = DeviceIdentity(
                 name=_text(name)[:200],
@@ -279,7 +278,7 @@ class Contents:
                 regions=regions,
                 arrays=arrays,
             )
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise PeerError(f"the exporter's answer cannot be meant: {error!r}.") from None
         found._check(len(body["arrays"]))
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -17,14 +17,14 @@ from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
-from ..backend import Block, SharingBackend
+from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
-from ..handles import FdHandle, Handle, TimelineFd
+from ..handles import Handle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
-from .descriptor import Contents, Descriptor, Status, answer
+from .descriptor import Contents, Descriptor, Verb
 from .order import SLOTS, Board, Reader, Word, Writer, store
 from .origin import Described, Laid, describe, device_of
-from .rendezvous import Part, here
+from .rendezvous import here
 
 _ALIGNMENT: Final = 256
 
@@ -44,6 +44,7 @@ class _Offer(Sole):
             regions=tuple(one.region for one in laid.ranges),
             arrays=laid.placed(),
         )
+        self._told = self.contents.write()
         self.label = f"share {descriptor.share}"
         self._stands_on = stands_on
         self._lock = threading.RLock()
@@ -54,21 +55,15 @@ class _Offer(Sole):
 
     # -- the rendezvous ----------------------------------------------------------------------------------------------
 
-    def attach(self, lease: object) -> Iterator[Part]:
+    def answer(self, lease: object, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
+        if verb == Verb.BLOCKS:
+            return 0, system.under(driver_lock, self._export, number)
+        if verb == Verb.ENROL:
+            writer, own, slot = self.take_slot(lease)
+            return slot, [writer.own.export(), own.export(), writer.board.export()]
         self.laid.check()
-        blocks = [block for one in self.laid.ranges for block in one.blocks]
-        chunk = self._export(blocks[: ipc.MAX_HANDLES])  # before the answer, which can still be an error
         self._leases[lease] = None
-        lease.offer = self  # type: ignore[attr-defined]
-        yield answer(Status.DONE, self.contents.as_json(), len(blocks)), ()
-        for at in range(ipc.MAX_HANDLES, len(blocks) + ipc.MAX_HANDLES, ipc.MAX_HANDLES):
-            yield _part(chunk)
-            chunk = self._export(blocks[at : at + ipc.MAX_HANDLES])
-
-    def enrol(self, lease: object) -> Iterator[Part]:
-        writer, own, slot = self.take_slot(lease)
-        yield answer(Status.DONE, {"slot": slot}, 3), ()
-        yield _part([writer.own.export(), own.export(), writer.board.export()])
+        return 0, [self._told.duplicate()]
 
     def left(self, lease: object) -> None:
         slot = self._leases.pop(lease)
@@ -167,6 +162,7 @@ class _Offer(Sole):
             for word in (*writer.leases.values(), writer.own):
                 word.close()
             writer.board.close()
+        self._told.close()
         self.laid = replace(self.laid, arrays={})  # lets them go
         for one in self._stands_on:
             one.close()
@@ -176,12 +172,10 @@ class _Offer(Sole):
         """Why it goes on, for messages."""
         return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
 
-    def _export(self, blocks: Sequence[Block]) -> list[Handle]:
-        return system.under(driver_lock, self._export_all, blocks)
-
-    def _export_all(self, blocks: Sequence[Block]) -> list[Handle]:
+    def _export(self, start: int) -> list[Handle]:
         device = self.laid.device
         backend = cast(SharingBackend, device.driver)
+        blocks = [block for one in self.laid.ranges for block in one.blocks][start : start + ipc.MAX_HANDLES]
         made: list[Handle] = []
         try:
             made.extend(backend.export_block(device.handle, block) for block in blocks)
@@ -190,10 +184,6 @@ class _Offer(Sole):
             for handle in made:
                 handle.close()
             raise
-
-
-def _part(handles: Sequence[Handle]) -> Part:
-    return ipc.packed(handles), [one for one in handles if isinstance(one, FdHandle)]
 
 
 class ArrayShare(Arrays):

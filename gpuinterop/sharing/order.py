@@ -81,9 +81,9 @@ class Board(Sole):
         fd = system.call("dup", os.dup, handle.fd)
         return cls(fd, system.map_shared(fd, system.PAGE))
 
-    def slot(self, number: object) -> ctypes.c_uint64:
+    def slot(self, number: int) -> ctypes.c_uint64:
         """A lease's slot, by a number that came."""
-        if type(number) is not int or not 0 <= number < SLOTS:
+        if number >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {number!r}.")
         return self.slots[number]
 

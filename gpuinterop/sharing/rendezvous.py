@@ -19,20 +19,20 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol, TypeVar
 
 from .. import ipc, system
 from .._arguments import Sole
 from .._core.monitor import after_fork
 from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, report
-from ..handles import FdHandle
+from ..handles import FdHandle, Handle
 from .descriptor import (
     MAX_ADDRESS,
+    MOST_WORDS,
     REQUEST,
     STATUSES,
     TOKEN,
-    VERSION,
     Descriptor,
     Status,
     Verb,
@@ -46,19 +46,14 @@ OfferT = TypeVar("OfferT", bound="Offer")
 
 _VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
 _PATIENCE_S: Final = 5.0
-"""Seconds that a connection has for its first request, and to take an answer."""
+"""Seconds that a connection has for its first request."""
 _STRANGERS: Final = 128
 """Connections without a lease that are open at once; one more closes the oldest."""
 _TICK_S: Final = 0.02
 """Seconds between the looks at what has to be looked at again."""
-_REST_S: Final = 0.1
-"""Seconds for which nobody is let in after the process has run out of descriptors."""
 _UCRED: Final = struct.Struct("3i")
 OVERFLOW: Final = 65534
 """What a user looks like that this user namespace does not know."""
-
-Part = tuple[bytes, "Sequence[FdHandle]"]
-"""Bytes to send, and the descriptors that go beside them, which are closed then."""
 
 
 class Offer(Protocol):
@@ -68,11 +63,8 @@ class Offer(Protocol):
     users: Collection[int]
     threaded: bool
 
-    def attach(self, lease: Connection) -> Iterator[Part]:
-        """The parts of the answer to a reader that has shown the token; the first makes it a lease."""
-
-    def enrol(self, lease: Connection) -> Iterator[Part]:
-        """The parts of the answer to a lease that wants to acquire."""
+    def answer(self, lease: Connection, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
+        """A number and handles for a reader that has shown the token; the first answer makes it a lease."""
 
     def left(self, lease: Connection) -> None:
         """A lease has ended."""
@@ -135,21 +127,7 @@ class Connection(Sole):
         self.offer: Offer | None = None
         """What it has a lease of."""
         self.came = bytearray()
-        self.parts: Iterator[Part] = iter(())
-        self.rest: tuple[memoryview, Sequence[FdHandle]] | None = None
         self.deadline = time.monotonic() + _PATIENCE_S
-
-    @property
-    def hurries(self) -> bool:
-        """Whether it must get on before its deadline."""
-        return self.offer is None or self.rest is not None
-
-    def end(self) -> None:
-        """Close the connection, and what was still to be sent."""
-        self.link.close()
-        rest, self.rest, self.parts = self.rest, None, iter(())
-        for handle in rest[1] if rest else ():
-            handle.close()
 
 
 class Rendezvous(Sole):
@@ -170,7 +148,6 @@ class Rendezvous(Sole):
         self._connections: dict[Connection, None] = {}
         self._watched: dict[socket.socket, Callable[[], object]] = {}
         self._again: list[Callable[[], bool]] = []
-        self._resting = 0.0
         self._opened: tuple[selectors.BaseSelector, int] | None = None
         """What the loop waits by, and the eventfd that wakes it."""
 
@@ -277,8 +254,6 @@ class Rendezvous(Sole):
         self._thread = None
         if (listener := self._listener) is not None:
             self._listener = None
-            if not self._resting:
-                self._selector.unregister(listener)
             listener.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -289,9 +264,9 @@ class Rendezvous(Sole):
         return False
 
     def _pass(self, timeout: float | None) -> None:
-        for key, events in self._selector.select(self._patience(timeout)):
+        for key, _ in self._selector.select(self._patience(timeout)):
             if isinstance(key.data, Connection):
-                self._go_on(key.data, events)
+                self._receive(key.data)
             elif isinstance(key.data, socket.socket):
                 self._selector.unregister(key.data)
                 _shown(self._watched.pop(key.data, _wake_up))
@@ -303,19 +278,15 @@ class Rendezvous(Sole):
             _shown(self._jobs.popleft())
         self._again = [one for one in self._again if _shown(one) is False]
         now = time.monotonic()
-        for late in [one for one in self._connections if one.hurries and one.deadline < now]:
+        for late in [one for one in self._connections if one.offer is None and one.deadline < now]:
             self._drop(late)
-        if self._resting and self._resting < now and self._listener is not None:
-            self._resting = 0.0
-            self._selector.register(self._listener, selectors.EVENT_READ, self)
 
     def _patience(self, timeout: float | None) -> float | None:
-        limits = [] if timeout is None else [timeout]
+        limits = [0.0] if self._jobs else [] if timeout is None else [timeout]
         if self._again:
             limits.append(_TICK_S)
-        if self._resting or any(one.hurries for one in self._connections):
-            limits.append(_REST_S)
-        return 0.0 if self._jobs else min(limits, default=None)
+        limits.extend(_PATIENCE_S / 8 for one in self._connections if one.offer is None)
+        return min(limits, default=None)
 
     def _listen(self) -> None:
         place = folder()
@@ -371,8 +342,7 @@ class Rendezvous(Sole):
                 return
             except OSError:  # out of descriptors: strangers give theirs back
                 self._make_room(0)
-                self._selector.unregister(self._listener)
-                self._resting = time.monotonic() + _REST_S
+                time.sleep(_TICK_S)
                 return
             link.setblocking(False)
             self._make_room(_STRANGERS - 1)
@@ -386,76 +356,59 @@ class Rendezvous(Sole):
             self._drop(one)
 
     def _drop(self, connection: Connection) -> None:
-        if connection not in self._connections:
-            return
         del self._connections[connection]
         self._selector.unregister(connection.link)
-        connection.end()
+        connection.link.close()
         if (offer := connection.offer) is not None:
             _shown(lambda: offer.left(connection))
 
-    def _go_on(self, connection: Connection, events: int) -> None:
-        try:
-            if events & selectors.EVENT_READ:
-                self._receive(connection)
-            if connection.rest is not None:
-                self._send(connection)
-        except Exception:  # the reader's fault, or an export's behind the first: the reader sees the end
+    def _receive(self, connection: Connection) -> None:
+        if connection not in self._connections:  # it was dropped in this pass
+            return
+        try:  # the kernel closes descriptors that come too
+            came = connection.link.recv(REQUEST.size - len(connection.came))
+            connection.came += came
+            if not came:
+                raise ConnectionError
+            if len(connection.came) == REQUEST.size:
+                request = bytes(connection.came)
+                connection.came.clear()
+                self._answer(connection, request)
+        except OSError:  # it has gone, or does not read what it asked for
             self._drop(connection)
 
-    def _receive(self, connection: Connection) -> None:
-        came = connection.link.recv(REQUEST.size - len(connection.came))  # the kernel closes descriptors that come too
-        connection.came += came
-        if not came or (len(connection.came) == REQUEST.size and connection.rest is not None):
-            raise PeerError("the reader has gone, or speaks out of turn.")
-        if len(connection.came) == REQUEST.size:
-            asked = parse_request(bytes(connection.came))
-            connection.came.clear()
-            connection.deadline = time.monotonic() + _PATIENCE_S
-            connection.parts = self._answer(connection, asked)
-            self._take(connection)
-
-    def _answer(self, connection: Connection, asked: tuple[int, bytes, int, bytes] | None) -> Iterator[Part]:
+    def _answer(self, connection: Connection, request: bytes) -> None:
+        handles: Sequence[Handle] = ()
         try:
-            if asked is None:
-                raise PeerError(
-                    f"expected a request of gpuinterop, version {VERSION}; install one version on both sides."
-                )
-            verb, process, share, token = asked
-            offer = connection.offer or self.offers.get(share)
-            if process != self.nonce or offer is None:
-                raise ResourceClosedError("the share was closed; ask its process for a new descriptor.")
-            if offer.descriptor.share != share or not offer.descriptor.opens(token):
-                raise PeerError("the token is not this share's; take the descriptor as it came.")
-            check_peer(connection.link, offer.users)
-            if verb != (Verb.ATTACH if connection.offer is None else Verb.ENROL):
-                raise PeerError("a reader attaches once, then may enrol.")
-            parts = offer.attach(connection) if verb == Verb.ATTACH else offer.enrol(connection)
-            first = next(parts)
+            number, handles = self._asked(connection, request)
+            body = ipc.packed(handles)
+            data = answer(Status.DONE, number)
         except Exception as error:  # also a driver's, or one of an array's library
-            status = STATUSES.get(type(error))
-            problem = str(error) if status else f"{type(error).__name__}: {error}"
-            yield answer(status or Status.FAILED, {"problem": problem}), ()
-            return
-        yield first
-        yield from parts
+            status = STATUSES.get(type(error), Status.FAILED)
+            named = "" if type(error) in STATUSES else f"{type(error).__name__}: "
+            body = f"{named}{error}".encode()[:MOST_WORDS]
+            data = answer(status, len(body))
+        try:
+            beside = [one for one in handles if isinstance(one, FdHandle)]
+            if connection.link.send(data) + ipc.send_part(connection.link, memoryview(body), beside) < len(data + body):
+                raise BlockingIOError
+        finally:
+            for handle in handles:
+                handle.close()
 
-    def _take(self, connection: Connection) -> None:
-        part = next(connection.parts, None)
-        connection.rest = None if part is None else (memoryview(part[0]), part[1])
-
-    def _send(self, connection: Connection) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while connection.rest is not None:
-                data, handles = connection.rest
-                sent = ipc.send_part(connection.link, data, handles)
-                for handle in handles:  # they went with the first byte
-                    handle.close()
-                connection.rest = (data[sent:], ())
-                if sent == len(data):
-                    self._take(connection)
-        waits = selectors.EVENT_WRITE if connection.rest is not None else 0
-        self._selector.modify(connection.link, selectors.EVENT_READ | waits, connection)
+    def _asked(self, connection: Connection, request: bytes) -> tuple[int, Sequence[Handle]]:
+        verb, process, share, token, number = parse_request(request)
+        offer = connection.offer or self.offers.get(share)
+        if process != self.nonce or offer is None:
+            raise ResourceClosedError("the share was closed; ask its process for a new descriptor.")
+        if offer.descriptor.share != share or not offer.descriptor.opens(token):
+            raise PeerError("the token is not this share's; take the descriptor as it came.")
+        check_peer(connection.link, offer.users)
+        if (verb == Verb.ATTACH) is (connection.offer is not None):
+            raise PeerError("expected a reader that attaches once, then asks for more; use gpuinterop.attach.")
+        answered = offer.answer(connection, verb, number)
+        connection.offer = offer
+        return answered
 
 
 def _wake_up() -> None:
