@@ -339,7 +339,7 @@ class Device(Sole):
         members = self._with(access)
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
-        _check_access(members, self._ordinal_of(handle), cell)
+        check_access(members, self._ordinal_of(handle), cell)
         step = backend.granularity(self.handle, kind).minimum
         if count % step:
             raise InvalidArgumentError(
@@ -397,7 +397,7 @@ class Device(Sole):
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         count = check_nbytes(size)
         members = self._with(access)
-        _check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
+        check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         count = round_up(count, backend.granularity(self.handle, handle_type).minimum)
         make_room()
@@ -786,7 +786,7 @@ def _reaches(device: Device, ordinal: int) -> bool:
     return isinstance(backend, AllocationBackend) and backend.can_access(device.ordinal, ordinal)
 
 
-def _check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> None:
+def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> None:
     """Refuse a device that cannot use memory of the device `ordinal`, as far as that is known."""
     if ordinal is None:
         return
@@ -811,7 +811,7 @@ def _load(allocation: Allocation, lent: AllocationHandle, cell: Cell) -> DriverH
     loaded = backend.import_allocation(allocation.device.handle, lent, size=allocation.size)
     try:
         allocation.location = backend.location(loaded)
-        _check_access(allocation.devices, allocation.location, cell)
+        check_access(allocation.devices, allocation.location, cell)
     except BaseException:  # while the handle is still the caller's
         undo("an imported allocation", lambda: backend.release_allocation(loaded))
         raise

@@ -7,7 +7,6 @@ import itertools
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -15,19 +14,18 @@ from weakref import WeakSet
 
 from .. import ipc, system
 from .._arguments import Sole, check_timeout, inside
-from .._core.device import Device, check_device
+from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
-from .._core.registry import get_backend, match_device
+from .._core.registry import get_backend, search
 from .._core.resource import Resource
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
-    DeviceNotFoundError,
     GpuInteropError,
     InvalidArgumentError,
     PeerError,
@@ -35,11 +33,9 @@ from ..errors import (
     UnsupportedError,
 )
 from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer
+from .descriptor import ANSWER, ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
 from .order import Board, Reader, Word, Writer, store
-from .rendezvous import check_peer, here, is_here
-
-_DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
+from .rendezvous import VARIABLE, check_peer, here, is_here
 
 driver_lock: Final = threading.RLock()
 """Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
@@ -226,7 +222,7 @@ def _key(arrays: Arrays) -> tuple[bytes, int]:
 class Lease(Sole):
     """A reader's right to the memory, until it is out and its arrays are gone."""
 
-    def __init__(self, enrol: Callable[[], Reader], end: Callable[[Callable[[], bool]], None]) -> None:
+    def __init__(self, enrol: Callable[[], Reader], end: Callable[[Reader | None], None]) -> None:
         self._enrol, self._end = enrol, end
         self._enrolling = threading.RLock()
         self.reader: Reader | None = None
@@ -247,10 +243,7 @@ class Lease(Sole):
     def end(self) -> None:
         """Give the lease back once the reader is out."""
         self.leave()
-        self._end(self._is_out)
-
-    def _is_out(self) -> bool:
-        return self.reader is None or self.reader.close_if_out()
+        self._end(self.reader)
 
 
 class AttachedArrays(Arrays):
@@ -282,65 +275,47 @@ class _Link(Sole):
 
     def __init__(self, descriptor: Descriptor, timeout: float | None, users: Collection[int]) -> None:
         self.descriptor = descriptor
-        self._timeout = timeout
-        self._deadline: float | None = None
+        path = descriptor.address
+        if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
+            path = os.path.join(place, os.path.basename(path))
         self.socket = socket.socket(socket.AF_UNIX)
         try:
-            self._start()
-            self._connect()
-            check_peer(self.socket, users)
-        except BaseException:
-            self.socket.close()
-            raise
-
-    def ask(self, verb: Verb, expect: Sequence[type[Handle]], number: int = 0) -> tuple[int, list[Any]]:
-        """The number and the handles of the answer."""
-        self._start()
-        try:
-            self.socket.sendall(self.descriptor.request(verb, number))
-            failed, told = parse_answer(self._receive(ANSWER.size))
-            if failed is not None:
-                raise failed(self._receive(told).decode(errors="replace"))
-        except OSError as error:
-            raise self._lost(error) from None
-        self._left()
-        return told, ipc.receive_handles(self.socket, expect)
-
-    def _start(self) -> None:
-        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
-
-    def _left(self) -> None:
-        self.socket.settimeout(None if self._deadline is None else max(1e-3, self._deadline - time.monotonic()))
-
-    def _connect(self) -> None:
-        path = self.descriptor.address
-        if (place := os.environ.get(_DIRECTORY)) is not None:  # the volume may be mounted elsewhere here
-            path = os.path.join(place, os.path.basename(path))
-        self._left()
-        try:
+            self.socket.settimeout(timeout)
             self.socket.connect(path)
+            check_peer(self.socket, users)
         except (FileNotFoundError, ConnectionRefusedError):
+            self.socket.close()
             raise PeerError(
                 f"expected the exporter's socket at {path}, it is not there: the process has ended, or its folder is "
-                f"not mounted in this container; mount it, and name it in {_DIRECTORY}."
+                f"not mounted in this container; mount it, and name it in {VARIABLE}."
             ) from None
-        except OSError as error:
-            raise self._lost(error) from None
+        except BaseException as error:
+            self.socket.close()
+            if isinstance(error, OSError) and not isinstance(error, PeerError):
+                raise _lost(error) from None
+            raise
 
-    def _receive(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            self._left()
-            if not (part := self.socket.recv(size - len(data))):
+    def ask(self, verb: int, expect: Sequence[type[Handle]], number: int = 0) -> tuple[int, list[Any]]:
+        """The number and the handles of the answer."""
+        try:
+            self.socket.sendall(self.descriptor.request(verb, number))
+            head = self.socket.recv(ANSWER.size)  # it was sent by one call, as the words below
+            if len(head) < ANSWER.size:
                 raise ConnectionError("it closed the connection")
-            data += part
-        return bytes(data)
+            failed, told = parse_answer(head)
+            words = self.socket.recv(told) if failed is not None else b""
+        except PeerError:
+            raise
+        except OSError as error:
+            raise _lost(error) from None
+        if failed is not None:
+            raise failed(words.decode(errors="replace"))
+        return told, ipc.receive_handles(self.socket, expect)
 
-    def _lost(self, error: OSError) -> PeerError:
-        if isinstance(error, PeerError):
-            return error
-        late = f"it did not answer in {self._timeout:g} s" if isinstance(error, TimeoutError) else str(error)
-        return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
+
+def _lost(error: OSError) -> PeerError:
+    late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
+    return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
 
 
 def attach(
@@ -358,11 +333,11 @@ def attach(
         return _attach_here(found)
     link = _Link(found, limit, frozenset(users))
     try:
-        _, (told,) = link.ask(Verb.ATTACH, (OpaqueFd,))
+        _, (told,) = link.ask(ATTACH, (OpaqueFd,))
         with told:
             contents = Contents.read(told)
         used = device_for(contents, device)
-        lease = Lease(partial(_enrol, link, used), partial(here().end_lease, link.socket))
+        lease = Lease(partial(_enrol, link, used), partial(_end, link.socket))
         attached = AttachedArrays(used, found, contents, lease)
     except BaseException:
         link.socket.close()
@@ -389,7 +364,7 @@ def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
     try:
         kinds = [region.kind for region in regions for _ in region.keys]
         while rest := kinds[len(handles) :]:
-            handles += link.ask(Verb.BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
+            handles += link.ask(BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
         ends = itertools.accumulate(len(region.keys) for region in regions)
         return [
             one or _mapped(attached.device, region, handles[end - len(region.keys) : end], owner, lease)
@@ -402,32 +377,21 @@ def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
 
 def device_for(contents: Contents, device: Device | None) -> Device:
     """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
+    place = contents.device
     if device is None:
-        try:
-            device = match_device(contents.device)
-        except DeviceNotFoundError as error:
-            raise DeviceNotFoundError(f"{error} Pass device= to use the memory from another GPU.") from None
-    kinds = {region.kind for region in contents.regions}
-    device.capabilities.require(*((Operation.IMPORT_ARRAY, kind) for kind in kinds))
-    devices = get_backend(device.backend).devices()
-    place = next((one for one in devices if one.identity.matches(contents.device)), None)
-    if place is not None and not device.can_access(place):
-        raise UnsupportedError(
-            Cell(Operation.IMPORT_ARRAY, next(iter(kinds))).gap(
-                Scope.DEVICE, f"the memory lies on {place.name}, to which there is no peer access.",
-                "cuDeviceCanAccessPeer, hipDeviceCanAccessPeer", "attach it on that device.",
-            ),
-            context=device.name,
-        )  # fmt: skip
-    if contents.pid == os.getpid() and IpcMemHandle in kinds:
-        raise UnsupportedError(
-            Cell(Operation.IMPORT_ARRAY, IpcMemHandle).gap(
-                Scope.PLATFORM, f"both processes have the PID {contents.pid}, each in its own namespace, and drivers "
-                "take them for one.", "LMCache #4551", "start one of them behind another process (docker run --init), "
-                "or let torch allocate expandable segments.",
-            ),
-            context=device.name,
-        )  # fmt: skip
+        problem = f"descriptor: the memory is of a device that is hidden here ({place}); pass another one as device="
+        device = search(lambda one: one.identity.matches(place), problem)
+    cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in {region.kind for region in contents.regions}]
+    device.capabilities.require(*cells)
+    there = (one.ordinal for one in get_backend(device.backend).devices() if one.identity.matches(place))
+    check_access([device], next(there, None), cells[0])
+    legacy = next((cell for cell in cells if cell.handle_type is IpcMemHandle), None)
+    if legacy is not None and contents.pid == os.getpid():
+        reason = (
+            f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
+        )
+        way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
+        raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device
 
 
@@ -440,9 +404,16 @@ def _attach_here(descriptor: Descriptor) -> AttachedArrays:
     return attached
 
 
+def _end(link: socket.socket, reader: Reader | None) -> None:
+    if reader is None:
+        link.close()
+    else:
+        here().end_lease(link, reader.close_if_out)
+
+
 def _enrol(link: _Link, device: Device) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
-    number, handles = link.ask(Verb.ENROL, (TimelineFd, TimelineFd, OpaqueFd))
+    number, handles = link.ask(ENROL, (TimelineFd, TimelineFd, OpaqueFd))
     words: list[Word] = []
     with handles[0], handles[1], handles[2]:
         board = Board.load(handles[2])

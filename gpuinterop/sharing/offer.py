@@ -21,7 +21,7 @@ from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
-from .descriptor import Contents, Descriptor, Verb
+from .descriptor import BLOCKS, ENROL, Contents, Descriptor
 from .order import SLOTS, Board, Reader, Word, Writer, store
 from .origin import Described, Laid, describe, device_of
 from .rendezvous import here
@@ -37,13 +37,8 @@ class _Offer(Sole):
         stands_on: Sequence[Resource],
     ) -> None:  # fmt: skip
         self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
-        self.contents = Contents(
-            pid=os.getpid(),
-            single=single,
-            device=laid.device.identity,
-            regions=tuple(one.region for one in laid.ranges),
-            arrays=laid.placed(),
-        )
+        regions = tuple(one.region for one in laid.ranges)
+        self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
         self._told = self.contents.write()
         self.label = f"share {descriptor.share}"
         self._stands_on = stands_on
@@ -56,16 +51,16 @@ class _Offer(Sole):
     # -- the rendezvous ----------------------------------------------------------------------------------------------
 
     def answer(self, lease: object, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
-        if verb == Verb.BLOCKS:
+        if verb == BLOCKS:
             return 0, system.under(driver_lock, self._export, number)
-        if verb == Verb.ENROL:
+        if verb == ENROL:
             writer, own, slot = self.take_slot(lease)
             return slot, [writer.own.export(), own.export(), writer.board.export()]
         self.laid.check()
         self._leases[lease] = None
         return 0, [self._told.duplicate()]
 
-    def left(self, lease: object) -> None:
+    def left(self, lease: object) -> bool:
         slot = self._leases.pop(lease)
         if slot is not None and (writer := self._writer) is not None:
             own, count = writer.leases[slot], writer.board.slots[slot]
@@ -80,6 +75,7 @@ class _Offer(Sole):
             if not is_let_go():
                 here().look_again(is_let_go)
         self._end_if_over()
+        return True
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
@@ -127,13 +123,11 @@ class _Offer(Sole):
             writer, _, slot = self.take_slot(key)
             return Reader(writer.board, writer.own, writer.leases[slot], writer.board.slots[slot], "these arrays")
 
-        def end(is_out: Callable[[], bool]) -> None:
-            def ended() -> bool:
-                if over := is_out():
-                    self.left(key)
-                return over
+        def end(reader: Reader | None) -> None:
+            def is_out() -> bool:
+                return reader is None or reader.is_out
 
-            here().look_again(ended)
+            here().look_again(lambda: is_out() and self.left(key))
 
         self._leases[key] = None
         attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, Lease(enrol, end))

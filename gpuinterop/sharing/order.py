@@ -234,14 +234,18 @@ class Reader(_Turns):
     def _value(self) -> int:
         return self._count
 
+    @property
+    def is_out(self) -> bool:
+        """Whether all that it was in for is done."""
+        return self.own.closed or self.own.value >= self._count
+
     def close_if_out(self) -> bool:
-        """Close the words and the board, if all that it was in for is done."""
-        with contextlib.suppress(ResourceClosedError):
-            if self.own.value < self._count:
-                return False
-            self.own.close()
-            self.writer.close()
-            self.board.close()
+        """Close the words and the board, if it is out."""
+        if not self.is_out:
+            return False
+        self.own.close()
+        self.writer.close()
+        self.board.close()
         return True
 
     def let_go(self, error: GpuInteropError) -> None:

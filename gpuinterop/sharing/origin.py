@@ -180,7 +180,7 @@ class Range:
     @property
     def region(self) -> Region:
         keys, sizes = (tuple(getattr(one, what) for one in self.blocks) for what in ("key", "size"))
-        return Region(kind=self.blocks[0].behind.handle_type, keys=keys, sizes=sizes)
+        return Region(self.blocks[0].behind.handle_type.type_name, keys, sizes)
 
 
 def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
@@ -284,14 +284,8 @@ class Laid:
         found = {}
         for name, array in self.arrays.items():
             number = bisect_right(starts, array.span[0]) - 1
-            found[name] = Placed(
-                region=number,
-                offset=array.pointer - starts[number],
-                shape=array.shape,
-                strides=array.strides,
-                dtype=array.dtype,
-                read_only=array.read_only,
-            )
+            offset = array.pointer - starts[number]
+            found[name] = Placed(number, offset, array.shape, array.strides, array.dtype, array.read_only)
         return found
 
     def check(self) -> None:

@@ -25,17 +25,16 @@ from typing import Final, Protocol, TypeVar
 from .. import ipc, system
 from .._arguments import Sole
 from .._core.monitor import after_fork
-from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, report
+from ..errors import HandleError, InvalidArgumentError, PeerError, ResourceClosedError, report
 from ..handles import FdHandle, Handle
 from .descriptor import (
+    ATTACH,
+    ERRORS,
     MAX_ADDRESS,
     MOST_WORDS,
     REQUEST,
-    STATUSES,
     TOKEN,
     Descriptor,
-    Status,
-    Verb,
     answer,
     boot_id,
     parse_request,
@@ -44,7 +43,7 @@ from .descriptor import (
 T = TypeVar("T")
 OfferT = TypeVar("OfferT", bound="Offer")
 
-_VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
+VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
 _PATIENCE_S: Final = 5.0
 """Seconds that a connection has for its first request."""
 _STRANGERS: Final = 128
@@ -66,7 +65,7 @@ class Offer(Protocol):
     def answer(self, lease: Connection, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
         """A number and handles for a reader that has shown the token; the first answer makes it a lease."""
 
-    def left(self, lease: Connection) -> None:
+    def left(self, lease: Connection) -> object:
         """A lease has ended."""
 
 
@@ -89,11 +88,11 @@ def check_peer(connection: socket.socket, users: Collection[int]) -> None:
 
 def folder() -> str:
     """Where this process's rendezvous is."""
-    if given := os.environ.get(_VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
+    if given := os.environ.get(VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
         if not os.path.isdir(given):
             raise InvalidArgumentError(
-                _VARIABLE if os.environ.get(_VARIABLE) else "XDG_RUNTIME_DIR",
-                f"expected a folder for the rendezvous, got {given!r}; make it, or set {_VARIABLE}.",
+                VARIABLE if os.environ.get(VARIABLE) else "XDG_RUNTIME_DIR",
+                f"expected a folder for the rendezvous, got {given!r}; make it, or set {VARIABLE}.",
             )
         return given
     private = os.path.join(tempfile.gettempdir(), f"gpuinterop-{os.geteuid()}")
@@ -102,7 +101,7 @@ def folder() -> str:
     found = os.lstat(private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
-            _VARIABLE, f"expected {private!r} to be a folder of this user alone, it is another's; set {_VARIABLE}."
+            VARIABLE, f"expected {private!r} to be a folder of this user alone, it is another's; set {VARIABLE}."
         )
     return private
 
@@ -212,15 +211,11 @@ class Rendezvous(Sole):
     def serve(self, timeout: float | None) -> None:
         """Serve in the calling thread for `timeout` seconds, or until a share is closed."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._looping.acquire(blocking=False):
-            system.until(lambda: not self.offers, timeout)  # the thread serves, for a lease of ours needs it
-            return
+        if not self._looping.acquire(timeout=-1 if timeout is None else timeout):
+            return  # the thread serves meanwhile: a lease of ours needs it
         try:
-            while self.offers:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left < 0:
-                    break
-                self._pass(left)
+            while self.offers and (deadline is None or time.monotonic() < deadline):
+                self._pass(None if deadline is None else deadline - time.monotonic())
             system.under(self._lock, self._goes_on)
         finally:
             self._looping.release()
@@ -295,7 +290,7 @@ class Rendezvous(Sole):
         path = os.path.join(place, f"gpuinterop-{secrets.token_hex(8)}.sock")
         if len(os.fsencode(hidden)) > MAX_ADDRESS or len(os.fsencode(path)) > MAX_ADDRESS:
             raise InvalidArgumentError(
-                _VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
+                VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
             )
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -312,15 +307,9 @@ class Rendezvous(Sole):
         self._listener, self._path = listener, path
 
     def _end(self) -> None:
-        """Leave nothing to do."""
-        self.offers.clear()
-        for one in list(self._connections):
-            self._drop(one)
-        for link in list(self._watched):
-            self._selector.unregister(link)
-        self._watched.clear()
-        self._again.clear()
-        self._jobs.clear()
+        """Leave nothing to do; the process's end closes the connections."""
+        for one in (self.offers, self._connections, self._watched, self._again, self._jobs):
+            one.clear()
 
     def forget(self) -> None:
         """Close this process's descriptors, and leave the parent's objects as they are."""
@@ -382,12 +371,11 @@ class Rendezvous(Sole):
         try:
             number, handles = self._asked(connection, request)
             body = ipc.packed(handles)
-            data = answer(Status.DONE, number)
+            data = answer(number)
         except Exception as error:  # also a driver's, or one of an array's library
-            status = STATUSES.get(type(error), Status.FAILED)
-            named = "" if type(error) in STATUSES else f"{type(error).__name__}: "
-            body = f"{named}{error}".encode()[:MOST_WORDS]
-            data = answer(status, len(body))
+            kind = type(error) if type(error) in ERRORS else HandleError
+            body = (str(error) if kind is type(error) else f"{type(error).__name__}: {error}").encode()[:MOST_WORDS]
+            data = answer(len(body), kind)
         try:
             beside = [one for one in handles if isinstance(one, FdHandle)]
             if connection.link.send(data) + ipc.send_part(connection.link, memoryview(body), beside) < len(data + body):
@@ -404,7 +392,7 @@ class Rendezvous(Sole):
         if offer.descriptor.share != share or not offer.descriptor.opens(token):
             raise PeerError("the token is not this share's; take the descriptor as it came.")
         check_peer(connection.link, offer.users)
-        if (verb == Verb.ATTACH) is (connection.offer is not None):
+        if (verb == ATTACH) is (connection.offer is not None):
             raise PeerError("expected a reader that attaches once, then asks for more; use gpuinterop.attach.")
         answered = offer.answer(connection, verb, number)
         connection.offer = offer

@@ -231,9 +231,8 @@ class _Attempt:
                 check_block(device, Block(behind=behind, ordinal=device.ordinal), "array")
             case Operation.IMPORT_ARRAY:
                 assert kind is not None
-                region = Region(kind=kind, keys=(1,), sizes=(4096,))
-                told = Contents(pid=0, single=True, device=device.identity, regions=(region,), arrays={})
-                device_for(told, device)
+                region = Region(kind.type_name, (1,), (4096,))
+                device_for(Contents(0, True, (region,), {}, device.identity), device)
             case Operation.STREAM_MEMORY_OPS:
                 PinnedWords(device)
             case Operation.GRAPH_CAPTURE:
