@@ -387,9 +387,7 @@ def device_for(contents: Contents, device: Device | None) -> Device:
     check_access([device], next(there, None), cells[0])
     legacy = next((cell for cell in cells if cell.handle_type is IpcMemHandle), None)
     if legacy is not None and contents.pid == os.getpid():
-        reason = (
-            f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
-        )
+        reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
         way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
         raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device

@@ -235,10 +235,12 @@ class ArrayShare(Arrays):
         return self._regions
 
     def _turns(self) -> Writer:
-        if name := next((name for name, one in self._contents.arrays.items() if one.read_only), None):
-            raise InvalidArgumentError(
-                name or "array", "its library treats it as immutable, so it cannot be written; share with copy=True."
-            )
+        for name, one in self._contents.arrays.items():
+            if one.read_only:
+                raise InvalidArgumentError(
+                    name or "array",
+                    "its library treats it as immutable, so it cannot be written; share with copy=True.",
+                )
         return self.lifetime.use(_Offer.writer)
 
 
