@@ -127,7 +127,7 @@ class Allocations(Room, AllocationBackend):
 
         return allocation.device.create(place, work), place.address
 
-    def canaccess_of(self, ordinal: int, peer: int) -> bool:
+    def can_access(self, ordinal: int, peer: int) -> bool:
         """``cuDeviceCanAccessPeer``."""
         device, other = (self._driver.call("cuDeviceGet", one) for one in (ordinal, peer))
         return bool(self._driver.call("cuDeviceCanAccessPeer", device, other))

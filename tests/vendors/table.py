@@ -109,7 +109,14 @@ VENDORS: Final = {
             gi.TimelineWin32: 10,
         },
         busy="may be waiting for a semaphore",
-        unknown_status_misses=("cuDeviceGetLuid",),  # it is called on Windows
+        # The first is called on Windows; what shares arrays has test_sharing.py.
+        unknown_status_misses=(
+            "cuDeviceGetLuid",
+            "cuIpcCloseMemHandle",
+            "cuIpcGetMemHandle",
+            "cuIpcOpenMemHandle",
+            "cuMemRetainAllocationHandle",
+        ),
         tells_own=True,
         channel=128,
         without_channel=800,
@@ -153,6 +160,12 @@ VENDORS: Final = {
             "hipGetDeviceProperties",
             "hipGetErrorString",
             "hipGetLastError",
+            "hipIpcCloseMemHandle",
+            "hipIpcGetMemHandle",
+            "hipIpcOpenMemHandle",
+            "hipMemGetAccess",
+            "hipMemGetAddressRange",
+            "hipMemRetainAllocationHandle",
             "hipStreamDestroy",
             "hipStreamGetFlags",
         ),

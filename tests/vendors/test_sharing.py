@@ -196,7 +196,7 @@ def test_each_call_of_an_export_fails_once(simulator: Simulator, kind: Kind, cal
     """The reader is told, and the next attempt works."""
     with memory(kind, SIZE) as it, Reader(simulator) as reader, gi.share(it) as shared:
         before = simulator.left()
-        simulator.fail(VENDOR.call(call), code=999)
+        simulator.fail(VENDOR.call(call), code=12345)
         told = reader.attach(bytes(shared))
         used = not simulator.clear_faults()
         assert told[0] == "HandleError" if used else "" in told[0]
@@ -213,7 +213,7 @@ from tests.simulated.driver import Simulator
 from tests.vendors.table import VENDOR
 driver, device = Simulator.attach(VENDOR.name), gi.device()
 for call in sys.argv[2:]:
-    driver.fail(VENDOR.call(call), code=999)
+    driver.fail(VENDOR.call(call), code=12345)
     try:
         gi.attach(bytes.fromhex(sys.argv[1])).close()
     except gi.DriverError as error:
