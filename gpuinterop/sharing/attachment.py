@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import socket
 import threading
@@ -32,7 +31,7 @@ from ..errors import (
     ResourceClosedError,
     UnsupportedError,
 )
-from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
+from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
 from .order import Board, Reader, Word, Writer, store
 from .rendezvous import VARIABLE, check_peer, here, is_here
@@ -344,12 +343,8 @@ def attach(
         raise
     try:
         attached._regions = system.under(_importing, _map_all, attached, link)
-        for name in attached:  # each fits into its memory
-            attached[name]
-    except BaseException as error:
+    except BaseException:
         attached.close()
-        if isinstance(error, InvalidArgumentError):
-            raise PeerError(f"the exporter's answer cannot be meant: {error}") from None
         raise
     return attached
 
@@ -360,16 +355,18 @@ def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
     found = [_known(attached.device, region, owner, lease) for region in regions]
     if None not in found:
         return cast("list[SharedMemory]", found)
-    handles: list[Handle] = []
+    kinds = [cast("type[FdHandle]", region.kind) for region in regions if not region.handles for _ in region.keys]
+    handles: list[FdHandle] = []
     try:
-        kinds = [region.kind for region in regions for _ in region.keys]
         while rest := kinds[len(handles) :]:
             handles += link.ask(BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
-        ends = itertools.accumulate(len(region.keys) for region in regions)
-        return [
-            one or _mapped(attached.device, region, handles[end - len(region.keys) : end], owner, lease)
-            for one, region, end in zip(found, regions, ends, strict=True)
-        ]
+        left = iter(handles)
+        for at, region in enumerate(regions):
+            mine = region.handles or [next(left) for _ in region.keys]
+            found[at] = found[at] or _mapped(attached.device, region, mine, owner, lease)
+        for handle in handles:
+            handle.trusted = True  # the driver has taken it, so its file blocks no close
+        return cast("list[SharedMemory]", found)
     finally:
         for handle in handles:
             handle.close()

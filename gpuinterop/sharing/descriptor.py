@@ -7,8 +7,8 @@ connects, and the connection is its lease.
 A request is 64 bytes: magic ``GIPR``, u8 version, u8 verb, the nonce, the number, the token, u32 number, zeros. An
 answer is magic ``GIPA``, u8 version, u8 status, u16 zero, u32 number; then handles as `gpuinterop.ipc` sends them, or
 for a failure as many bytes of words. To ATTACH it is a sealed memfd with JSON, which says what is shared (`Contents`),
-and whose origin names the device; to BLOCKS, from that number on, the next handles of the memory; to ENROL the writer's
-timeline, the lease's own and the board, and in the number the lease's slot. The receiver of any of it trusts nothing.
+and whose origin names the device; to BLOCKS, from that number on, the next descriptors of the memory; to ENROL the
+writer's timeline, the lease's own and the board, and in the number the lease's slot. The receiver trusts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from .. import system
 from .._arguments import MAX_SIZE
@@ -128,11 +128,14 @@ class Region(NamedTuple):
         The exporter's number of each allocation.
     sizes : tuple of int
         Its size in bytes.
+    data : str
+        The handle itself in hexadecimal digits, where it is not a descriptor.
     """
 
     name: str
     keys: tuple[int, ...]
     sizes: tuple[int, ...]
+    data: str = ""
 
     @property
     def kind(self) -> type[Handle]:
@@ -142,6 +145,11 @@ class Region(NamedTuple):
     @property
     def size(self) -> int:
         return sum(self.sizes)
+
+    @property
+    def handles(self) -> list[Handle]:
+        """The handles that came with it."""
+        return [IpcMemHandle(bytes.fromhex(self.data))] if self.kind is IpcMemHandle else []
 
 
 class Placed(NamedTuple):
@@ -167,9 +175,6 @@ class Placed(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
     read_only: bool
-
-
-_SHAPE: Final = (int, bool, [(str, [int], [int])], {str: (int, int, [int], [int], str, bool)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,36 +206,32 @@ class Contents:
             device = None if handle.origin is None else handle.origin.device
             if device is None or (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED:  # else it might block
                 raise ValueError(device)
-            pid, single, regions, arrays = _fitting(json.loads(os.pread(handle.fd, _MOST_BYTES, 0)), _SHAPE)
-            found = cls(
-                pid, single, tuple(Region(*one) for one in regions),
-                {name: Placed(*one) for name, one in arrays.items()}, device,
-            )  # fmt: skip
+            pid, single, regions, arrays = json.loads(os.pread(handle.fd, _MOST_BYTES, 0))
+            memory = tuple(Region(kind, tuple(keys), tuple(sizes), data) for kind, keys, sizes, data in regions)
+            placed = {
+                name: Placed(at, offset, tuple(shape), tuple(strides), *more)
+                for name, (at, offset, shape, strides, *more) in arrays.items()
+            }
+            found = cls(pid, single, memory, placed, device)
+            fits = type(pid) is int and type(single) is bool and 0 < len(found.arrays) < (2 if single else MAX_SIZE)
             for region in found.regions:
                 several = len(region.keys) != 1 and region.kind is not VmmFd
-                if several or not 0 < len(region.keys) == len(region.sizes) or min(region.sizes) < 1:
-                    raise ValueError(region.name)
-            for array in found.arrays.values():
-                found.regions[array.region]
-                if min((array.region, array.offset, *array.shape)) < 0 or len(array.shape) > _MOST_DIMENSIONS:
-                    raise ValueError(array)
-                if len(array.shape) != len(array.strides) or math.prod(array.shape) > MAX_SIZE:
-                    raise ValueError(array)
-            if not arrays or (single and len(arrays) != 1) or sum(one.size for one in found.regions) > MAX_SIZE:
-                raise ValueError(len(arrays))
-        except (LookupError, TypeError, ValueError, RecursionError) as error:
+                fits = fits and not several and 0 < len(region.keys) == len(region.sizes) and min(region.sizes) > 0
+                fits = fits and _are_ints((*region.keys, *region.sizes)) and len(region.handles) < 2
+            for one in found.arrays.values():
+                numbers = one.region, one.offset, *one.shape
+                fits = fits and _are_ints((*numbers, *one.strides)) and min(numbers) >= 0
+                fits = (
+                    fits and one.region < len(found.regions) and len(one.strides) == len(one.shape) <= _MOST_DIMENSIONS
+                )
+                fits = fits and type(one.dtype) is str and type(one.read_only) is bool
+                fits = fits and math.prod(one.shape) <= MAX_SIZE
+            if not fits or sum(one.size for one in found.regions) > MAX_SIZE:
+                raise ValueError("its parts do not fit together")
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise PeerError(f"the exporter's answer cannot be meant: {str(error)[:200]}.") from None
         return found
 
 
-def _fitting(value: Any, shape: Any) -> Any:
-    """A value of JSON that has a shape: a type, a list or a dict of one, or a tuple of several."""
-    if isinstance(shape, list) and isinstance(value, list):
-        return tuple(_fitting(one, shape[0]) for one in value)
-    if isinstance(shape, tuple) and isinstance(value, list):
-        return tuple(_fitting(*both) for both in zip(value, shape, strict=True))
-    if isinstance(shape, dict) and isinstance(value, dict):
-        return {name: _fitting(one, shape[str]) for name, one in value.items()}
-    if type(value) is not shape or (shape is int and abs(value) > MAX_SIZE):
-        raise ValueError(value)
-    return value
+def _are_ints(values: tuple[object, ...]) -> bool:
+    return {*map(type, values)} == {int} and min(values) >= -MAX_SIZE and max(values) <= MAX_SIZE  # type: ignore[type-var, operator]

@@ -17,13 +17,13 @@ from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
-from ..backend import SharingBackend
+from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
-from ..handles import Handle, TimelineFd
+from ..handles import Handle, IpcMemHandle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
-from .descriptor import BLOCKS, ENROL, Contents, Descriptor
+from .descriptor import BLOCKS, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer, store
-from .origin import Described, Laid, describe, device_of
+from .origin import Described, Laid, Range, describe, device_of
 from .rendezvous import here
 
 _ALIGNMENT: Final = 256
@@ -37,7 +37,7 @@ class _Offer(Sole):
         stands_on: Sequence[Resource],
     ) -> None:  # fmt: skip
         self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
-        regions = tuple(one.region for one in laid.ranges)
+        regions = tuple(map(self._region, laid.ranges))
         self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
         self._told = self.contents.write()
         self.label = f"share {descriptor.share}"
@@ -52,7 +52,9 @@ class _Offer(Sole):
 
     def answer(self, lease: object, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
         if verb == BLOCKS:
-            return 0, system.under(driver_lock, self._export, number)
+            ranges = (one for one in self.laid.ranges if one.region.kind is not IpcMemHandle)
+            blocks = [block for one in ranges for block in one.blocks][number : number + ipc.MAX_HANDLES]
+            return 0, system.under(driver_lock, self._export, blocks)
         if verb == ENROL:
             writer, own, slot = self.take_slot(lease)
             return slot, [writer.own.export(), own.export(), writer.board.export()]
@@ -166,10 +168,16 @@ class _Offer(Sole):
         """Why it goes on, for messages."""
         return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
 
-    def _export(self, start: int) -> list[Handle]:
+    def _region(self, memory: Range) -> Region:
+        region = memory.region
+        if region.kind is not IpcMemHandle:
+            return region
+        (handle,) = system.under(driver_lock, self._export, memory.blocks)
+        return region._replace(data=cast(IpcMemHandle, handle).data.hex())
+
+    def _export(self, blocks: Sequence[Block]) -> list[Handle]:
         device = self.laid.device
         backend = cast(SharingBackend, device.driver)
-        blocks = [block for one in self.laid.ranges for block in one.blocks][start : start + ipc.MAX_HANDLES]
         made: list[Handle] = []
         try:
             made.extend(backend.export_block(device.handle, block) for block in blocks)

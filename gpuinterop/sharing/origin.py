@@ -18,8 +18,8 @@ from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, Resou
 from ..handles import OpaqueFd, VmmFd
 from .descriptor import Placed, Region
 
-_CPU, _CUDA_HOST = 1, 3  # kDLCPU, kDLCUDAHost
-_HOST_TYPES: Final = (_CPU, _CUDA_HOST)
+_CPU, _CUDA, _MANAGED = 1, 2, 13  # kDLCPU, kDLCUDA, kDLCUDAManaged
+_HOST_TYPES: Final = (_CPU, 3, 11)  # kDLCUDAHost, kDLROCMHost
 _READ_ONLY: Final = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _FLAGS_AT: Final = 24
 _CODES: Final = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
@@ -36,7 +36,9 @@ class Described:
     strides: tuple[int, ...]
     dtype: str
     read_only: bool
-    keep: object
+    keep: tuple[object, object]
+    data_ptr: object = None
+    """What `_data_ptr` gives, where the array has it."""
 
     @property
     def span(self) -> tuple[int, int]:
@@ -44,10 +46,11 @@ class Described:
         low, high = span(self.shape, self.strides, DType(self.dtype).itemsize)
         return self.pointer + low, self.pointer + high
 
-    @property
-    def identity(self) -> tuple[object, ...]:
-        """What must not change while it is shared."""
-        return self.pointer, self.shape, self.strides, self.dtype
+
+def _data_ptr(array: object) -> object:
+    """The address that torch gives: its storage may be given other memory. Other libraries' capsules keep theirs."""
+    ask = getattr(array, "data_ptr", None)
+    return ask() if callable(ask) else None
 
 
 def describe(array: object, name: str) -> Described:
@@ -99,6 +102,7 @@ def _by_dlpack(array: Any) -> Described | str:
         dtype=dtype,
         read_only=bool(read_only),
         keep=(array, capsule),
+        data_ptr=_data_ptr(array),
     )
 
 
@@ -156,8 +160,8 @@ def device_of(array: Described) -> Device:
     def fits(device: Device) -> bool:
         if isinstance(place, str):
             return device.info.array_interface == place and _ordinal(device, array.pointer) == device.ordinal
-        kind = (_CPU, 0) if place[0] in _HOST_TYPES else place
-        return device.info.dlpack == kind
+        kind = {_MANAGED: _CUDA, **dict.fromkeys(_HOST_TYPES, _CPU)}.get(place[0], place[0])
+        return device.info.dlpack == (kind, 0 if kind == _CPU else place[1])
 
     return search(fits, f"arrays: no device has memory of {place}")
 
@@ -292,7 +296,7 @@ class Laid:
         """Raise `ResourceClosedError` if an array's library has given its memory away."""
         backend = cast(SharingBackend, self.device.driver)
         for name, array in self.arrays.items():
-            if describe(array.keep[0], name).identity != array.identity:  # type: ignore[index]
+            if array.data_ptr != _data_ptr(array.keep[0]):
                 raise ResourceClosedError(f"array {name!r} has other memory now than it had when it was shared.")
         for block in (block for one in self.ranges for block in one.blocks):
             if block.behind is not Behind.FILE and backend.block_at(block.address) != block:

@@ -162,9 +162,11 @@ class Rendezvous(Sole):
         if users:
             os.chmod(self._path, 0o666)
         descriptor = Descriptor(boot_id(), self.nonce, next(self._serials), secrets.token_bytes(TOKEN), self._path)
-        offer = self.offers[descriptor.share] = make(descriptor)
-        self.post(_wake_up)
-        return offer
+        try:
+            offer = self.offers[descriptor.share] = make(descriptor)
+            return offer
+        finally:
+            self.post(_wake_up)  # also without an offer: the loop then ends, and closes the socket
 
     def withdraw(self, offer: Offer) -> None:
         """Let nobody in any more; leases stay."""

@@ -12,7 +12,7 @@ from .foreign_memory import memory
 from .parties import REAL
 
 
-class TestSharedLegacy(SharedLegacySuite):
+class TestSharedLegacy(SharedLegacySuite):  # type: ignore[no-redef]
     """See the suite; no library has memory of a simulated driver."""
 
     if not REAL:
