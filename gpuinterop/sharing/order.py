@@ -21,18 +21,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final
 
 from .. import system, timeline
 from .._arguments import Sole
-from .._core.known_stream import awaited, fail_waits
+from .._core.known_stream import KnownStream, awaited, fail_waits
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, again
 from ..handles import FdHandle, OpaqueFd, Timeline
+from .rendezvous import here
 
 Word = ExternalSemaphore[Timeline]
 
@@ -111,38 +113,64 @@ class _Turns(Sole):
         """The stream that came in."""
         self.failure: GpuInteropError | None = None
         """Why it does not come in any more."""
+        self.coming: Sequence[tuple[Word, int]] | None = None
+        """While the stream is still being given them: what it is to wait for."""
+        self._guard = threading.RLock()
+        self._known: KnownStream | None = None
+        """The native stream of `inside`."""
         self._told = 0
-        self._told_by: Stream | None = None
+        self._told_by: KnownStream | None = None
 
     def acquire(self, stream: Stream, timeout: float | None = None) -> None:
         """Come in."""
-        self._check(stream, enters=True)
-        waits = self.board.lock.run(self._enter, stream)
+        system.under(self._guard, self._come_in, stream)
         try:
-            for word, value in waits:
-                with contextlib.suppress(ResourceClosedError):  # the reader has left meanwhile
+            for word, value in self.coming or ():
+                try:
                     if word.value < value:
                         word.wait(stream, value, timeout=timeout)
-            self._check_failure()
+                except ResourceClosedError:
+                    if not word.closed:  # else the reader has left meanwhile
+                        raise
+            system.under(self._guard, self._arrive)
         except BaseException:  # others may wait already for what goes out behind this
-            self._go_out(stream)
+            system.under(self._guard, self._go_out)
             raise
 
     def release(self, stream: Stream) -> None:
         """Go out, behind the stream's work."""
+        system.under(self._guard, self._release, stream)
+
+    def end(self, failure: GpuInteropError) -> None:
+        """Go out behind the work of the stream that came in, and do not come in again."""
+        system.under(self._guard, self._end, failure)
+
+    def _come_in(self, stream: Stream) -> None:
+        self._check(stream, enters=True)
+        self.board.lock.run(self._enter, stream)
+
+    def _arrive(self) -> None:
+        self.coming = None
+        self._check_failure()
+
+    def _release(self, stream: Stream) -> None:
         self._check(stream, enters=False)
         self._tell(stream)
         self._leave()
 
-    def end(self, failure: GpuInteropError) -> None:
-        """Go out behind the work of the stream that came in, and do not come in again."""
+    def _end(self, failure: GpuInteropError) -> None:
         self.failure = self.failure or failure
-        if (stream := self.inside) is not None:
-            self._go_out(stream)
+        if self.coming is None:  # else its thread goes out, which may be waiting
+            self._go_out()
+
+    def _enter(self, stream: Stream) -> None:
+        """Come in, under the lock."""
+        self.inside, self._known = stream, stream.known_as()
+        self.coming = self._note()
 
     @abstractmethod
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        """Come in, under the lock; return what the stream is to wait for."""
+    def _note(self) -> Sequence[tuple[Word, int]]:
+        """Note on the board that it is in; return what the stream is to wait for."""
 
     @abstractmethod
     def _value(self) -> int:
@@ -167,18 +195,43 @@ class _Turns(Sole):
         """Signal, behind the stream that signalled before: a value must not come after a greater one."""
         if (value := self._value()) <= self._told:
             return  # an interrupt struck behind it
-        if stream is not self._told_by and self.own.value < value - 1:
+        known = stream.known_as()
+        if known is not self._told_by and self.own.value < value - 1:
             self.own.wait(stream, value - 1)
         self.own.signal(stream, value)
-        self._told, self._told_by = value, stream
+        self._told, self._told_by = value, known
 
-    def _go_out(self, stream: Stream) -> None:
+    def _go_out(self) -> None:
+        self.coming = None
+        if (stream := self.inside) is None:
+            return
         try:
+            if stream.known_as() is not self._known:
+                raise ResourceClosedError("the stream is another thread's own.")
             self._tell(stream)
         except GpuInteropError:  # the stream is closed, or has failed
-            with contextlib.suppress(GpuInteropError):
-                self.own.host_signal(self._value())
+            self._tell_later()
         self._leave()
+
+    def _tell_later(self) -> None:
+        """Signal from the loop, once the stream that came in has done its work, and the values before are there."""
+        if (value := self._value()) <= self._told:
+            return
+        known = self._known
+        self._told, self._told_by = value, None
+
+        def is_told() -> bool:
+            try:
+                if self.own.value < value - 1 or not (known is None or known.is_idle()):
+                    return False
+                if self.own.value < value:
+                    self.own.host_signal(value)
+            except GpuInteropError:
+                return self.own.closed
+            return True
+
+        if not is_told():
+            here().look_again(is_told)
 
 
 class Writer(_Turns):
@@ -195,11 +248,9 @@ class Writer(_Turns):
             self.own.host_signal(1)
         else:
             self.own.signal(stream, 1)
-        self._told, self._told_by = 1, stream
+        self._told, self._told_by = 1, stream and stream.known_as()
 
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        self._check(stream, enters=True)  # another thread may have come in
-        self.inside = stream
+    def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
         return [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
 
@@ -224,9 +275,7 @@ class Reader(_Turns):
         self._slot = slot
         self._count = 0
 
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        self._check(stream, enters=True)
-        self.inside = stream
+    def _note(self) -> Sequence[tuple[Word, int]]:
         self._count += 1
         self._slot.value = self._count
         return [(self.writer, self.board.newest.value + self.board.writing.value + 1)]
