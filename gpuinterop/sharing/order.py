@@ -252,7 +252,10 @@ class Writer(_Turns):
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
-        return [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+        readers = [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+        if self._known is self._told_by:
+            return readers
+        return [(self.own, self.board.newest.value + 1), *readers]  # its own last work is on another stream
 
     def _value(self) -> int:
         return self.board.newest.value + 2
