@@ -22,7 +22,7 @@ from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, Resourc
 from ..handles import FdHandle, Handle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
 from .descriptor import Contents, Descriptor, Status, answer
-from .order import SLOTS, Board, Reader, Word, Writer, store
+from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, describe, device_of
 from .rendezvous import Part, here
 
@@ -70,20 +70,18 @@ class _Offer(Sole):
         yield _part([writer.own.export(), own.export(), writer.board.export()])
 
     def left(self, lease: object) -> None:
-        slot = self._leases.pop(lease)
-        if slot is not None and (writer := self._writer) is not None:
-            own, count = writer.leases[slot], writer.board.slots[slot]
+        writer, slot = self._writer, self._leases[lease]
+        own = None if writer is None or slot is None else writer.leases[slot]
 
-            def is_let_go() -> bool:
-                if own.value < count.value and not store(own):
-                    return False
-                del writer.leases[slot]
-                own.close()
-                return True
+        def is_over() -> bool:
+            if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
+                return False
+            del self._leases[lease]
+            self._end_if_over()
+            return True
 
-            if not is_let_go():
-                here().look_again(is_let_go)
-        self._end_if_over()
+        if not is_over():
+            here().look_again(is_over)
 
     # -- the order ---------------------------------------------------------------------------------------------------
 

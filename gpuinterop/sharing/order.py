@@ -257,6 +257,22 @@ class Writer(_Turns):
             return readers
         return [(self.own, self.board.newest.value + 1), *readers]  # its own last work is on another stream
 
+    def lets_go(self, slot: int, own: Word) -> bool:
+        """Let go of a reader that has left; False while a stream may still wait for it.
+
+        It may have died with stores to come, or closed with a wait for it on its way to a stream.
+        """
+        try:
+            if self.leases.get(slot) is own:
+                self.board.lock.run(self.leases.pop, slot)
+        except GpuInteropError:
+            return False
+        comes = any(word is own for word, _ in self.coming or ())  # first: a stream may be given the wait meanwhile
+        if not store(own) or comes:
+            return False
+        own.close()
+        return True
+
     def _value(self) -> int:
         return self.board.newest.value + 2
 
