@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer, parse_body
-from .order import Board, Reader, Word, Writer, store
+from .order import Board, Reader, Word, Writer
 from .rendezvous import check_peer, here, is_here
 
 _DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
@@ -440,9 +440,6 @@ def _enrol(link: _Link, device: Device) -> Reader:
             raise
     reader = Reader(board, words[0], words[1], slot, "these attached arrays")
 
-    def ended() -> None:
-        reader.let_go(PeerError("the process that shared the arrays has died; discard what was read since."))
-        here().look_again(lambda: store(reader.writer))
-
-    here().watch(link.socket, ended)
+    died = PeerError("the process that shared the arrays has died; discard what was read since.")
+    here().watch(link.socket, partial(reader.let_go, died))
     return reader

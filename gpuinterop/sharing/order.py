@@ -316,7 +316,11 @@ class Reader(_Turns):
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error
         fail_waits(self.writer.lifetime, error)
-        store(self.writer)
+        here().look_again(self._lets_go)
+
+    def _lets_go(self) -> bool:
+        comes = self.coming is not None  # first: a stream may be given the wait meanwhile
+        return store(self.writer) and not comes
 
 
 def store(word: Word) -> bool:
