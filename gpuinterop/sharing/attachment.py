@@ -35,7 +35,7 @@ from ..errors import (
 )
 from ..handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, Contents, Descriptor, Region, Verb, boot_id, parse_answer, parse_body
-from .order import Board, Reader, Word, Writer
+from .order import Board, Reader, Word, Writer, come_in
 from .rendezvous import check_peer, here, is_here
 
 _DIRECTORY: Final = "GPUINTEROP_SHARE_DIR"
@@ -192,17 +192,12 @@ class Arrays(Resource):
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares, each once, in one order for all processes; none if one fails."""
-    done: list[Arrays] = []
-    try:
-        for one in sorted(dict.fromkeys(arrays), key=_key):
-            one.acquire(stream, timeout=timeout)
-            done.append(one)
-    except BaseException:
-        for one in reversed(done):
-            with contextlib.suppress(GpuInteropError):
-                one.release(stream)
-        raise
+    """Acquire several shares, all at once; none if one fails. One after the other, streams could wait for each other."""
+    ordered = sorted(dict.fromkeys(arrays), key=_key)
+    turns = [(one._turns(), one._stream(stream)) for one in ordered]
+    if turns:
+        locks = {array.key: one.board.lock for array, (one, _) in zip(ordered, turns, strict=True)}
+        come_in(turns, list(locks.values()), timeout)
 
 
 def _key(arrays: Arrays) -> tuple[bytes, int]:

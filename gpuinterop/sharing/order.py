@@ -23,7 +23,8 @@ import ctypes
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from .. import system, timeline
@@ -123,19 +124,7 @@ class _Turns(Sole):
 
     def acquire(self, stream: Stream, timeout: float | None = None) -> None:
         """Come in."""
-        system.under(self._guard, self._come_in, stream)
-        try:
-            for word, value in self.coming or ():
-                try:
-                    if word.value < value:
-                        word.wait(stream, value, timeout=timeout)
-                except ResourceClosedError:
-                    if not word.closed:  # else the reader has left meanwhile
-                        raise
-            system.under(self._guard, self._arrive)
-        except BaseException:  # others may wait already for what goes out behind this
-            system.under(self._guard, self._go_out)
-            raise
+        come_in([(self, stream)], [self.board.lock], timeout)
 
     def release(self, stream: Stream) -> None:
         """Go out, behind the stream's work."""
@@ -145,9 +134,14 @@ class _Turns(Sole):
         """Go out behind the work of the stream that came in, and do not come in again."""
         system.under(self._guard, self._end, failure)
 
-    def _come_in(self, stream: Stream) -> None:
-        self._check(stream, enters=True)
-        self.board.lock.run(self._enter, stream)
+    def _wait(self, stream: Stream, timeout: float | None) -> None:
+        for word, value in self.coming or ():
+            try:
+                if word.value < value:
+                    word.wait(stream, value, timeout=timeout)
+            except ResourceClosedError:
+                if not word.closed:  # else the reader has left meanwhile
+                    raise
 
     def _arrive(self) -> None:
         self.coming = None
@@ -321,6 +315,37 @@ class Reader(_Turns):
     def _lets_go(self) -> bool:
         comes = self.coming is not None  # first: a stream may be given the wait meanwhile
         return store(self.writer) and not comes
+
+
+def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+    """Come in to several, whose boards have the locks, all at once; to none if one fails.
+
+    A stream comes in long before it has waited. Two that came in to one board after the other could each be the first
+    at one, and would wait for each other.
+    """
+    enter: Callable[[], None] = partial(_enter, turns)
+    for lock in reversed(locks):
+        enter = partial(lock.run, enter)
+    for one, _ in turns[:0:-1]:
+        enter = partial(system.under, one._guard, enter)
+    system.under(turns[0][0]._guard, enter)
+    try:
+        for one, stream in turns:
+            one._wait(stream, timeout)
+        for one, _ in turns:
+            system.under(one._guard, one._arrive)
+    except BaseException:  # others may wait already for what goes out behind this
+        for one, _ in reversed(turns):
+            with contextlib.suppress(GpuInteropError):
+                system.under(one._guard, one._go_out)
+        raise
+
+
+def _enter(turns: Sequence[tuple[_Turns, Stream]]) -> None:
+    for one, stream in turns:
+        one._check(stream, enters=True)
+    for one, stream in turns:
+        one._enter(stream)
 
 
 def store(word: Word) -> bool:
