@@ -27,7 +27,6 @@ from ..capabilities import Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     DeviceNotFoundError,
-    GpuInteropError,
     InvalidArgumentError,
     PeerError,
     ResourceClosedError,
@@ -192,7 +191,7 @@ class Arrays(Resource):
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares, all at once; none if one fails. One after the other, streams could wait for each other."""
+    """Acquire several shares, all at once: one by one, streams could wait for each other. None if one fails."""
     ordered = sorted(dict.fromkeys(arrays), key=_key)
     turns = [(one._turns(), one._stream(stream)) for one in ordered]
     if turns:

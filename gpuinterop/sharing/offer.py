@@ -127,7 +127,8 @@ class _Offer(Sole):
 
         def enrol() -> Reader:
             writer, _, slot = self.take_slot(key)
-            return Reader(writer.board, writer.own, writer.leases[slot], writer.board.slots[slot], "these arrays")
+            words = writer.own, writer.leases[slot]
+            return Reader(writer.board, *words, writer.board.slots[slot], "these arrays", lent=True)
 
         def end(is_out: Callable[[], bool]) -> None:
             def ended() -> bool:

@@ -242,7 +242,7 @@ class Writer(_Turns):
             self.own.host_signal(1)
         else:
             self.own.signal(stream, 1)
-        self._told, self._told_by = 1, stream and stream.known_as()
+        self._told, self._told_by = 1, None if stream is None else stream.known_as()
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
@@ -283,9 +283,13 @@ class Writer(_Turns):
 class Reader(_Turns):
     """One lease of a reading process."""
 
-    def __init__(self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str) -> None:
+    def __init__(
+        self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str, *, lent: bool = False
+    ) -> None:
         super().__init__(board, writer, own, label)
         self._slot = slot
+        self._lent = lent
+        """Whether words and board are the writer's, which closes them."""
         self._count = 0
 
     def _note(self) -> Sequence[tuple[Word, int]]:
@@ -301,9 +305,10 @@ class Reader(_Turns):
         with contextlib.suppress(ResourceClosedError):
             if self.own.value < self._count:
                 return False
-            self.own.close()
-            self.writer.close()
-            self.board.close()
+            if not self._lent:
+                self.own.close()
+                self.writer.close()
+                self.board.close()
         return True
 
     def let_go(self, error: GpuInteropError) -> None:
