@@ -29,7 +29,7 @@ from typing import Final
 
 from .. import system, timeline
 from .._arguments import Sole
-from .._core.known_stream import KnownStream, awaited, fail_waits
+from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
@@ -156,6 +156,8 @@ class _Turns(Sole):
         self.failure = self.failure or failure
         if self.coming is None:  # else its thread goes out, which may be waiting
             self._go_out()
+        if self._told_by is not None:  # a stream of the host skips the signal once it has failed
+            self._see_to(self._told, self._told_by)
 
     def _enter(self, stream: Stream) -> None:
         """Come in, under the lock."""
@@ -199,33 +201,47 @@ class _Turns(Sole):
         self.coming = None
         if (stream := self.inside) is None:
             return
+        known, before = self._known, self._told_by
         try:
-            if stream.known_as() is not self._known:
+            if stream.known_as() is not known:
                 raise ResourceClosedError("the stream is another thread's own.")
+            if before is not known and self.own.value < self._value() - 1:
+                raise ResourceClosedError("a wait for the other stream would block the calling thread's.")
             self._tell(stream)
-        except GpuInteropError:  # the stream is closed, or has failed
-            self._tell_later()
+        except GpuInteropError:  # as above, or the stream is closed, or has failed
+            if (value := self._value()) > self._told:
+                self._told, self._told_by = value, None
+                self._see_to(value, known, before)
         self._leave()
 
-    def _tell_later(self) -> None:
-        """Signal from the loop, once the stream that came in has done its work, and the values before are there."""
-        if (value := self._value()) <= self._told:
-            return
-        known = self._known
-        self._told, self._told_by = value, None
+    def _see_to(self, value: int, known: KnownStream | None, before: KnownStream | None = None) -> None:
+        """Signal from the loop once the stream has done its work so far, and `before` has signalled or failed."""
+        has_passed = None if known is None else _end_of(known)
 
         def is_told() -> bool:
             try:
-                if self.own.value < value - 1 or not (known is None or known.is_idle()):
+                if self.own.value >= value:
+                    return True
+                if has_passed is not None and not has_passed():
                     return False
-                if self.own.value < value:
-                    self.own.host_signal(value)
+                failed = before is not None and before.is_idle()
+                if not failed and self.own.value < value - 1:
+                    return False
+                self.own.host_signal(value)
             except GpuInteropError:
                 return self.own.closed
             return True
 
         if not is_told():
             here().look_again(is_told)
+
+
+def _end_of(stream: KnownStream) -> Callable[[], bool]:
+    """What tells whether the stream has done all that it was given so far."""
+    with contextlib.suppress(CapturedError):
+        if not stream.elsewhere and (point := stream.point()) is not None:
+            return point.is_reached
+    return stream.is_idle
 
 
 class Writer(_Turns):
@@ -314,7 +330,10 @@ class Reader(_Turns):
     def let_go(self, error: GpuInteropError) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error
-        fail_waits(self.writer.lifetime, error)
+        gone = (
+            self.writer.value >= LET_GO
+        )  # another reader has stored it: which waits have passed by that, it cannot tell
+        fail_waits(self.writer.lifetime, error, passed=gone)
         here().look_again(self._lets_go)
 
     def _lets_go(self) -> bool:
@@ -328,28 +347,30 @@ def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Loc
     A stream comes in long before it has waited. Two that came in to one board after the other could each be the first
     at one, and would wait for each other.
     """
-    enter: Callable[[], None] = partial(_enter, turns)
+    entered: list[_Turns] = []
+    enter: Callable[[], None] = partial(_enter, turns, entered)
     for lock in reversed(locks):
         enter = partial(lock.run, enter)
     for one, _ in turns[:0:-1]:
         enter = partial(system.under, one._guard, enter)
-    system.under(turns[0][0]._guard, enter)
     try:
+        system.under(turns[0][0]._guard, enter)
         for one, stream in turns:
             one._wait(stream, timeout)
         for one, _ in turns:
             system.under(one._guard, one._arrive)
     except BaseException:  # others may wait already for what goes out behind this
-        for one, _ in reversed(turns):
+        for one in reversed(entered):
             with contextlib.suppress(GpuInteropError):
                 system.under(one._guard, one._go_out)
         raise
 
 
-def _enter(turns: Sequence[tuple[_Turns, Stream]]) -> None:
+def _enter(turns: Sequence[tuple[_Turns, Stream]], entered: list[_Turns]) -> None:
     for one, stream in turns:
         one._check(stream, enters=True)
     for one, stream in turns:
+        entered.append(one)
         one._enter(stream)
 
 
