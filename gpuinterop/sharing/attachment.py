@@ -433,7 +433,5 @@ def _enrol(link: _Link, device: Device) -> Reader:
             board.close()
             raise
     reader = Reader(board, words[0], words[1], slot, "these attached arrays")
-
-    died = PeerError("the process that shared the arrays has died; discard what was read since.")
-    here().watch(link.socket, partial(reader.let_go, died))
+    here().watch(link.socket, reader.let_go)
     return reader

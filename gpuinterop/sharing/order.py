@@ -47,6 +47,7 @@ SLOTS: Final = (system.PAGE - _SLOTS) // 8
 """Number of readers of a share that can be in at once."""
 LET_GO: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
+DIED: Final = "the process that shared the arrays has died; discard what was read since."
 
 
 class Board(Sole):
@@ -316,6 +317,11 @@ class Reader(_Turns):
     def _value(self) -> int:
         return self._count
 
+    def _check_failure(self) -> None:
+        if self.failure is None and self.writer.value >= LET_GO:  # another reader has noticed first
+            self.failure = PeerError(DIED)
+        super()._check_failure()
+
     def close_if_out(self) -> bool:
         """Close the words and the board, if all that it was in for is done."""
         with contextlib.suppress(ResourceClosedError):
@@ -327,9 +333,9 @@ class Reader(_Turns):
                 self.board.close()
         return True
 
-    def let_go(self, error: GpuInteropError) -> None:
+    def let_go(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
-        self.failure = error
+        self.failure = error = PeerError(DIED)
         gone = (
             self.writer.value >= LET_GO
         )  # another reader has stored it: which waits have passed by that, it cannot tell
