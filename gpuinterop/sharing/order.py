@@ -343,7 +343,10 @@ class Reader(_Turns):
         here().look_again(self._lets_go)
 
     def _lets_go(self) -> bool:
-        comes = self.coming is not None  # first: a stream may be given the wait meanwhile
+        try:  # first, and under the lock: another thread may come in, and give its stream the wait meanwhile
+            comes = not self.writer.closed and self.board.lock.run(lambda: self.coming is not None)
+        except GpuInteropError:
+            return False
         return store(self.writer) and not comes
 
 
