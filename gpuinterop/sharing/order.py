@@ -12,8 +12,9 @@ All but the magic is written under the page's lock, which the kernel frees at it
 stands at n + 1 once version n is there; each lease's stands at k once its reader has gone out k times.
 
 A reader that comes in adds 1 to its slot, and waits for the newest version; while the writer is in, for the next. The
-writer that comes in sets `writing`, reads the slots, and waits for the readers that are in. Each store is one word, so
-that a death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
+writer that comes in sets `writing`, reads the slots, and waits for the last version and for the readers that are in.
+A process that comes in to several shares at once holds all their locks meanwhile. Each store is one word, so that a
+death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ class _Turns(Sole):
 
     def _end(self, failure: GpuInteropError) -> None:
         self.failure = self.failure or failure
-        if self.coming is None:  # else its thread goes out, which may be waiting
+        if self.coming is None:  # else the thread that comes in goes out, which may be waiting
             self._go_out()
         if self._told_by is not None:  # a stream of the host skips the signal once it has failed
             self._see_to(self._told, self._told_by)
@@ -167,7 +168,7 @@ class _Turns(Sole):
 
     @abstractmethod
     def _note(self) -> Sequence[tuple[Word, int]]:
-        """Note on the board that it is in; return what the stream is to wait for."""
+        """Enter the turn on the board; return what the stream is to wait for."""
 
     @abstractmethod
     def _value(self) -> int:
@@ -238,7 +239,7 @@ class _Turns(Sole):
 
 
 def _end_of(stream: KnownStream) -> Callable[[], bool]:
-    """What tells whether the stream has done all that it was given so far."""
+    """Make a question: whether the stream has done all that the stream was given so far."""
     with contextlib.suppress(CapturedError):
         if not stream.elsewhere and (point := stream.point()) is not None:
             return point.is_reached
@@ -266,7 +267,7 @@ class Writer(_Turns):
         readers = [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
         if self._known is self._told_by:
             return readers
-        return [(self.own, self.board.newest.value + 1), *readers]  # its own last work is on another stream
+        return [(self.own, self.board.newest.value + 1), *readers]  # the last version may come from another stream
 
     def lets_go(self, slot: int, own: Word) -> bool:
         """Let go of a reader that has left; False while a stream may still wait for it.
