@@ -151,11 +151,14 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
         _fail_behind(stream, wait, error)
 
 
-def fail_waits(semaphore: Lifetime, error: GpuInteropError) -> None:
-    """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value."""
+def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = False) -> None:
+    """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value.
+
+    With `passed` also those that pass by the value as it is, which another may have stored so.
+    """
     for stream in waiting.copy():
         for wait in stream.pending():
-            if wait.origin.semaphore is semaphore and not wait.is_there():
+            if wait.origin.semaphore is semaphore and (passed or not wait.is_there()):
                 fail_wait(wait.origin, error)
 
 

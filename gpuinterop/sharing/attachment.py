@@ -25,7 +25,6 @@ from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
-    GpuInteropError,
     InvalidArgumentError,
     PeerError,
     ResourceClosedError,
@@ -33,7 +32,7 @@ from ..errors import (
 )
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
-from .order import Board, Reader, Word, Writer, store
+from .order import Board, Reader, Word, Writer, come_in
 from .rendezvous import VARIABLE, check_peer, here, is_here
 
 driver_lock: Final = threading.RLock()
@@ -201,17 +200,12 @@ class Arrays(Resource):
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares, each once, in one order for all processes; none if one fails."""
-    done: list[Arrays] = []
-    try:
-        for one in sorted(dict.fromkeys(arrays), key=_key):
-            one.acquire(stream, timeout=timeout)
-            done.append(one)
-    except BaseException:
-        for one in reversed(done):
-            with contextlib.suppress(GpuInteropError):
-                one.release(stream)
-        raise
+    """Acquire several shares, all at once: one by one, streams could wait for each other. None if one fails."""
+    ordered = sorted(dict.fromkeys(arrays), key=_key)
+    turns = [(one._turns(), one._stream(stream)) for one in ordered]
+    if turns:
+        locks = {array.key: one.board.lock for array, (one, _) in zip(ordered, turns, strict=True)}
+        come_in(turns, list(locks.values()), timeout)
 
 
 def _key(arrays: Arrays) -> tuple[bytes, int]:
@@ -421,10 +415,5 @@ def _enrol(link: _Link, device: Device) -> Reader:
             board.close()
             raise
     reader = Reader(board, words[0], words[1], slot, "these attached arrays")
-
-    def ended() -> None:
-        reader.let_go(PeerError("the process that shared the arrays has died; discard what was read since."))
-        here().look_again(lambda: store(reader.writer))
-
-    here().watch(link.socket, ended)
+    here().watch(link.socket, reader.let_go)
     return reader

@@ -22,7 +22,7 @@ from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, Resourc
 from ..handles import Handle, IpcMemHandle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
 from .descriptor import BLOCKS, ENROL, Contents, Descriptor, Region
-from .order import SLOTS, Board, Reader, Word, Writer, store
+from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
 from .rendezvous import here
 
@@ -62,22 +62,19 @@ class _Offer(Sole):
         self._leases[lease] = None
         return 0, [self._told.duplicate()]
 
-    def left(self, lease: object) -> bool:
-        slot = self._leases.pop(lease)
-        if slot is not None and (writer := self._writer) is not None:
-            own, count = writer.leases[slot], writer.board.slots[slot]
+    def left(self, lease: object) -> None:
+        writer, slot = self._writer, self._leases[lease]
+        own = None if writer is None or slot is None else writer.leases[slot]
 
-            def is_let_go() -> bool:
-                if own.value < count.value and not store(own):
-                    return False
-                del writer.leases[slot]
-                own.close()
-                return True
+        def is_over() -> bool:
+            if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
+                return False
+            del self._leases[lease]
+            self._end_if_over()
+            return True
 
-            if not is_let_go():
-                here().look_again(is_let_go)
-        self._end_if_over()
-        return True
+        if not is_over():
+            here().look_again(is_over)
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
@@ -123,13 +120,16 @@ class _Offer(Sole):
 
         def enrol() -> Reader:
             writer, _, slot = self.take_slot(key)
-            return Reader(writer.board, writer.own, writer.leases[slot], writer.board.slots[slot], "these arrays")
+            words = writer.own, writer.leases[slot]
+            return Reader(writer.board, *words, writer.board.slots[slot], "these arrays", lent=True)
 
         def end(reader: Reader | None) -> None:
-            def is_out() -> bool:
-                return reader is None or reader.is_out
+            def ended() -> bool:
+                if over := reader is None or reader.is_out():
+                    self.left(key)
+                return over
 
-            here().look_again(lambda: is_out() and self.left(key))
+            here().look_again(ended)
 
         self._leases[key] = None
         attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, Lease(enrol, end))

@@ -12,8 +12,9 @@ All but the magic is written under the page's lock, which the kernel frees at it
 stands at n + 1 once version n is there; each lease's stands at k once its reader has gone out k times.
 
 A reader that comes in adds 1 to its slot, and waits for the newest version; while the writer is in, for the next. The
-writer that comes in sets `writing`, reads the slots, and waits for the readers that are in. Each store is one word, so
-that a death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
+writer that comes in sets `writing`, reads the slots, and waits for the last version and for the readers that are in.
+A process that comes in to several shares at once holds all their locks meanwhile. Each store is one word, so that a
+death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from .. import system, timeline
 from .._arguments import Sole
-from .._core.known_stream import awaited, fail_waits
+from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, again
 from ..handles import FdHandle, OpaqueFd, Timeline
+from .rendezvous import here
 
 Word = ExternalSemaphore[Timeline]
 
@@ -44,6 +48,7 @@ SLOTS: Final = (system.PAGE - _SLOTS) // 8
 """Number of readers of a share that can be in at once."""
 LET_GO: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
+DIED: Final = "the process that shared the arrays has died; discard what was read since."
 
 
 class Board(Sole):
@@ -111,38 +116,59 @@ class _Turns(Sole):
         """The stream that came in."""
         self.failure: GpuInteropError | None = None
         """Why it does not come in any more."""
+        self.coming: Sequence[tuple[Word, int]] | None = None
+        """While the stream is still being given them: what it is to wait for."""
+        self._guard = threading.RLock()
+        self._known: KnownStream | None = None
+        """The native stream of `inside`."""
         self._told = 0
-        self._told_by: Stream | None = None
+        self._told_by: KnownStream | None = None
 
     def acquire(self, stream: Stream, timeout: float | None = None) -> None:
         """Come in."""
-        self._check(stream, enters=True)
-        waits = self.board.lock.run(self._enter, stream)
-        try:
-            for word, value in waits:
-                with contextlib.suppress(ResourceClosedError):  # the reader has left meanwhile
-                    if word.value < value:
-                        word.wait(stream, value, timeout=timeout)
-            self._check_failure()
-        except BaseException:  # others may wait already for what goes out behind this
-            self._go_out(stream)
-            raise
+        come_in([(self, stream)], [self.board.lock], timeout)
 
     def release(self, stream: Stream) -> None:
         """Go out, behind the stream's work."""
+        system.under(self._guard, self._release, stream)
+
+    def end(self, failure: GpuInteropError) -> None:
+        """Go out behind the work of the stream that came in, and do not come in again."""
+        system.under(self._guard, self._end, failure)
+
+    def _wait(self, stream: Stream, timeout: float | None) -> None:
+        for word, value in self.coming or ():
+            try:
+                if word.value < value:
+                    word.wait(stream, value, timeout=timeout)
+            except ResourceClosedError:
+                if not word.closed:  # else the reader has left meanwhile
+                    raise
+
+    def _arrive(self) -> None:
+        self.coming = None
+        self._check_failure()
+
+    def _release(self, stream: Stream) -> None:
         self._check(stream, enters=False)
         self._tell(stream)
         self._leave()
 
-    def end(self, failure: GpuInteropError) -> None:
-        """Go out behind the work of the stream that came in, and do not come in again."""
+    def _end(self, failure: GpuInteropError) -> None:
         self.failure = self.failure or failure
-        if (stream := self.inside) is not None:
-            self._go_out(stream)
+        if self.coming is None:  # else the thread that comes in goes out, which may be waiting
+            self._go_out()
+        if self._told_by is not None:  # a stream of the host skips the signal once it has failed
+            self._see_to(self._told, self._told_by)
+
+    def _enter(self, stream: Stream) -> None:
+        """Come in, under the lock."""
+        self.inside, self._known = stream, stream.known_as()
+        self.coming = self._note()
 
     @abstractmethod
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        """Come in, under the lock; return what the stream is to wait for."""
+    def _note(self) -> Sequence[tuple[Word, int]]:
+        """Enter the turn on the board; return what the stream is to wait for."""
 
     @abstractmethod
     def _value(self) -> int:
@@ -167,18 +193,57 @@ class _Turns(Sole):
         """Signal, behind the stream that signalled before: a value must not come after a greater one."""
         if (value := self._value()) <= self._told:
             return  # an interrupt struck behind it
-        if stream is not self._told_by and self.own.value < value - 1:
+        known = stream.known_as()
+        if known is not self._told_by and self.own.value < value - 1:
             self.own.wait(stream, value - 1)
         self.own.signal(stream, value)
-        self._told, self._told_by = value, stream
+        self._told, self._told_by = value, known
 
-    def _go_out(self, stream: Stream) -> None:
+    def _go_out(self) -> None:
+        self.coming = None
+        if (stream := self.inside) is None:
+            return
+        known, before = self._known, self._told_by
         try:
+            if stream.known_as() is not known:
+                raise ResourceClosedError("the stream is another thread's own.")
+            if before is not known and self.own.value < self._value() - 1:
+                raise ResourceClosedError("a wait for the other stream would block the calling thread's.")
             self._tell(stream)
-        except GpuInteropError:  # the stream is closed, or has failed
-            with contextlib.suppress(GpuInteropError):
-                self.own.host_signal(self._value())
+        except GpuInteropError:  # as above, or the stream is closed, or has failed
+            if (value := self._value()) > self._told:
+                self._told, self._told_by = value, None
+                self._see_to(value, known, before)
         self._leave()
+
+    def _see_to(self, value: int, known: KnownStream | None, before: KnownStream | None = None) -> None:
+        """Signal from the loop once the stream has done its work so far, and `before` has signalled or failed."""
+        has_passed = None if known is None else _end_of(known)
+
+        def is_told() -> bool:
+            try:
+                if self.own.value >= value:
+                    return True
+                if has_passed is not None and not has_passed():
+                    return False
+                failed = before is not None and before.is_idle()
+                if not failed and self.own.value < value - 1:
+                    return False
+                self.own.host_signal(value)
+            except GpuInteropError:
+                return self.own.closed
+            return True
+
+        if not is_told():
+            here().look_again(is_told)
+
+
+def _end_of(stream: KnownStream) -> Callable[[], bool]:
+    """Make a question: whether the stream has done all that the stream was given so far."""
+    with contextlib.suppress(CapturedError):
+        if not stream.elsewhere and (point := stream.point()) is not None:
+            return point.is_reached
+    return stream.is_idle
 
 
 class Writer(_Turns):
@@ -195,13 +260,30 @@ class Writer(_Turns):
             self.own.host_signal(1)
         else:
             self.own.signal(stream, 1)
-        self._told, self._told_by = 1, stream
+        self._told, self._told_by = 1, None if stream is None else stream.known_as()
 
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        self._check(stream, enters=True)  # another thread may have come in
-        self.inside = stream
+    def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
-        return [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+        readers = [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+        if self._known is self._told_by:
+            return readers
+        return [(self.own, self.board.newest.value + 1), *readers]  # the last version may come from another stream
+
+    def lets_go(self, slot: int, own: Word) -> bool:
+        """Let go of a reader that has left; False while a stream may still wait for it.
+
+        It may have died with stores to come, or closed with a wait for it on its way to a stream.
+        """
+        try:
+            if self.leases.get(slot) is own:
+                self.board.lock.run(self.leases.pop, slot)
+        except GpuInteropError:
+            return False
+        comes = any(word is own for word, _ in self.coming or ())  # first: a stream may be given the wait meanwhile
+        if not store(own) or comes:
+            return False
+        own.close()
+        return True
 
     def _value(self) -> int:
         return self.board.newest.value + 2
@@ -219,14 +301,16 @@ class Writer(_Turns):
 class Reader(_Turns):
     """One lease of a reading process."""
 
-    def __init__(self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str) -> None:
+    def __init__(
+        self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str, *, lent: bool = False
+    ) -> None:
         super().__init__(board, writer, own, label)
         self._slot = slot
+        self._lent = lent
+        """Whether words and board are the writer's, which closes them."""
         self._count = 0
 
-    def _enter(self, stream: Stream) -> Sequence[tuple[Word, int]]:
-        self._check(stream, enters=True)
-        self.inside = stream
+    def _note(self) -> Sequence[tuple[Word, int]]:
         self._count += 1
         self._slot.value = self._count
         return [(self.writer, self.board.newest.value + self.board.writing.value + 1)]
@@ -234,25 +318,73 @@ class Reader(_Turns):
     def _value(self) -> int:
         return self._count
 
-    @property
+    def _check_failure(self) -> None:
+        if self.failure is None and self.writer.value >= LET_GO:  # another reader has noticed first
+            self.failure = PeerError(DIED)
+        super()._check_failure()
+
     def is_out(self) -> bool:
         """Whether all that it was in for is done."""
         return self.own.closed or self.own.value >= self._count
 
     def close_if_out(self) -> bool:
         """Close the words and the board, if it is out."""
-        if not self.is_out:
+        if not self.is_out():
             return False
-        self.own.close()
-        self.writer.close()
-        self.board.close()
+        if not self._lent:
+            self.own.close()
+            self.writer.close()
+            self.board.close()
         return True
 
-    def let_go(self, error: GpuInteropError) -> None:
+    def let_go(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
-        self.failure = error
-        fail_waits(self.writer.lifetime, error)
-        store(self.writer)
+        self.failure = error = PeerError(DIED)
+        gone = (
+            self.writer.value >= LET_GO
+        )  # another reader has stored it: which waits have passed by that, it cannot tell
+        fail_waits(self.writer.lifetime, error, passed=gone)
+        here().look_again(self._lets_go)
+
+    def _lets_go(self) -> bool:
+        try:  # first, and under the lock: another thread may come in, and give its stream the wait meanwhile
+            comes = not self.writer.closed and self.board.lock.run(lambda: self.coming is not None)
+        except GpuInteropError:
+            return False
+        return store(self.writer) and not comes
+
+
+def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+    """Come in to several, whose boards have the locks, all at once; to none if one fails.
+
+    A stream comes in long before it has waited. Two that came in to one board after the other could each be the first
+    at one, and would wait for each other.
+    """
+    entered: list[_Turns] = []
+    enter: Callable[[], None] = partial(_enter, turns, entered)
+    for lock in reversed(locks):
+        enter = partial(lock.run, enter)
+    for one, _ in turns[:0:-1]:
+        enter = partial(system.under, one._guard, enter)
+    try:
+        system.under(turns[0][0]._guard, enter)
+        for one, stream in turns:
+            one._wait(stream, timeout)
+        for one, _ in turns:
+            system.under(one._guard, one._arrive)
+    except BaseException:  # others may wait already for what goes out behind this
+        for one in reversed(entered):
+            with contextlib.suppress(GpuInteropError):
+                system.under(one._guard, one._go_out)
+        raise
+
+
+def _enter(turns: Sequence[tuple[_Turns, Stream]], entered: list[_Turns]) -> None:
+    for one, stream in turns:
+        one._check(stream, enters=True)
+    for one, stream in turns:
+        entered.append(one)
+        one._enter(stream)
 
 
 def store(word: Word) -> bool:
