@@ -75,7 +75,7 @@ def make_room() -> None:
     What is closed stays until the work on it has run: a loop that makes, uses and closes would pile it up.
     """
     drain()
-    stream = next((one for one in pointed.copy() if len(one.points) > BACKLOG and not one.pending()), None)
+    stream = next((one for one in list(pointed) if len(one.points) > BACKLOG and not one.pending()), None)
     if stream is not None:
         system.until(lambda: len(stream.poll()) <= BACKLOG, BACKLOG_S)
         drain()
@@ -85,13 +85,13 @@ def _drain() -> None:
     if interrupted():  # a signal handler struck inside a transition: the next drain releases it
         return
     lingering.clear()
-    for gate in blocking.copy():
+    for gate in list(blocking):
         if _shown(gate.held_by) == "":
             unblock(gate)
     while True:
         if dropped:
             retire_dropped()
-        for stream in pointed.copy():
+        for stream in list(pointed):
             _shown(stream.poll)
         if not (waiting_for_a_look and _release_ready()):
             return

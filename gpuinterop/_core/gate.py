@@ -70,7 +70,7 @@ class Gate:
         return None
 
     def _waiting(self) -> list[KnownStream]:
-        return [stream for stream in waiting.copy() if stream.device.gate is self]
+        return [stream for stream in list(waiting) if stream.device.gate is self]
 
 
 def _holds_up(stream: KnownStream) -> bool:

@@ -156,7 +156,7 @@ def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = Fa
 
     With `passed` also those that pass by the value as it is, which another may have stored so.
     """
-    for stream in waiting.copy():
+    for stream in list(waiting):
         for wait in stream.pending():
             if wait.origin.semaphore is semaphore and (passed or not wait.is_there()):
                 fail_wait(wait.origin, error)
@@ -164,9 +164,9 @@ def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = Fa
 
 def awaited(semaphore: Lifetime) -> bool:
     """Whether a stream may still be waiting for a semaphore; asks the driver."""
-    for stream in waiting.copy():
+    for stream in list(waiting):
         stream.look()
-    return any(wait.origin.semaphore is semaphore for stream in waiting.copy() for wait in stream.pending())
+    return any(wait.origin.semaphore is semaphore for stream in list(waiting) for wait in stream.pending())
 
 
 @locked
@@ -337,7 +337,7 @@ class KnownStream(Lifetime):
     def before(self) -> list[KnownStream]:
         """Streams whose waits the stream may stand behind: itself; if another library's, also the default stream."""
         device = None if self.owned else self.device
-        return [one for one in waiting.copy() if one is self or (one.device is device and not one.owned)]
+        return [one for one in list(waiting) if one is self or (one.device is device and not one.owned)]
 
     def pending(self) -> list[Wait]:
         """The waits that may be pending."""
