@@ -107,14 +107,18 @@ def _by_dlpack(array: Any) -> Described | str:
 
 
 def _capsule(array: Any, stream: dict[str, int]) -> Any:
+    library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
     for more in ({"max_version": (1, 0), **stream}, stream, {"max_version": (1, 0)}):
         try:
             return array.__dlpack__(**more)
-        except (TypeError, RuntimeError) as error:  # an older protocol; JAX 0.11 knows no stream -1
+        except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
+            if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
+                return library.to_dlpack(array)  # torch: of another device than the current one, or with a gradient
             failure = error
-        except BufferError:  # NumPy, of a read-only array without a version
-            raise
-    raise failure
+    try:
+        raise failure
+    finally:
+        del failure  # else the frame, and with it the array, lives until the next collection
 
 
 def _interface(array: object) -> tuple[str, Mapping[str, Any]] | None:
