@@ -147,6 +147,7 @@ class Rendezvous(Sole):
         self._connections: dict[Connection, None] = {}
         self._watched: dict[socket.socket, Callable[[], object]] = {}
         self._again: list[Callable[[], bool]] = []
+        self._exits = False
         self._opened: tuple[selectors.BaseSelector, int] | None = None
         """What the loop waits by, and the eventfd that wakes it."""
 
@@ -182,7 +183,7 @@ class Rendezvous(Sole):
         """Close the connection of a lease of ours, once `is_out`."""
 
         def end() -> bool:
-            if not is_out():
+            if not is_out() and not self._exits:  # the exporter lets go what dies
                 return False
             if self._watched.pop(link, None) is not None:
                 self._selector.unregister(link)
@@ -198,7 +199,13 @@ class Rendezvous(Sole):
     def post(self, job: Callable[[], object]) -> None:
         """Have the loop do something."""
         self._jobs.append(job)
-        system.under(self._lock, self._start)
+        try:
+            system.under(self._lock, self._start)
+        except ResourceClosedError:  # the interpreter exits, and the thread has ended: this one does what is left
+            self._exits = True
+            while self._jobs:
+                _shown(self._jobs.popleft())
+            self._again = [one for one in self._again if _shown(one) is False]
 
     def stop(self) -> None:
         """Have the thread end: the interpreter exits."""
@@ -310,6 +317,9 @@ class Rendezvous(Sole):
 
     def _end(self) -> None:
         """Leave nothing to do; the process's end closes the connections."""
+        self._exits = True
+        for look in self._again:
+            _shown(look)
         for one in (self.offers, self._connections, self._watched, self._again, self._jobs):
             one.clear()
 
