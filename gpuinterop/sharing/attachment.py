@@ -57,7 +57,7 @@ class Import(Lifetime):
         self.address = 0
 
     def offset_of(self, device: Device, region: Region, owner: bytes) -> int | None:
-        """Where a region lies in it; None if it does not."""
+        """Offset of a region in this one; None if the region is not a part of it."""
         if (self.owner, self.device, self.kind) != (owner, device.streams, region.kind) or self.state is not LIVE:
             return None
         count = len(region.keys)
@@ -97,7 +97,7 @@ def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> Sha
     """The region, if it is imported already."""
     for known in list(_imports):
         if (offset := known.offset_of(device, region, owner)) is not None:
-            with contextlib.suppress(ResourceClosedError):  # its last attachment ends
+            with contextlib.suppress(ResourceClosedError):  # the last attachment ends
                 return SharedMemory(device, known.address + offset, region.size, (known, lease))
     return None
 
@@ -473,7 +473,7 @@ class _Link(Sole):
         """The number and the handles of the answer."""
         try:
             self.socket.sendall(self.descriptor.request(verb, number))
-            head = self.socket.recv(ANSWER.size)  # it was sent by one call, as the words below
+            head = self.socket.recv(ANSWER.size)  # one call has sent the head, as the words below
             if len(head) < ANSWER.size:
                 raise ConnectionError("it closed the connection")
             failed, told = parse_answer(head)

@@ -30,7 +30,7 @@ _ALIGNMENT: Final = 256
 
 
 class _Offer(Sole):
-    """What readers get of a share. It lives until the share is closed and the last lease has ended."""
+    """The part of a share that readers get. It lives until the share is closed and the last lease has ended."""
 
     def __init__(
         self, descriptor: Descriptor, laid: Laid, *, single: bool, users: Collection[int], threaded: bool,
@@ -139,7 +139,7 @@ class _Offer(Sole):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let no reader in any more."""
         self.leave()
         here().withdraw(self)
         self._withdrawn = True
@@ -159,13 +159,13 @@ class _Offer(Sole):
                 word.close()
             writer.board.close()
         self._told.close()
-        self.laid = replace(self.laid, arrays={})  # lets them go
+        self.laid = replace(self.laid, arrays={})  # lets the arrays go
         for one in self._stands_on:
             one.close()
         self.is_over = True
 
     def what_holds(self) -> str:
-        """Why it goes on, for messages."""
+        """The reason why the share goes on, for messages."""
         return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
 
     def _region(self, memory: Range) -> Region:

@@ -1,4 +1,4 @@
-"""Where readers come: one Unix socket for each process that shares, and the leases that its connections are.
+"""The place where readers come: a Unix socket for each process that shares, and its connections, which are leases.
 
 One thread serves all shares of the process, and watches the leases that the process has with others; or the user's own
 loop does (`ArrayShare.serve`). It starts with the first share or lease that needs it, and ends with the last.
@@ -56,7 +56,7 @@ OVERFLOW: Final = 65534
 
 
 class Offer(Protocol):
-    """What is served. Its methods are called in the loop."""
+    """A share that is served. The loop calls these methods."""
 
     descriptor: Descriptor
     users: Collection[int]
@@ -87,7 +87,7 @@ def check_peer(connection: socket.socket, users: Collection[int]) -> None:
 
 
 def folder() -> str:
-    """Where this process's rendezvous is."""
+    """Folder of this process's rendezvous."""
     if given := os.environ.get(VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
         if not os.path.isdir(given):
             raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class Connection(Sole):
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.offer: Offer | None = None
-        """What it has a lease of."""
+        """The offer that this reader has a lease of."""
         self.came = bytearray()
         self.deadline = time.monotonic() + _PATIENCE_S
 
@@ -138,7 +138,7 @@ class Rendezvous(Sole):
         self._serials = itertools.count(1)
         self._path = ""
         self._lock = threading.RLock()
-        """Of the offers, the listener and the thread; the rest is the loop's."""
+        """Held to change the offers, the listener and the thread; the rest is the loop's."""
         self._looping = threading.Lock()
         """Held by the thread that runs the loop; taken before the other."""
         self._listener: socket.socket | None = None
@@ -170,7 +170,7 @@ class Rendezvous(Sole):
             self.post(_wake_up)  # also without an offer: the loop then ends, and closes the socket
 
     def withdraw(self, offer: Offer) -> None:
-        """Let nobody in any more; leases stay."""
+        """Let no reader in any more; leases stay."""
         self.offers.pop(offer.descriptor.share, None)
         self.post(_wake_up)
 
@@ -364,7 +364,7 @@ class Rendezvous(Sole):
             _shown(lambda: offer.left(connection))
 
     def _receive(self, connection: Connection) -> None:
-        if connection not in self._connections:  # it was dropped in this pass
+        if connection not in self._connections:  # this pass has dropped the connection
             return
         try:  # the kernel closes descriptors that come too
             came = connection.link.recv(REQUEST.size - len(connection.came))
@@ -375,7 +375,7 @@ class Rendezvous(Sole):
                 request = bytes(connection.came)
                 connection.came.clear()
                 self._answer(connection, request)
-        except OSError:  # it has gone, or does not read what it asked for
+        except OSError:  # the reader has gone, or does not read what it asked for
             self._drop(connection)
 
     def _answer(self, connection: Connection, request: bytes) -> None:
@@ -416,7 +416,7 @@ def _wake_up() -> None:
 
 
 def _shown(call: Callable[[], T]) -> T | None:
-    """Report a failure in the loop, which nobody has called."""
+    """Report a failure in the loop, which has no caller to raise it."""
     try:
         return call()
     except Exception as error:
