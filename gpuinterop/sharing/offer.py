@@ -326,10 +326,10 @@ def share(
 ) -> ArrayShare:
     """Share arrays that exist with other processes, in place.
 
-    Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), exports nothing
-    yet, and lets readers in at this process's socket. The library makes handles for a reader that attaches, and keeps
-    none: by ``cuIpcGetMemHandle``, or ``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; on HIP by
-    ``hipIpcGetMemHandle`` or ``hipMemExportToShareableHandle``.
+    Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and lets readers
+    in at this process's socket. The library makes the handles, and owns them: an IPC handle here
+    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each reader that attaches
+    (``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``).
 
     Parameters
     ----------
