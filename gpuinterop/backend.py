@@ -623,7 +623,7 @@ class GraphBackend(Backend):
 
 
 class Behind(Enum):
-    """What kind of memory is behind an address.
+    """The kind of memory behind an address.
 
     Examples
     --------
@@ -686,7 +686,7 @@ class Block:
 
     @property
     def end(self) -> Address:
-        """Address behind its last byte."""
+        """Address behind the last byte."""
         return self.address + self.size
 
 
@@ -722,7 +722,7 @@ class SharingBackend(Backend):
 
     @abstractmethod
     def detach_blocks(self, attached: DriverHandle) -> None:
-        """Unmap them. May block, as `releases_block` says."""
+        """Unmap what `attach_blocks` mapped. May block, as `releases_block` says."""
 
 
 class MulticastBackend(AllocationBackend):

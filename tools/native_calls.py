@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop.exporters import open_exporter
+from gpuinterop.sharing.rendezvous import here
+from gpuinterop.testing.peer import BackendPeer
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
 from tests.simulated.build import build
@@ -37,6 +42,8 @@ NO_CALL: Final = "no call"
 LIMIT: Final = 20.0
 SIZE: Final = 1 << 16
 STEP: Final = 2 << 20
+OURS: Final = "memory of `Device.allocate`"
+LEGACY: Final = "memory of `cudaMalloc` or `hipMalloc`"
 
 EVERYWHERE: Final = {
     "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode",
@@ -98,6 +105,7 @@ class Methods:
             "Shareable allocations": self.allocations,
             "Graphs": self.graphs,
             "Multicast": self.multicast,
+            "Arrays that exist": self.sharing,
         }
         return {title: dict(self.perform(scene())) for title, scene in scenes.items()}
 
@@ -325,6 +333,83 @@ class Methods:
             yield "", self.closed(two)
             yield "", self.closed(theirs)
 
+    def sharing(self) -> Scene:
+        from tests.vendors.foreign_memory import memory  # of the vendor that the environment names
+
+        device = self.device
+        with ExitStack() as scope:
+            stream = scope.enter_context(device.create_stream())
+            mine = scope.enter_context(device.allocate(SIZE)).buffer.view(SIZE)
+            legacy = scope.enter_context(memory("legacy", SIZE))
+            shares = []
+            for array, words in ((mine, OURS), (legacy, LEGACY)):
+                shares.append((yield f"`share(array)`, {words}", partial(gi.share, array)))
+                peer = scope.enter_context(BackendPeer(device))
+                descriptor = bytes(shares[-1])
+                yield f"another process attaches, {words}", partial(peer.attach, descriptor, "")
+                peer.close()
+            shared, other = shares
+            yield "", partial(other.close, LIMIT)
+            yield "`ArrayShare.acquire(stream)`, the first", lambda: shared.acquire(stream)
+            yield "`ArrayShare.release(stream)`", lambda: shared.release(stream)
+            here_too = yield "`attach(descriptor)` in the sharing process", lambda: gi.attach(bytes(shared))
+            yield "", lambda: here_too.acquire(stream)
+            with device.create_stream() as writers:
+
+                def waits() -> None:
+                    shared.acquire(writers)
+                    here_too.release(stream)
+
+                yield "`ArrayShare.acquire(stream)`, and the `AttachedArrays.release(stream)` that it waits for", waits
+                yield "", lambda: shared.release(writers)
+                yield "`ArrayShare.acquire(stream)`, no reader is in", lambda: shared.acquire(writers)
+                yield "", lambda: shared.release(writers)
+            here_too.close()
+            yield "`ArrayShare.close(timeout)`", lambda: shared.close(LIMIT)
+            served = yield "", lambda: gi.share(mine, threaded=False)
+            yield "`ArrayShare.serve(timeout)`", lambda: served.serve(0)
+            yield "", served.close
+
+            descriptors = self.shares_elsewhere(scope)
+            for descriptor, words in zip(descriptors, (OURS, LEGACY), strict=True):
+                attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, descriptor)
+                yield f"`AttachedArrays.close()`, {words}", self.closed(attached)
+            attached = yield "", partial(gi.attach, descriptors[0])
+            yield "`AttachedArrays.acquire(stream)`, the first", lambda: attached.acquire(stream)
+            yield "`AttachedArrays.release(stream)`", lambda: attached.release(stream)
+            yield "`AttachedArrays.acquire(stream)`, the writer is not in", lambda: attached.acquire(stream)
+            yield "", lambda: attached.release(stream)
+            yield "", attached.close
+            assert system.until(lambda: here()._thread is None, LIMIT)  # it has ended the attachment
+
+    def shares_elsewhere(self, scope: ExitStack) -> list[bytes]:
+        """Descriptors of another process's memory: of an allocation, and of what another library has."""
+        environment = {**os.environ, "GPUINTEROP_BACKEND": self.device.backend}
+        program = [sys.executable, "-m", "tools.native_calls", "_share"]
+        child = subprocess.Popen(
+            program, cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        scope.enter_context(child)
+        assert child.stdin is not None
+        assert child.stdout is not None
+        scope.callback(child.stdin.close)
+        return [bytes.fromhex(one) for one in child.stdout.readline().split()]
+
+
+def share_until_the_end() -> None:
+    """Share memory of each kind, until the standard input ends."""
+    from tests.vendors.foreign_memory import memory
+
+    device = gi.device()
+    with (
+        device.allocate(SIZE) as allocation,
+        memory("legacy", SIZE) as legacy,
+        gi.share(allocation.buffer.view(SIZE)) as one,
+        gi.share(legacy) as other,
+    ):
+        print(bytes(one).hex(), bytes(other).hex(), flush=True)
+        sys.stdin.read()
+
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
@@ -334,7 +419,7 @@ def run(vendor: str) -> Sections:
     library = build(vendor)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUINTEROP_")}
     environment["LD_LIBRARY_PATH"] = os.pathsep.join((str(library.parent), environment.get("LD_LIBRARY_PATH", "")))
-    environment["GPUINTEROP_SIM_DEVICES"] = "2"
+    environment |= {"GPUINTEROP_SIM_DEVICES": "2", "GPUINTEROP_TEST_VENDOR": vendor}
     environment["ROCM_PATH"] = str(library.parent)  # there hip-python 10 finds no other runtime
     program = ("-X", "faulthandler", "-W", "error", "-m", "tools.native_calls", "_here", vendor)
     found: Sections = json.loads(printed(*program, cwd=ROOT, env=environment, seconds=100))
@@ -373,6 +458,9 @@ def main(arguments: Sequence[str]) -> int:
             methods = Methods(vendor)
             methods.cells()  # what is loaded and asked for once
             print(json.dumps(methods.cells()))
+            return 0
+        case ["_share"]:
+            share_until_the_end()
             return 0
         case [vendor] if vendor in VENDORS:
             write(vendor, run(vendor))

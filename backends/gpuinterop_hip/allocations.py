@@ -123,7 +123,7 @@ class Allocations(Room, AllocationBackend):
         super().__init__()
         self._ranges = Ranges()
         self.placed: WeakValueDictionary[Address, Reservation] = WeakValueDictionary()
-        """What is mapped, by its address."""
+        """Mapped allocations, by address."""
 
     def granularity(self, device: Gpu, handle_type: type[AllocationHandle]) -> Granularity:
         """``hipMemGetAllocationGranularity`` gives the minimum, and what is recommended."""

@@ -6,6 +6,7 @@ Drivers swallow what is wrong there, and fail or crash later.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ from ..handles import (
 HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandle]]"
 
 _IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
+_ARRAY_MARKS: Final = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
 # The APIs know these only as one resource that owns its memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
@@ -95,8 +97,15 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
         got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
         if isinstance(handle, int):
             got = f"an int; wrap it: {example}"
+        elif _is_array(handle):
+            got += ", an array; share it with other processes by gpuinterop.share(array)"
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
     handle.check_open()
+
+
+def _is_array(value: object) -> bool:
+    """Whether a value is some library's array. Its attributes are looked up, and not called: torch's may raise."""
+    return any(inspect.getattr_static(value, name, None) is not None for name in _ARRAY_MARKS)
 
 
 def check_handle_type(handle_type: Any, wanted: type[Handle], argument: str) -> None:

@@ -57,7 +57,7 @@ class Import(Lifetime):
         self.address = 0
 
     def offset_of(self, device: Device, region: Region, owner: bytes) -> int | None:
-        """Where a region lies in it; None if it does not."""
+        """Offset of a region in this one; None if the region is not a part of it."""
         if (self.owner, self.device, self.kind) != (owner, device.streams, region.kind) or self.state is not LIVE:
             return None
         count = len(region.keys)
@@ -97,7 +97,7 @@ def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> Sha
     """The region, if it is imported already."""
     for known in list(_imports):
         if (offset := known.offset_of(device, region, owner)) is not None:
-            with contextlib.suppress(ResourceClosedError):  # its last attachment ends
+            with contextlib.suppress(ResourceClosedError):  # the last attachment ends
                 return SharedMemory(device, known.address + offset, region.size, (known, lease))
     return None
 
@@ -124,27 +124,70 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
 
 
 class Arrays(Resource):
-    """What `ArrayShare` and `AttachedArrays` have in common: arrays by name, their way, and the order."""
+    """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their way, and the order.
+
+    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``.
+    """
 
     _contents: Contents
     device: Device
     """The device that has them."""
     key: tuple[bytes, int]
-    """The exporter and the number of its share."""
+    """The sharing process and the number of its share: equal in all processes that have it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, in their order; one empty name for a single array."""
+        """Names of the arrays, in the order in which they were shared; ``("",)`` for a single array.
+
+        Examples
+        --------
+        >>> with gi.share({"weight": buffer.view(8), "bias": buffer.view(2, offset=256)}) as shared:
+        ...     shared.names
+        ('weight', 'bias')
+        """
         return tuple(self._contents.arrays)
 
     @property
     def view(self) -> View:
-        """The single array, in place."""
+        """The single array, in place: a `View`, which array libraries take.
+
+        ``np.asarray(view)`` on the host backend, ``torch.from_dlpack(view)`` and ``cupy.from_dlpack(view)`` on a GPU
+        work on the shared bytes. Shape, strides and element type are the array's own. An array that is made of the view
+        keeps the bytes mapped as long as it lives, also after `close`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The share has names: take ``arrays[name]``.
+        ResourceClosedError
+            `close` was called.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view((2, 3), "int16")) as shared, gi.attach(bytes(shared)) as attached:
+        ...     attached.view.shape, attached.view.strides
+        ((2, 3), (6, 2))
+        """
         if not self._contents.single:
             raise InvalidArgumentError("view", f"expected a single array, got {len(self.names)}; take one by its name.")
         return self[self.names[0]]
 
     def __getitem__(self, name: str) -> View:
+        """Return an array in place, by its name (see `view`).
+
+        Raises
+        ------
+        InvalidArgumentError
+            No array has that name.
+        ResourceClosedError
+            `close` was called.
+
+        Examples
+        --------
+        >>> with gi.share({"bias": buffer.view(2, "float32")}) as shared, gi.attach(bytes(shared)) as attached:
+        ...     np.asarray(attached["bias"])
+        array([0., 0.], dtype=float32)
+        """
         self.check_open()
         if (placed := self._contents.arrays.get(name)) is None:
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
@@ -159,21 +202,113 @@ class Arrays(Resource):
 
     @property
     def way(self) -> str:
-        """By which handles the memory travels, such as ``VmmFd``."""
+        """Types of the handles by which the memory travels: ``VmmFd``, ``IpcMemHandle``, ``OpaqueFd``.
+
+        - ``VmmFd``: memory of `Device.allocate`, torch's expandable segments, JAX's pool
+          (``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``; on HIP memory of `Device.allocate` alone,
+          ``hipMemExportToShareableHandle``).
+        - ``IpcMemHandle``: memory of ``cudaMalloc`` or ``hipMalloc``, the default of torch and of CuPy
+          (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``).
+        - ``OpaqueFd``: memfds, on the host backend.
+
+        Arrays that take several ways have their names, with commas.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(8)) as shared:
+        ...     shared.way
+        'OpaqueFd'
+        """
         return self._contents.way
 
     @property
     def exposes(self) -> str:
-        """What a reader can touch, in words: whole allocations, of which the arrays are a part."""
+        """The memory that a reader can touch, in words: whole allocations, of which the arrays are a part.
+
+        Drivers map whole allocations. A reader of one small tensor of torch can read and write the whole segment that
+        torch's allocator has put it in, with the tensors beside it; of JAX, the whole pool. Share such arrays with
+        processes that you trust with all of that, or pass ``copy=True`` to `share`.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(8)) as shared:
+        ...     shared.exposes
+        '1 allocation(s) of 65,536 bytes in all, of which the arrays span 8'
+        """
         regions = self._contents.regions
         pieces, whole = sum(len(region.keys) for region in regions), sum(region.size for region in regions)
         arrays = sum(layout_of(one.shape, one.dtype, one.strides).high for one in self._contents.arrays.values())
         return f"{pieces} allocation(s) of {whole:,} bytes in all, of which the arrays span {arrays:,}"
 
     def acquire(self, stream: Stream | object = None, *, timeout: float | None = None) -> None:
+        """Come in: make a stream wait for its turn, before its later work with the arrays.
+
+        The writer (`ArrayShare`) waits for the readers that are in. A reader (`AttachedArrays`) waits for the newest
+        version; while the writer is in, for the next. The call returns at once, and the stream waits
+        (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream the calling thread waits here. The first
+        call of a reader asks the sharing process for its place in the order, over their connection.
+
+        Parameters
+        ----------
+        stream : Stream, or torch's, CuPy's, an int
+            Stream of the arrays' device, as `Device.wrap_stream` takes it. None is the calling thread, on a CPU only.
+        timeout : float, optional
+            Seconds that the stream may wait, where its device has waits with a limit (`Operation.WAIT_TIMEOUT`: the
+            host backend). Elsewhere leave it out, and call ``stream.synchronize(timeout)``. Default: no limit.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `acquire` out of turn: `release` comes first. Or the writer's arrays are immutable (JAX's). Or the stream is
+            of another device, or is being captured.
+        ArgumentTypeError
+            `stream` is None on a GPU, or is not a stream.
+        SemaphoreTimeoutError
+            `timeout` passed, and the calling thread is out again.
+        PeerError
+            The sharing process has died, or does not answer the reader's first call; or 504 readers have a place.
+        UnsupportedError
+            The device has no waits with a limit, or no timelines (`Operation.CREATE_SEMAPHORE` for `TimelineFd`).
+        ResourceClosedError
+            `close` was called.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
+        ...     attached.acquire(stream)  # version 0
+        ...     buffer.copy_to_host(found := np.empty(4, np.uint8), stream=stream)
+        ...     attached.release(stream)
+        ...     shared.acquire(timeout=10)  # this thread waits for that reader
+        ...     shared.release()
+        """
         self._turns().acquire(self._stream(stream), timeout)
 
     def release(self, stream: Stream | object = None) -> None:
+        """Go out, behind the work that a stream was given (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
+
+        The writer's `release` publishes the next version: readers that wait for it go on once the stream's work is
+        done. A reader's lets the writer in. The call returns at once.
+
+        Parameters
+        ----------
+        stream : Stream, or torch's, CuPy's, an int
+            See `acquire`. It may be another stream than that of `acquire`; then order the two yourself.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `release` out of turn: `acquire` comes first.
+        ArgumentTypeError, PeerError, ResourceClosedError
+            See `acquire`.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared:
+        ...     for step in range(3):
+        ...         shared.acquire(stream)
+        ...         buffer.fill(step, stream=stream)
+        ...         shared.release(stream)  # versions 1, 2, 3
+        """
         self._turns().release(self._stream(stream))
 
     @inside
@@ -200,7 +335,32 @@ class Arrays(Resource):
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares, all at once: one by one, streams could wait for each other. None if one fails."""
+    """Acquire several shares or attachments, each once, for one stream; none if one fails.
+
+    Two processes that acquire the same shares one after the other, each in its own order, can wait for each other for
+    good. Those that acquire them by this call do not. Release each by itself.
+
+    Parameters
+    ----------
+    arrays : iterable of ArrayShare or AttachedArrays
+        The shares and attachments. One that is named twice is acquired once.
+    stream, timeout
+        See `ArrayShare.acquire`; the time-out is of each wait.
+
+    Raises
+    ------
+    GpuInteropError
+        The error of the one that failed (`ArrayShare.acquire`). The others are released.
+
+    Examples
+    --------
+    >>> one, other = buffer.view(4), buffer.view(4, offset=4)
+    >>> with gi.share(one) as first, gi.share(other) as second, gi.attach(bytes(first)) as reader:
+    ...     gi.sharing.acquire([second, reader], stream)
+    ...     for arrays in (second, reader):
+    ...         arrays.release(stream)
+    ...     stream.synchronize(timeout=10)
+    """
     ordered = sorted(dict.fromkeys(arrays), key=_key)
     turns = [(one._turns(), one._stream(stream)) for one in ordered]
     if turns:
@@ -240,7 +400,24 @@ class Lease(Sole):
 
 
 class AttachedArrays(Arrays):
-    """Arrays of another process, in place. Made by `gpuinterop.attach`."""
+    """Arrays of another process, in place. Made by `gpuinterop.attach`.
+
+    Closing gives the arrays back once their streams have done what they were given, and once the last array that was
+    made of a view is gone. Until then the sharing process holds its own. The driver maps memory once, however many
+    attachments of a process have it.
+
+    Examples
+    --------
+    >>> with gi.share({"field": buffer.view((2, 2), "float32")}) as shared:
+    ...     with gi.attach(bytes(shared)) as attached:
+    ...         attached.acquire(stream)
+    ...         stream.synchronize(timeout=10)
+    ...         field = np.asarray(attached["field"])  # a GPU: torch.from_dlpack, without the synchronize
+    ...         float(field.sum())
+    ...         attached.release(stream)
+    ...         del field
+    0.0
+    """
 
     def __init__(self, device: Device, descriptor: Descriptor, contents: Contents, lease: Lease) -> None:
         super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams))
@@ -250,7 +427,11 @@ class AttachedArrays(Arrays):
         self.lifetime.create(lambda: lease)
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once (see `Resource.close`)."""
+        """Go out of the order behind the stream that came in, and give the arrays back (see `Resource.close`).
+
+        Native releases: ``cuIpcCloseMemHandle``, or ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``), for the last
+        attachment of that memory in this process.
+        """
         lease: Lease = self.lifetime.handle
         if not self.closed:
             lease.leave()
@@ -292,7 +473,7 @@ class _Link(Sole):
         """The number and the handles of the answer."""
         try:
             self.socket.sendall(self.descriptor.request(verb, number))
-            head = self.socket.recv(ANSWER.size)  # it was sent by one call, as the words below
+            head = self.socket.recv(ANSWER.size)  # one call has sent the head, as the words below
             if len(head) < ANSWER.size:
                 raise ConnectionError("it closed the connection")
             failed, told = parse_answer(head)
@@ -314,7 +495,65 @@ def _lost(error: OSError) -> PeerError:
 def attach(
     descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = ()
 ) -> AttachedArrays:
-    """Attach the arrays of a share, in place."""
+    """Attach the arrays of a share: the same memory, here.
+
+    Connects to the sharing process, receives the handles, and maps them: ``cuIpcOpenMemHandle``, or
+    ``cuMemImportFromShareableHandle``, ``cuMemMap`` and ``cuMemSetAccess`` (``hip...``); ``mmap`` on the host. Memory
+    that another attachment of this process has is not mapped again. The connection is the lease: it ends with the
+    attachment or with the process. In the sharing process itself it is that process's own memory.
+
+    The bytes are read and written as the sharing process has them, at any time. Order them by
+    `AttachedArrays.acquire`, or otherwise.
+
+    Parameters
+    ----------
+    descriptor : bytes
+        ``bytes(share)``. It opens any number of attachments, one after the other or at once, until the share is closed.
+    timeout : float, optional
+        Seconds for the connection and its answers, here and in the first `acquire`. None: no limit. Default: 10.
+    device : Device, optional
+        Device that maps the memory. Another one than the arrays' needs peer access to that
+        (`Device.can_access`). Default: the arrays' own, by its identity and not by its number.
+    users : iterable of int
+        User ids whose processes may be the sharing one, beside this process's own.
+
+    Returns
+    -------
+    AttachedArrays
+        The arrays, which the caller closes. Whatever handles came are consumed, also after an error.
+
+    Raises
+    ------
+    ArgumentTypeError, InvalidArgumentError
+        `descriptor` is not a share's, is damaged, or is of another version of gpuinterop.
+    ResourceClosedError
+        The share was closed, or its memory was freed: ask its process for a new descriptor.
+    PeerError
+        The sharing process is not there, does not answer, runs as another user, or sends what it cannot mean. Or the
+        descriptor is of another host, or of before a restart.
+    DeviceNotFoundError
+        This process does not see the device that has the memory. Pass another as `device`.
+    UnsupportedError
+        The device cannot import such memory (`Operation.IMPORT_ARRAY`), has no peer access to it, or both processes
+        have one PID value, each in its own namespace, which drivers take for one process.
+    DriverError
+        The driver refused.
+
+    Examples
+    --------
+    >>> with gi.share(buffer.view((2, 2), "float32")) as shared:
+    ...     descriptor = bytes(shared)  # send it by any way
+    ...     with gi.attach(descriptor) as attached:  # in any process of this host
+    ...         attached.view.shape
+    (2, 2)
+
+    Closed shares let no reader in:
+
+    >>> gi.attach(descriptor)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.ResourceClosedError: the share was closed...
+    """
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
         raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")

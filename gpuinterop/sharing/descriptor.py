@@ -1,4 +1,4 @@
-"""What travels: the descriptor as bytes, and the messages over the rendezvous' connections.
+"""The bytes that travel: the descriptor, and the messages over the rendezvous' connections.
 
 The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes nonce of the exporting process,
 u64 number of the share, 16 bytes token, u8 length and bytes of the rendezvous' address. It holds no handle: a reader
@@ -46,7 +46,7 @@ _KINDS: Final[Mapping[str, type[Handle]]] = {kind.type_name: kind for kind in (I
 
 @functools.cache
 def boot_id() -> bytes:
-    """What tells two hosts, or two boots of one, apart."""
+    """The kernel's number of this boot, which tells hosts, and boots of one host, apart."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))
@@ -55,7 +55,7 @@ def boot_id() -> bytes:
 
 
 class Descriptor(NamedTuple):
-    """Where a share is, and the token that opens it."""
+    """The address of a share, and the token that opens it."""
 
     boot: bytes
     process: bytes
@@ -193,7 +193,7 @@ class Contents:
         return ", ".join(sorted({region.kind.__name__ for region in self.regions}))
 
     def write(self) -> OpaqueFd:
-        """Write it into a memfd."""
+        """Write the JSON into a memfd."""
         text = json.dumps((self.pid, self.single, self.regions, self.arrays), separators=(",", ":")).encode()
         fd = system.create_memfd("gpuinterop.contents", len(text))
         os.pwrite(fd, text, 0)
@@ -204,7 +204,7 @@ class Contents:
         """Read what an exporter says; `PeerError` for anything that it cannot mean."""
         try:
             device = None if handle.origin is None else handle.origin.device
-            if device is None or (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED:  # else it might block
+            if device is None or (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED:  # else this blocks
                 raise ValueError(device)
             pid, single, regions, arrays = json.loads(os.pread(handle.fd, _MOST_BYTES, 0))
             memory = tuple(Region(kind, tuple(keys), tuple(sizes), data) for kind, keys, sizes, data in regions)

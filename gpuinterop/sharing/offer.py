@@ -30,7 +30,7 @@ _ALIGNMENT: Final = 256
 
 
 class _Offer(Sole):
-    """What readers get of a share. It lives until the share is closed and the last lease has ended."""
+    """The part of a share that readers get. It lives until the share is closed and the last lease has ended."""
 
     def __init__(
         self, descriptor: Descriptor, laid: Laid, *, single: bool, users: Collection[int], threaded: bool,
@@ -139,7 +139,7 @@ class _Offer(Sole):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Let no reader in any more."""
         self.leave()
         here().withdraw(self)
         self._withdrawn = True
@@ -159,13 +159,13 @@ class _Offer(Sole):
                 word.close()
             writer.board.close()
         self._told.close()
-        self.laid = replace(self.laid, arrays={})  # lets them go
+        self.laid = replace(self.laid, arrays={})  # lets the arrays go
         for one in self._stands_on:
             one.close()
         self.is_over = True
 
     def what_holds(self) -> str:
-        """Why it goes on, for messages."""
+        """The reason why the share goes on, for messages."""
         return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
 
     def _region(self, memory: Range) -> Region:
@@ -189,7 +189,22 @@ class _Offer(Sole):
 
 
 class ArrayShare(Arrays):
-    """Arrays that other processes can attach. Made by `gpuinterop.share`."""
+    """Arrays that other processes can attach. Made by `gpuinterop.share`.
+
+    This process is the writer of the order: `release` publishes version 1, 2 and so on. The share holds the arrays
+    until it is closed and the last reader has detached.
+
+    Examples
+    --------
+    >>> field = np.asarray(buffer.view(4))
+    >>> with gi.share(field) as shared:
+    ...     shared.acquire()  # a GPU: shared.acquire(torch.cuda.current_stream())
+    ...     field[:] = 7
+    ...     shared.release()
+    ...     with gi.attach(bytes(shared)) as attached:
+    ...         np.asarray(attached.view)
+    array([7, 7, 7, 7], dtype=uint8)
+    """
 
     def __init__(self, make: Callable[[], _Offer], device: Device, stream: Stream | None) -> None:
         super().__init__(Lifetime("ArrayShare", _Offer.close, device=device.streams))
@@ -206,11 +221,51 @@ class ArrayShare(Arrays):
                 raise
 
     def __bytes__(self) -> bytes:
-        """The descriptor, which any process of this host attaches, any number of times."""
+        """Return the descriptor, which processes of this host attach, any number of times (`gpuinterop.attach`).
+
+        It has the address of this process's socket and a token that opens this share, and no handle: copy it, print it,
+        send it by any way. What has read it can attach, as a process of this user or of ``users=``.
+
+        Raises
+        ------
+        ResourceClosedError
+            `close` was called.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared:
+        ...     text = bytes(shared).hex()  # for a command line, or JSON
+        ...     len(text) < 500
+        True
+        """
         return self.lifetime.use(lambda offer: bytes(offer.descriptor))
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serve readers in the calling thread, where the share was made with ``threaded=False``."""
+        """Serve readers in the calling thread, where the share was made with ``threaded=False``.
+
+        It serves all shares of this process, and returns after `timeout` seconds, or when the last share is closed.
+        Readers attach, enrol and are dropped only meanwhile, so call it again and again: a reader that waits for an
+        answer gives up after the time-out of its `attach`, and the writer waits for a dead reader until the next call.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds; 0 serves what has come. Default: until the last share of this process is closed.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A thread of the library serves this share.
+        ResourceClosedError
+            `close` was called.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4), threaded=False) as shared:
+        ...     for step in range(3):
+        ...         buffer.fill(step)
+        ...         shared.serve(timeout=0)
+        """
         limit = check_timeout(timeout)
         offer: _Offer = self.lifetime.use(lambda offer: offer)
         if offer.threaded:
@@ -219,6 +274,9 @@ class ArrayShare(Arrays):
 
     def close(self, timeout: float | None = None) -> None:
         """Refuse new readers at once; what is attached stays valid until it is detached.
+
+        The writer goes out, behind the work of the stream that came in. The arrays are held until the last reader has
+        detached or died.
 
         Parameters
         ----------
@@ -229,6 +287,17 @@ class ArrayShare(Arrays):
         ------
         ResourceBusyError
             `timeout` passed. The share stays closed, and the last reader still ends it.
+
+        Examples
+        --------
+        >>> shared = gi.share(buffer.view(4))
+        >>> attached = gi.attach(bytes(shared))
+        >>> shared.close(timeout=0.01)
+        Traceback (most recent call last):
+            ...
+        gpuinterop.errors.ResourceBusyError: ... is still in use after close(0.01): 1 reader(s) are attached.
+        >>> attached.close()
+        >>> shared.close(timeout=10)
         """
         offer: _Offer = self.lifetime.handle
         if not self.closed:
@@ -255,7 +324,72 @@ class ArrayShare(Arrays):
 def share(
     arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True
 ) -> ArrayShare:
-    """Share arrays that exist with other processes, in place."""
+    """Share arrays that exist with other processes, in place.
+
+    Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and lets readers
+    in at this process's socket. The library makes the handles, and owns them: an IPC handle here
+    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each reader that attaches
+    (``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``).
+
+    Parameters
+    ----------
+    arrays : array, or mapping of str to array
+        Arrays with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, all of one device. Strides
+        are kept, also negative ones; elements must not overlap. Element types: bool, int, uint, float, bfloat and
+        complex of whole bytes; of others, as float8, share a view of bytes (``tensor.view(torch.uint8)``). The
+        share holds them until it is closed and the last reader has detached. They must keep their memory meanwhile:
+        do not resize them.
+    stream : Stream, or torch's, CuPy's, an int
+        Version 0 of the order is behind what this stream was given. Default: the bytes are there now.
+    copy : bool
+        Copy the arrays once, behind `stream`, into one allocation of `Device.allocate`, and share that. Then write
+        ``share[name]`` or ``share.view``, not the arrays. It returns when the bytes are there.
+    users : iterable of int
+        User ids whose processes may attach, beside this process's own.
+    threaded : bool
+        Let a thread of the library serve readers: one for all shares of this process. With False call
+        `ArrayShare.serve`.
+
+    Returns
+    -------
+    ArrayShare
+        The share, which the caller closes.
+
+    Raises
+    ------
+    ArgumentTypeError
+        An argument is not an array, or a name is not a str.
+    InvalidArgumentError
+        An array has no elements, or elements that overlap, or an element type without a name here; or its library does
+        not give it out, as torch where it requires a gradient: share ``tensor.detach()``. Or the arrays are of several
+        devices. Or there is no folder for the socket, or its path is too long (`GPUINTEROP_SHARE_DIR`).
+    UnsupportedError
+        The memory cannot get to another process (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
+        memory that is not a memfd, a VMM allocation that was made without the right to export it. The error says what
+        to change.
+    DeviceNotFoundError
+        The backend that works here has no device with that memory.
+    OutOfMemoryError
+        ``copy=True``, and the device has not enough free memory.
+
+    Examples
+    --------
+    >>> layers = {"weight": buffer.view((4, 4), "float32"), "bias": buffer.view(4, "float32", offset=64)}
+    >>> with gi.share(layers, stream=stream) as shared, gi.attach(bytes(shared)) as attached:
+    ...     {name: attached[name].shape for name in attached}
+    {'weight': (4, 4), 'bias': (4,)}
+
+    Plain memory of NumPy has no way to another process; a copy has:
+
+    >>> array = np.arange(4)
+    >>> gi.share(array)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.UnsupportedError: ... host memory, which only its own process has: ...
+    >>> with gi.share(array, copy=True) as shared:
+    ...     np.asarray(shared.view)
+    array([0, 1, 2, 3])
+    """
     single = not isinstance(arrays, Mapping)
     given: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
     if not given:

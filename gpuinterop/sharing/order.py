@@ -115,9 +115,9 @@ class _Turns(Sole):
         self.inside: Stream | None = None
         """The stream that came in."""
         self.failure: GpuInteropError | None = None
-        """Why it does not come in any more."""
+        """The reason why this side does not come in any more."""
         self.coming: Sequence[tuple[Word, int]] | None = None
-        """While the stream is still being given them: what it is to wait for."""
+        """The waits, while the stream is still being given them."""
         self._guard = threading.RLock()
         self._known: KnownStream | None = None
         """The native stream of `inside`."""
@@ -172,10 +172,10 @@ class _Turns(Sole):
 
     @abstractmethod
     def _value(self) -> int:
-        """What going out signals."""
+        """The value that going out signals."""
 
     def _leave(self) -> None:
-        """Note that it is out."""
+        """Note that this side is out."""
         self.inside = None
 
     def _check(self, stream: Stream, *, enters: bool) -> None:
@@ -324,7 +324,7 @@ class Reader(_Turns):
         super()._check_failure()
 
     def is_out(self) -> bool:
-        """Whether all that it was in for is done."""
+        """Whether all that the reader was in for is done."""
         return self.own.closed or self.own.value >= self._count
 
     def close_if_out(self) -> bool:

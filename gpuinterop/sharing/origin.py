@@ -259,7 +259,7 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),
         Behind.CLOSED: ("or of another process, which alone can share it.", allocate),
-        Behind.HOST: ("which only its own process has: it is no memfd with an open descriptor.", allocate),
+        Behind.HOST: ("which only its own process has: it lies in no memfd with an open descriptor.", allocate),
     }
     reason, way_out = reasons.get(behind, ("which no call exports.", allocate))
     return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)

@@ -1,4 +1,4 @@
-"""Where readers come: one Unix socket for each process that shares, and the leases that its connections are.
+"""The place where readers come: a Unix socket for each process that shares, and its connections, which are leases.
 
 One thread serves all shares of the process, and watches the leases that the process has with others; or the user's own
 loop does (`ArrayShare.serve`). It starts with the first share or lease that needs it, and ends with the last.
@@ -56,7 +56,7 @@ OVERFLOW: Final = 65534
 
 
 class Offer(Protocol):
-    """What is served. Its methods are called in the loop."""
+    """A share that is served. The loop calls these methods."""
 
     descriptor: Descriptor
     users: Collection[int]
@@ -87,7 +87,7 @@ def check_peer(connection: socket.socket, users: Collection[int]) -> None:
 
 
 def folder() -> str:
-    """Where this process's rendezvous is."""
+    """Folder of this process's rendezvous."""
     if given := os.environ.get(VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
         if not os.path.isdir(given):
             raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class Connection(Sole):
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.offer: Offer | None = None
-        """What it has a lease of."""
+        """The offer that this reader has a lease of."""
         self.came = bytearray()
         self.deadline = time.monotonic() + _PATIENCE_S
 
@@ -138,7 +138,7 @@ class Rendezvous(Sole):
         self._serials = itertools.count(1)
         self._path = ""
         self._lock = threading.RLock()
-        """Of the offers, the listener and the thread; the rest is the loop's."""
+        """Held to change the offers, the listener and the thread; the rest is the loop's."""
         self._looping = threading.Lock()
         """Held by the thread that runs the loop; taken before the other."""
         self._listener: socket.socket | None = None
@@ -147,6 +147,7 @@ class Rendezvous(Sole):
         self._connections: dict[Connection, None] = {}
         self._watched: dict[socket.socket, Callable[[], object]] = {}
         self._again: list[Callable[[], bool]] = []
+        self._exits = False
         self._opened: tuple[selectors.BaseSelector, int] | None = None
         """What the loop waits by, and the eventfd that wakes it."""
 
@@ -169,7 +170,7 @@ class Rendezvous(Sole):
             self.post(_wake_up)  # also without an offer: the loop then ends, and closes the socket
 
     def withdraw(self, offer: Offer) -> None:
-        """Let nobody in any more; leases stay."""
+        """Let no reader in any more; leases stay."""
         self.offers.pop(offer.descriptor.share, None)
         self.post(_wake_up)
 
@@ -182,7 +183,7 @@ class Rendezvous(Sole):
         """Close the connection of a lease of ours, once `is_out`."""
 
         def end() -> bool:
-            if not is_out():
+            if not is_out() and not self._exits:  # the exporter lets go what dies
                 return False
             if self._watched.pop(link, None) is not None:
                 self._selector.unregister(link)
@@ -198,7 +199,13 @@ class Rendezvous(Sole):
     def post(self, job: Callable[[], object]) -> None:
         """Have the loop do something."""
         self._jobs.append(job)
-        system.under(self._lock, self._start)
+        try:
+            system.under(self._lock, self._start)
+        except ResourceClosedError:  # the interpreter exits, and the thread has ended: this one does what is left
+            self._exits = True
+            while self._jobs:
+                _shown(self._jobs.popleft())
+            self._again = [one for one in self._again if _shown(one) is False]
 
     def stop(self) -> None:
         """Have the thread end: the interpreter exits."""
@@ -310,6 +317,9 @@ class Rendezvous(Sole):
 
     def _end(self) -> None:
         """Leave nothing to do; the process's end closes the connections."""
+        self._exits = True
+        for look in self._again:
+            _shown(look)
         for one in (self.offers, self._connections, self._watched, self._again, self._jobs):
             one.clear()
 
@@ -354,7 +364,7 @@ class Rendezvous(Sole):
             _shown(lambda: offer.left(connection))
 
     def _receive(self, connection: Connection) -> None:
-        if connection not in self._connections:  # it was dropped in this pass
+        if connection not in self._connections:  # this pass has dropped the connection
             return
         try:  # the kernel closes descriptors that come too
             came = connection.link.recv(REQUEST.size - len(connection.came))
@@ -365,7 +375,7 @@ class Rendezvous(Sole):
                 request = bytes(connection.came)
                 connection.came.clear()
                 self._answer(connection, request)
-        except OSError:  # it has gone, or does not read what it asked for
+        except OSError:  # the reader has gone, or does not read what it asked for
             self._drop(connection)
 
     def _answer(self, connection: Connection, request: bytes) -> None:
@@ -406,7 +416,7 @@ def _wake_up() -> None:
 
 
 def _shown(call: Callable[[], T]) -> T | None:
-    """Report a failure in the loop, which nobody has called."""
+    """Report a failure in the loop, which has no caller to raise it."""
     try:
         return call()
     except Exception as error:

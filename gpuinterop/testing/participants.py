@@ -32,7 +32,7 @@ Not lavapipe: its memory begins with a header of its own, which the host backend
 """
 
 _VARIABLES: Final = tuple(
-    f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
+    f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "SHARE_DIR", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
 )
 _OTHERS: Final = re.compile(
     "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|SIM|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS))", re.DOTALL

@@ -104,7 +104,7 @@ class BackendPeer:
         self._send("acquire")
 
     def release(self) -> None:
-        """Release them."""
+        """Release the attached arrays."""
         self._send("release")
 
     def detach(self) -> None:

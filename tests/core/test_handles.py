@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpuinterop as gi
@@ -60,6 +61,30 @@ def test_errors_list_the_handles_of_this_platform(
     monkeypatch.setattr(handles, "_ELSEWHERE", (handles.Win32Handle, FdHandle))
     with pytest.raises(gi.ArgumentTypeError, match="OpaqueWin32, "):  # asked for by name
         handles.Win32Handle(handle=4)
+
+
+class _LazyArray:
+    """As torch's tensor that requires a gradient: the attribute is there, and reading it raises."""
+
+    @property
+    def __cuda_array_interface__(self) -> object:
+        raise RuntimeError("it requires a gradient")
+
+
+class _OldArray:
+    def __init__(self) -> None:
+        self.__array_interface__ = np.zeros(4).__array_interface__
+
+
+@pytest.mark.parametrize("array", [np.zeros(4), _LazyArray(), _OldArray()], ids=lambda one: type(one).__name__)
+def test_an_array_in_place_of_a_handle_is_told_of_sharing(array: Any) -> None:
+    device = gi.get_backend("host").devices()[0]
+    for call in (lambda: device.import_memory(array, size=32), lambda: device.import_allocation(array, 32)):
+        with pytest.raises(gi.ArgumentTypeError, match=r"got \w+, an array; .* gpuinterop\.share\(array\)"):
+            call()
+    with pytest.raises(gi.ArgumentTypeError) as caught:
+        device.import_memory("array", size=32)  # type: ignore[arg-type]
+    assert "gpuinterop.share" not in str(caught.value)
 
 
 def test_a_borrowed_fd_outlives_its_handle(fd: int) -> None:

@@ -9,7 +9,7 @@ def test_the_table_says_what_the_host_can_do() -> None:
     table = gi.get_backend("host").device().capabilities
     cells = {str(cell): table.of(cell) for cell in DOMAIN}
     said = column("host")
-    assert len(said) == 9
+    assert len(said) == 11
     assert said == {name: cells[name].support.value if cells[name] else "-" for name in said}
 
 

@@ -49,7 +49,7 @@ class SharedArrays(Suite):
         peer.attach(bytes(shared), "array")
         assert peer.read(0, SIZE) == pattern(SIZE)
         peer.fill(0x51, 8, 16)
-        assert peer.read(0, 1) == pattern(SIZE)[:1]  # it has synchronized
+        assert peer.read(0, 1) == pattern(SIZE)[:1]  # the peer has synchronized
         buffer, start = shared.place("array")
         assert read(buffer, start, 32) == pattern(SIZE)[:8] + b"\x51" * 16 + pattern(SIZE)[24:32]
 
@@ -60,7 +60,7 @@ class SharedArrays(Suite):
             assert mine.ptr + start == theirs.ptr + offset
 
     def test_what_is_attached_stays(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
-        """A share that is closed lets nobody in, and what is attached stays valid."""
+        """A share that is closed lets no reader in, and what is attached stays valid."""
         peer, late = scope.enter_context(BackendPeer(device)), scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         descriptor = bytes(shared)

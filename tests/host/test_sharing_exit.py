@@ -1,0 +1,32 @@
+"""A process that attaches, closes and exits at once: nothing is reported, and the share ends."""
+
+from __future__ import annotations
+
+import pytest
+
+import gpuinterop as gi
+from tests.programs import python
+
+BEGIN = """
+import atexit, sys, gpuinterop as gi
+attached = gi.attach(bytes.fromhex(sys.argv[1]))
+stream = attached.device.create_stream()
+"""
+AT_ONCE = "attached.acquire(stream); stream.synchronize(10); attached.release(stream); attached.close()"
+BY_THE_EXIT = """
+gate = attached.device.create_semaphore(gi.TimelineFd)
+attached.acquire(stream)
+gate.wait(stream, 1)
+attached.place("")[0].fill(1, stream=stream)
+attached.release(stream)
+attached.close()
+atexit.register(gate.host_signal, 1)  # before the exit ends the library's threads, and releases what is closed
+"""
+
+
+@pytest.mark.parametrize("program", [AT_ONCE, BY_THE_EXIT], ids=["at once", "by the exit"])
+def test_an_attachment_ends_with_its_process(program: str) -> None:
+    with gi.get_backend("host").device().allocate(4096) as memory, gi.share(memory.buffer.view(8)) as shared:
+        done = python("-W", "error", "-c", BEGIN + program, bytes(shared).hex(), GPUINTEROP_BACKEND="host")
+        assert (done.returncode, done.stderr) == (0, "")
+        shared.close(timeout=20)
