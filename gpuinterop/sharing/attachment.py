@@ -18,6 +18,7 @@ from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
+from .._core.monitor import after_fork
 from .._core.registry import get_backend, search
 from .._core.resource import Resource
 from .._core.stream import Stream
@@ -39,6 +40,17 @@ driver_lock: Final = threading.RLock()
 """Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
 _importing: Final = threading.RLock()
 """Held while a region is looked for and imported, so that it is imported once."""
+_links: Final[WeakSet[socket.socket]] = WeakSet()
+"""Connections to exporters, each of which is a lease."""
+
+
+@after_fork
+def _forked() -> None:
+    """End the child's part in its parent's leases, which would outlive the parent; and what its threads may hold."""
+    for link in _links:
+        link.close()
+    for lock in (driver_lock, _importing):
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 class Import(Lifetime):
@@ -452,10 +464,21 @@ class _Link(Sole):
         path = descriptor.address
         if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
             path = os.path.join(place, os.path.basename(path))
-        self.socket = socket.socket(socket.AF_UNIX)
+        self.cut_off = False
+        """Whether an answer may still come, or has come in part: what came next would be taken for another's."""
+        self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
+        _links.add(self.socket)
+
+        def connect() -> bool:
+            with contextlib.suppress(BlockingIOError):  # its queue is full, and the kernel does not wait
+                self.socket.connect(path)
+                return True
+            return False
+
         try:
             self.socket.settimeout(timeout)
-            self.socket.connect(path)
+            if not system.until(connect, timeout):
+                raise TimeoutError
             check_peer(self.socket, users)
         except (FileNotFoundError, ConnectionRefusedError):
             self.socket.close()
@@ -471,7 +494,10 @@ class _Link(Sole):
 
     def ask(self, verb: int, expect: Sequence[type[Handle]], number: int = 0) -> tuple[int, list[Any]]:
         """The number and the handles of the answer."""
+        if self.cut_off:
+            raise PeerError("an earlier answer of the exporter was cut off; close these arrays, and attach them again.")
         try:
+            self.cut_off = True
             self.socket.sendall(self.descriptor.request(verb, number))
             head = self.socket.recv(ANSWER.size)  # one call has sent the head, as the words below
             if len(head) < ANSWER.size:
@@ -483,8 +509,11 @@ class _Link(Sole):
         except OSError as error:
             raise _lost(error) from None
         if failed is not None:
+            self.cut_off = False
             raise failed(words.decode(errors="replace"))
-        return told, ipc.receive_handles(self.socket, expect)
+        handles = ipc.receive_handles(self.socket, expect)
+        self.cut_off = False
+        return told, handles
 
 
 def _lost(error: OSError) -> PeerError:

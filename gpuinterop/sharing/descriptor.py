@@ -32,7 +32,8 @@ VERSION: Final = 1
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
 TOKEN: Final = 16
-ATTACH, BLOCKS, ENROL = 1, 2, 3
+VERBS: Final = (1, 2, 3)
+ATTACH, BLOCKS, ENROL = VERBS
 ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
 """What an answer's status from 1 on stands for."""
 _HEAD: Final = struct.Struct(f"<4sB16s16sQ{TOKEN}sB")
@@ -50,8 +51,10 @@ def boot_id() -> bytes:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return bytes.fromhex(file.read().strip().replace("-", ""))
-    except (OSError, ValueError):
+    except (FileNotFoundError, PermissionError, ValueError):
         return bytes(16)
+    except OSError as error:  # out of descriptors: it is there, and is read another time
+        raise system.driver_error("open(boot_id)", error.errno or 0) from error
 
 
 class Descriptor(NamedTuple):

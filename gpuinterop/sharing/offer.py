@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final, cast
 
@@ -56,11 +57,24 @@ class _Offer(Sole):
             blocks = [block for one in ranges for block in one.blocks][number : number + ipc.MAX_HANDLES]
             return 0, system.under(driver_lock, self._export, blocks)
         if verb == ENROL:
-            writer, own, slot = self.take_slot(lease)
-            return slot, [writer.own.export(), own.export(), writer.board.export()]
+            return self._enrolled(lease)
         self.laid.check()
+        told = self._told.duplicate()
         self._leases[lease] = None
-        return 0, [self._told.duplicate()]
+        return 0, [told]
+
+    def _enrolled(self, lease: object) -> tuple[int, Sequence[Handle]]:
+        writer, own, slot = self.take_slot(lease)
+        handles: list[Handle] = []
+        try:
+            handles.extend(one.export() for one in (writer.own, own, writer.board))
+            return slot, handles
+        except BaseException:
+            for handle in handles:
+                handle.close()
+            self._leases[lease] = None
+            writer.leases.pop(slot).close()
+            raise
 
     def left(self, lease: object) -> None:
         writer, slot = self._writer, self._leases[lease]
@@ -84,13 +98,20 @@ class _Offer(Sole):
 
     def _make_writer(self, stream: Stream | None) -> Writer:
         if self._writer is None:
-            own = self.laid.device.create_semaphore(TimelineFd)
-            self._writer = Writer(Board.make(), own, self.label)
-            self._writer.publish_first(stream)
+            with ExitStack() as undo:
+                own = undo.enter_context(self.laid.device.create_semaphore(TimelineFd))
+                undo.callback((board := Board.make()).close)
+                made = Writer(board, own, self.label)
+                made.publish_first(stream)
+                undo.pop_all()
+            self._writer = made  # not before: a reader would wait for a version that is never published
         return self._writer
 
     def take_slot(self, lease: object) -> tuple[Writer, Word, int]:
-        """A lease's place in the order."""
+        """A lease's place in the order. The loop calls it, and threads of this process that attach here."""
+        return system.under(self._lock, self._take_slot, lease)
+
+    def _take_slot(self, lease: object) -> tuple[Writer, Word, int]:
         writer = self.writer()
         if self._leases[lease] is not None:
             raise PeerError("the reader is enrolled already.")
@@ -131,10 +152,15 @@ class _Offer(Sole):
 
             here().look_again(ended)
 
-        self._leases[key] = None
+        system.under(self._lock, self._come_here, key)
         attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, Lease(enrol, end))
         attached._regions = self.regions(attached.lifetime)
         return attached
+
+    def _come_here(self, lease: object) -> None:
+        if self.is_over:  # another thread has closed it meanwhile
+            raise ResourceClosedError("the share was closed; share the arrays anew.")
+        self._leases[lease] = None
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -151,18 +177,28 @@ class _Offer(Sole):
             self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
 
     def _end_if_over(self) -> None:
+        if not self._has_ended():
+            here().look_again(self._has_ended)
+
+    def _has_ended(self) -> bool:
+        return system.under(self._lock, self._end)
+
+    def _end(self) -> bool:
+        """End, if it is over; False while a thread of the writer is still in."""
         if not self._withdrawn or self._leases or self.is_over:
-            return
+            return True
         if (writer := self._writer) is not None:
+            if writer.inside is not None:
+                return False
             self._writer = None
-            for word in (*writer.leases.values(), writer.own):
-                word.close()
+            writer.own.close()
             writer.board.close()
         self._told.close()
         self.laid = replace(self.laid, arrays={})  # lets the arrays go
         for one in self._stands_on:
             one.close()
         self.is_over = True
+        return True
 
     def what_holds(self) -> str:
         """The reason why the share goes on, for messages."""

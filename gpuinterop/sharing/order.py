@@ -23,6 +23,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +35,15 @@ from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
-from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, again
+from ..errors import (
+    GpuInteropError,
+    HandleError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+    again,
+)
 from ..handles import FdHandle, OpaqueFd, Timeline
 from .rendezvous import here
 
@@ -121,7 +130,7 @@ class _Turns(Sole):
         self._guard = threading.RLock()
         self._known: KnownStream | None = None
         """The native stream of `inside`."""
-        self._told = 0
+        self._told = self._tried = 0
         self._told_by: KnownStream | None = None
 
     def acquire(self, stream: Stream, timeout: float | None = None) -> None:
@@ -140,9 +149,23 @@ class _Turns(Sole):
         for word, value in self.coming or ():
             try:
                 if word.value < value:
-                    word.wait(stream, value, timeout=timeout)
+                    self._await(word, value, stream, timeout)
             except ResourceClosedError:
                 if not word.closed:  # else the reader has left meanwhile
+                    raise
+
+    def _await(self, word: Word, value: int, stream: Stream, timeout: float | None) -> None:
+        if stream.ptr or not stream.device.info.is_cpu:
+            word.wait(stream, value, timeout=timeout)
+            return
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:  # the calling thread itself: it looks now and then whether another thread has ended this
+            left = system.SLICE if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                return word.host_wait(value, timeout=min(system.SLICE, left))
+            except SemaphoreTimeoutError:
+                self._check_failure()
+                if deadline is not None and time.monotonic() >= deadline:
                     raise
 
     def _arrive(self) -> None:
@@ -196,7 +219,12 @@ class _Turns(Sole):
         known = stream.known_as()
         if known is not self._told_by and self.own.value < value - 1:
             self.own.wait(stream, value - 1)
-        self.own.signal(stream, value)
+        tried, self._tried = self._tried == value, value
+        try:
+            self.own.signal(stream, value)
+        except GpuInteropError:
+            if not tried or self.own.value < value:  # else an interrupt struck behind the signal
+                raise
         self._told, self._told_by = value, known
 
     def _go_out(self) -> None:

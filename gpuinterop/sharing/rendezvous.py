@@ -25,7 +25,7 @@ from typing import Final, Protocol, TypeVar
 from .. import ipc, system
 from .._arguments import Sole
 from .._core.monitor import after_fork
-from ..errors import HandleError, InvalidArgumentError, PeerError, ResourceClosedError, report
+from ..errors import DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, report
 from ..handles import FdHandle, Handle
 from .descriptor import (
     ATTACH,
@@ -34,6 +34,7 @@ from .descriptor import (
     MOST_WORDS,
     REQUEST,
     TOKEN,
+    VERBS,
     Descriptor,
     answer,
     boot_id,
@@ -95,10 +96,9 @@ def folder() -> str:
                 f"expected a folder for the rendezvous, got {given!r}; make it, or set {VARIABLE}.",
             )
         return given
-    private = os.path.join(tempfile.gettempdir(), f"gpuinterop-{os.geteuid()}")
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(private, 0o700)
-    found = os.lstat(private)
+    private = os.path.join(system.call("tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
+    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: it may be there
+    found = system.call(f"lstat({private})", os.lstat, private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
             VARIABLE, f"expected {private!r} to be a folder of this user alone, it is another's; set {VARIABLE}."
@@ -116,6 +116,18 @@ def _tidy(place: str) -> None:
                 probe.setblocking(False)
                 if probe.connect_ex(file.path) == errno.ECONNREFUSED:
                     os.unlink(file.path)
+
+
+def _open_to_all(path: str) -> None:
+    """Let every user connect: `check_peer` looks who it is. Another user's folder may have another file at the path."""
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+            raise InvalidArgumentError(VARIABLE, f"expected this process's socket at {path}, got another file.")
+        os.chmod(f"/proc/self/fd/{file}", 0o666)
+    finally:
+        os.close(file)
 
 
 class Connection(Sole):
@@ -146,7 +158,7 @@ class Rendezvous(Sole):
         self._jobs: deque[Callable[[], object]] = deque()
         self._connections: dict[Connection, None] = {}
         self._watched: dict[socket.socket, Callable[[], object]] = {}
-        self._again: list[Callable[[], bool]] = []
+        self._again: deque[Callable[[], bool]] = deque()
         self._exits = False
         self._opened: tuple[selectors.BaseSelector, int] | None = None
         """What the loop waits by, and the eventfd that wakes it."""
@@ -160,10 +172,10 @@ class Rendezvous(Sole):
     def _offer(self, make: Callable[[Descriptor], OfferT], users: Collection[int]) -> OfferT:
         if self._listener is None:
             self._listen()
-        if users:
-            os.chmod(self._path, 0o666)
-        descriptor = Descriptor(boot_id(), self.nonce, next(self._serials), secrets.token_bytes(TOKEN), self._path)
         try:
+            if users:
+                system.call(f"chmod({self._path})", _open_to_all, self._path)
+            descriptor = Descriptor(boot_id(), self.nonce, next(self._serials), secrets.token_bytes(TOKEN), self._path)
             offer = self.offers[descriptor.share] = make(descriptor)
             return offer
         finally:
@@ -194,7 +206,8 @@ class Rendezvous(Sole):
 
     def look_again(self, until: Callable[[], bool]) -> None:
         """Call `until` in the loop, again and again until it returns True."""
-        self.post(lambda: self._again.append(until))
+        self._again.append(until)
+        self.post(_wake_up)
 
     def post(self, job: Callable[[], object]) -> None:
         """Have the loop do something."""
@@ -205,7 +218,7 @@ class Rendezvous(Sole):
             self._exits = True
             while self._jobs:
                 _shown(self._jobs.popleft())
-            self._again = [one for one in self._again if _shown(one) is False]
+            self._look()
 
     def stop(self) -> None:
         """Have the thread end: the interpreter exits."""
@@ -236,23 +249,33 @@ class Rendezvous(Sole):
 
     def _start(self) -> None:
         if self._opened is None:
-            selector, wake = selectors.DefaultSelector(), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                selector = system.call("epoll_create", selectors.DefaultSelector)
+            except DriverError:
+                os.close(wake)
+                raise
             selector.register(wake, selectors.EVENT_READ)
             self._opened = selector, wake
         self._wake_loop()
-        offers = self.offers.values()
-        own_loop = offers and not any(one.threaded for one in offers) and not (self._watched or self._again)
-        if self._thread is None and not own_loop:
+        if self._thread is None and not self._is_users():
             self._thread = system.start_thread(self._loop, self.stop)
+
+    def _is_users(self) -> bool:
+        """Whether all that there is to do is the user's own loop's."""
+        offers = list(self.offers.values())  # another thread may withdraw one
+        return bool(offers) and not (any(one.threaded for one in offers) or self._watched or self._again)
 
     # -- the loop ----------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         with self._looping:
-            while system.under(self._lock, self._goes_on):
+            while system.under(self._lock, self._goes_on) and self._thread is not None:
                 self._pass(None)
 
     def _goes_on(self) -> bool:
+        if self._is_users():
+            self._thread = None
         if self.offers or self._connections or self._watched or self._again or self._jobs:
             return True
         self._thread = None
@@ -280,7 +303,7 @@ class Rendezvous(Sole):
                 os.eventfd_read(key.fd)
         while self._jobs:
             _shown(self._jobs.popleft())
-        self._again = [one for one in self._again if _shown(one) is False]
+        self._look()
         now = time.monotonic()
         for late in [one for one in self._connections if one.offer is None and one.deadline < now]:
             self._drop(late)
@@ -301,7 +324,7 @@ class Rendezvous(Sole):
             raise InvalidArgumentError(
                 VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
             )
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        listener = system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
             os.fchmod(listener.fileno(), 0o600)  # so the file is made with this mode; the umask is the process's
             listener.bind(hidden)
@@ -350,6 +373,13 @@ class Rendezvous(Sole):
             connection = Connection(link)
             self._connections[connection] = None
             self._selector.register(link, selectors.EVENT_READ, connection)
+            self._receive(connection)  # most often it has asked: a flood behind it comes too late
+
+    def _look(self) -> None:
+        """Call each of what is to be called again."""
+        for _ in range(len(self._again)):
+            if _shown(one := self._again.popleft()) is False:
+                self._again.append(one)
 
     def _make_room(self, most: int) -> None:
         strangers = [one for one in self._connections if one.offer is None]
@@ -375,6 +405,8 @@ class Rendezvous(Sole):
                 request = bytes(connection.came)
                 connection.came.clear()
                 self._answer(connection, request)
+        except BlockingIOError:
+            return
         except OSError:  # the reader has gone, or does not read what it asked for
             self._drop(connection)
 
@@ -391,7 +423,9 @@ class Rendezvous(Sole):
         try:
             beside = [one for one in handles if isinstance(one, FdHandle)]
             if connection.link.send(data) + ipc.send_part(connection.link, memoryview(body), beside) < len(data + body):
-                raise BlockingIOError
+                raise ConnectionError
+        except BlockingIOError as error:
+            raise ConnectionError from error
         finally:
             for handle in handles:
                 handle.close()
@@ -404,7 +438,7 @@ class Rendezvous(Sole):
         if offer.descriptor.share != share or not offer.descriptor.opens(token):
             raise PeerError("the token is not this share's; take the descriptor as it came.")
         check_peer(connection.link, offer.users)
-        if (verb == ATTACH) is (connection.offer is not None):
+        if verb not in VERBS or (verb == ATTACH) is (connection.offer is not None):
             raise PeerError("expected a reader that attaches once, then asks for more; use gpuinterop.attach.")
         answered = offer.answer(connection, verb, number)
         connection.offer = offer
@@ -450,3 +484,4 @@ def _forked() -> None:
     for one in _here:
         one.forget()
     _here.clear()
+    _making._at_fork_reinit()  # type: ignore[attr-defined]

@@ -35,7 +35,8 @@ _VARIABLES: Final = tuple(
     f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "SHARE_DIR", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
 )
 _OTHERS: Final = re.compile(
-    "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|SIM|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS))", re.DOTALL
+    "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|SIM|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS|NAMESPACES))",
+    re.DOTALL,
 )
 """Variables that are not ours, and those of this project's own tests."""
 

@@ -27,7 +27,7 @@ Kernel = Callable[[], bool]
 
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.come_in, order._enter, order.store),
-    *(offer._Offer.left, offer._Offer.take_slot, attachment.acquire),
+    *(offer._Offer.left, offer._Offer._take_slot, attachment.acquire),
 )
 _PAGES = [order.Board.make() for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
@@ -237,6 +237,7 @@ class Stream:
     failure: GpuInteropError | None = None
     closed = elsewhere = False
     """Closed is the wrapper: the queue goes on."""
+    ptr = 1
 
     def __init__(self, process: Process, name: str, *, host: bool = False) -> None:
         self.name, self.host, self.passed, self.given = f"{process.name}.{name}", host, 0, 0
@@ -424,7 +425,7 @@ class Share:
         def serve() -> Steps:
             try:
                 if process not in self.ended:
-                    answer.append((yield from self.world.code["take_slot"](self.offer, process)))
+                    answer.append((yield from self.world.code["_take_slot"](self.offer, process)))
             except PeerError:
                 answer.append(None)
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from multiprocessing.context import SpawnProcess
@@ -77,6 +79,15 @@ def start() -> Iterator[Callable[..., SpawnProcess]]:
         process.kill()
         process.join()
         process.close()
+
+
+@pytest.fixture
+def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of programs' rendezvous: its name is short, and each user can enter it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as made:
+        os.chmod(made, 0o755)
+        monkeypatch.setenv("GPUINTEROP_SHARE_DIR", made)
+        yield Path(made)
 
 
 def pytest_count_left() -> Counter[str]:

@@ -1,0 +1,143 @@
+"""Programs to which a test gives Python, line by line: each line is answered within a limit, or the test fails.
+
+What a line raises is raised in the test as `Raised`. What a program or a thread of it writes to stderr fails it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Self
+
+import pytest
+
+LIMIT: Final = 30.0
+needs_root: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of other users")
+
+PROGRAM: Final = r"""
+import contextlib, gc, json, os, re, resource, signal, socket, struct, sys, threading, time
+import numpy as np
+import gpuinterop as gi
+from gpuinterop.sharing import rendezvous
+
+def array(size=4096):
+    return np.asarray(gi.device().allocate(size).buffer.view(size, "uint8"))
+
+def left():
+    gc.collect()
+    gi.device().drain()
+    links = []
+    for one in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the look's own
+            links.append(re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{one}")))
+    with open("/proc/self/maps") as maps:
+        return [sorted(links), sorted(re.findall("/memfd:.*", maps.read())), threads()]
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def leases():
+    return sum(len(one._leases) for here in rendezvous._here for one in here.offers.values())
+
+scope, idle = globals(), threads()
+for line in sys.stdin:
+    try:
+        code = json.loads(line)
+        try:
+            given = compile(code, "<test>", "eval")
+        except SyntaxError:
+            given = compile(code, "<test>", "exec")
+        answer = json.dumps(["", eval(given, scope)], default=repr)
+    except BaseException as error:
+        answer = json.dumps([type(error).__name__, str(error)])
+    print(answer, flush=True)
+"""
+
+
+class Raised(Exception):
+    """What a line has raised: the name of its type, then its words."""
+
+
+class Shell:
+    """A program on the host backend; `before` are the words of a command that starts it."""
+
+    def __init__(self, *before: str, **variables: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._rest = b""
+        environment = {"PYTHONPATH": os.pathsep.join(sys.path), "GPUINTEROP_BACKEND": "host"}
+        command = [*before, sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", PROGRAM]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env={**os.environ, **environment, **variables},
+        )  # fmt: skip
+
+    def __call__(self, code: str, limit: float = LIMIT) -> Any:
+        """Run a line; return its value, or raise what it raised."""
+        self.give(code)
+        return self.answer(limit)
+
+    def give(self, code: str) -> None:
+        """Have a line run, and do not wait for it."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(code).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def answer(self, limit: float = LIMIT) -> Any:
+        """What the line has given."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._rest:
+            left = max(0.0, deadline - time.monotonic())
+            assert select.select([self._process.stdout], [], [], left)[0], f"no answer in {limit} s"
+            came = os.read(self._process.stdout.fileno(), 1 << 20)
+            assert came, f"it has ended: {self._process.wait(LIMIT)}, {self._said()}"
+            self._rest += came
+        line, self._rest = self._rest.split(b"\n", 1)
+        kind, value = json.loads(line)
+        if kind:
+            raise Raised(f"{kind}: {value}")
+        return value
+
+    def until(self, code: str, limit: float = LIMIT) -> float:
+        """Ask until the line is true; return how many milliseconds it took."""
+        begin = time.monotonic()
+        while not self(code):
+            assert time.monotonic() - begin < limit, f"{code} stays false: {self._said()}"
+        return (time.monotonic() - begin) * 1e3
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(LIMIT)
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read().decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        killed = self._process.poll() is not None
+        with self._process, self._errors:
+            try:
+                self._process.communicate(timeout=LIMIT)
+                ended = self._process.returncode, self._said()
+                assert kind is not None or killed or ended == (0, ""), ended
+            finally:
+                self._process.kill()
+
+
+@contextmanager
+def pair() -> Iterator[tuple[Shell, Shell]]:
+    """An exporter of `array` as `share`; and a reader, which has its `descriptor`."""
+    with Shell() as exporter, Shell() as reader:
+        exporter("array = array(); array[:] = 7; share = gi.share(array); descriptor = bytes(share)")
+        reader(f"descriptor = bytes.fromhex({exporter('descriptor.hex()')!r})")
+        yield exporter, reader

@@ -1,0 +1,60 @@
+"""Exporter and readers in namespaces of their own, as containers have them; only the socket's folder is shared."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import Final
+
+import pytest
+
+from .shells import Raised, Shell, needs_root
+
+UNSHARE: Final = (
+    "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--net",
+    "--mount",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def there_are_some(sockets: object) -> None:
+    """GPUINTEROP_REQUIRE_NAMESPACES=1 fails the test, and does not skip it, where none can be made."""
+    try:
+        problem = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=30, check=False).stderr
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        (pytest.fail if os.environ.get("GPUINTEROP_REQUIRE_NAMESPACES") else pytest.skip)(f"no namespaces: {problem}")
+
+
+def test_containers() -> None:
+    with Shell(*UNSHARE) as exporter, Shell(*UNSHARE) as one, Shell(*UNSHARE) as two:
+        exporter("array = array(); share = gi.share(array); share.acquire(); array[:] = 1; share.release()")
+        for kind in ("pid", "net", "ipc", "mnt", "user"):
+            assert len({each(f"os.readlink('/proc/self/ns/{kind}')") for each in (exporter, one, two)}) == 3
+        for reader in (one, two):
+            assert reader("os.getpid()") == exporter("os.getpid()") == 1
+            reader(f"attached = gi.attach(bytes.fromhex({exporter('bytes(share).hex()')!r}), timeout=10)")
+        for number in range(2, 9):
+            exporter(f"share.acquire(timeout=10); array[:] = {number}; share.release()")
+            for reader in (one, two):
+                assert reader("attached.acquire(timeout=10) or np.unique(attached.view).tolist()") == [number]
+                reader("attached.release()")
+        one("attached.acquire(timeout=10)")
+        one.kill()
+        exporter("share.acquire(timeout=10); share.release()")
+        exporter.until("leases() == 1")
+        exporter.kill()
+        two.until("attached._turns().failure is not None", 5)
+        with pytest.raises(Raised, match="PeerError: the process that shared the arrays has died"):
+            two("attached.acquire(timeout=5)")
+
+
+@needs_root
+def test_a_user_that_the_namespace_does_not_map() -> None:
+    with Shell(*UNSHARE) as exporter, Shell() as reader:
+        exporter("array = array(); share = gi.share(array, users=(1234, 65534))")
+        reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r}); gi.device(); rendezvous.boot_id()")
+        reader("os.setgroups([]); os.setuid(1234)")
+        with pytest.raises(Raised, match="got one of user 65534, which stands for users of other namespaces; run both"):
+            reader("gi.attach(descriptor, timeout=5, users=(0,))")

@@ -1,0 +1,229 @@
+"""Bad descriptors, shares that are over, arrays that cannot be shared, and processes that are full or fork."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .shells import Raised, Shell, pair
+
+PARTS: Final = """
+from gpuinterop.sharing import acquire
+from gpuinterop.sharing.attachment import driver_lock
+from gpuinterop.sharing.descriptor import Descriptor
+parts = Descriptor.parse(descriptor)
+
+def attaches(given, **changes):
+    gi.attach(bytes(parts._replace(**changes)) if given is parts else given, timeout=2).close()
+
+def shares(given, folder="/tmp"):
+    os.environ["GPUINTEROP_SHARE_DIR"] = folder
+    gi.share(given)
+"""
+BAD: Final = [
+    ("attaches(descriptor[:4])", "InvalidArgumentError: descriptor: expected bytes.share., got 4 other bytes"),
+    ("attaches(descriptor[:-1])", "InvalidArgumentError: descriptor: expected all bytes"),
+    ("attaches(descriptor + b'x')", "InvalidArgumentError: descriptor: expected all bytes"),
+    ("attaches(descriptor[:50])", "InvalidArgumentError: descriptor: expected all bytes"),
+    ("attaches(b'')", r"InvalidArgumentError: descriptor: expected bytes\(share\)"),
+    ("attaches(os.urandom(99))", r"InvalidArgumentError: descriptor: expected bytes\(share\)"),
+    ("attaches('GIPS')", r"ArgumentTypeError: descriptor: expected bytes\(share\), got str"),
+    ("attaches(b'GIPS' + bytes([2]) + descriptor[5:])", "InvalidArgumentError: .*expected version 1, got 2; install"),
+    ("attaches(parts, boot=bytes(16))", "PeerError: the share is another host's"),
+    ("attaches(parts, process=bytes(16))", "ResourceClosedError: the share was closed"),
+    ("attaches(parts, share=99)", "ResourceClosedError: the share was closed"),
+    ("attaches(parts, token=bytes(16))", "PeerError: the token is not this share's"),
+    ("attaches(parts, address='/gone' + parts.address)", "PeerError: .*is not there"),
+    ("attaches(parts, address='/dev/null')", "PeerError: .*is not there"),
+    ("attaches(parts, address='x' * 255)", "PeerError: .*path too long"),
+    ("shares(np.ones(4))", "UnsupportedError: .*host memory.*Device.allocate"),
+    ("shares(array()[:0])", "InvalidArgumentError: .*expected an array with elements"),
+    ("shares(np.lib.stride_tricks.as_strided(array(), (4, 4), (1, 1)))", "InvalidArgumentError: .*overlap"),
+    ("shares(np.broadcast_to(array()[:1], 5))", "InvalidArgumentError: .*overlap"),
+    ("shares(np.array([object()]))", "InvalidArgumentError: "),
+    ("shares({})", "InvalidArgumentError: arrays: expected an array or more"),
+    ("shares({1: array()})", "ArgumentTypeError: arrays: expected names"),
+    ("shares(None)", "ArgumentTypeError: arrays: expected an array"),
+    ("shares({'a': array(), 'b': np.ones(4)})", "UnsupportedError: .*'b'"),
+    ("shares(array(), '/missing')", "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a folder"),
+    ("shares(array(), '/proc/self')", r"DriverError: bind\(/proc/self/"),
+    ("shares(array(), '{long}')", "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a path of 107 bytes or fewer"),
+]
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Shell]:
+    with pair() as (_, made):
+        made(PARTS)
+        made("attaches(descriptor)")
+        yield made
+
+
+@pytest.mark.parametrize(("code", "words"), BAD)
+def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell, tmp_path: Path) -> None:
+    (long := tmp_path / ("x" * 100)).mkdir()
+    reader.until("threads() == idle")
+    before = reader("left()")
+    with pytest.raises(Raised, match=words):
+        reader(code.replace("{long}", os.fspath(long)))
+    reader.until(f"left() == {before}")
+    reader("os.environ.pop('GPUINTEROP_SHARE_DIR', None); attaches(descriptor)")
+
+
+@pytest.mark.parametrize("side", ["exporter", "reader"])
+def test_full_tables_of_descriptors(side: str) -> None:
+    """Whatever is missing: an error of ours, and with room all goes on, for a reader by a new attach."""
+    outcomes = set()
+    with pair() as (exporter, reader):
+        full = {"exporter": exporter, "reader": reader}[side]
+        full("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024)); gi.device(); kept = []")
+        for room in range(12):
+            exporter("share = gi.share(array)")  # with an order that is not made yet
+            reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r})")
+            full("while len(kept) < 99:\n    try: kept.append(os.open('/dev/null', 0))\n    except OSError: break")
+            full(f"for one in kept[:{room}]: os.close(one)\nkept = kept[{room}:]")
+            try:
+                reader("attached = None; attached = gi.attach(descriptor, timeout=0.5); attached.acquire(timeout=2)")
+                outcomes.add("")
+            except Raised as error:
+                outcomes.add(str(error).split(":")[0])
+            full("for one in kept: os.close(one)\nkept = []")
+            reader("attached and attached.close()\nwith gi.attach(descriptor) as attached: attached.acquire(timeout=5)")
+            exporter.until("leases() == 0")
+            exporter("share.acquire(timeout=5); share.close()")
+    assert {"", "PeerError"} < outcomes <= {"", "PeerError", "DriverError", "HandleError"}
+
+
+@pytest.mark.parametrize("enrols", [False, True])
+@pytest.mark.parametrize("dies", ["exporter", "reader"])
+def test_a_child_of_fork_keeps_no_lease(dies: str, enrols: bool) -> None:
+    with pair() as (exporter, reader):
+        parent = {"exporter": exporter, "reader": reader}[dies]
+        reader(f"attached = gi.attach(descriptor, timeout=5); {enrols} and attached._turns()")
+        parent("child = os.fork() or (os.close(0), os.close(1), signal.alarm(60), signal.pause())")
+        child = parent("child")
+        try:
+            parent.kill()
+            if dies == "reader":
+                exporter.until("leases() == 0", 5)
+                return
+            with pytest.raises((Raised, AssertionError), match="PeerError"):
+                reader.until("attached.acquire(timeout=5) or attached.release()", 5)
+        finally:
+            os.kill(child, 9)
+
+
+def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
+    with pair() as (_, reader):
+        reader(PARTS)
+        reader("""def forks():
+            global child
+            if not (child := os.fork()):
+                signal.alarm(20)
+                with gi.attach(descriptor), gi.share(array()):
+                    os._exit(7)
+        """)
+        reader("thread = threading.Thread(target=forks)")
+        reader("with driver_lock, rendezvous._making: thread.start(); thread.join()")
+        assert reader("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 7
+
+
+def test_in_one_process() -> None:
+    """Attach to an own share, after whose end the share goes on; several at once, in one order."""
+    with pair() as (one, _):
+        one("attached = gi.attach(descriptor); attached.acquire(timeout=5); attached.release(); attached.close()")
+        one.until("leases() == 0")
+        one("share.acquire(timeout=5); share.release()")  # the board is still the share's
+        one("another, own = gi.share(array), gi.attach(descriptor)")
+        one("from gpuinterop.sharing import acquire; acquire([own, another], timeout=5)")
+        one("own.release(); another.release(); share.acquire(timeout=5)")
+        with pytest.raises(Raised, match="SemaphoreTimeoutError"):  # the writer is in: none is acquired
+            one("acquire([another, own], timeout=0.05)")
+        one("another.acquire(timeout=5); share.close()")
+        with pytest.raises(Raised, match="ResourceClosedError"):
+            one("gi.attach(descriptor)")
+        assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
+        one("own.close(); another.close()")
+        one.until("threads() == idle")
+
+
+def test_a_loop_of_the_users() -> None:
+    with pair() as (reader, exporter):  # which has a lease of the other meanwhile, and gives it back by itself
+        exporter("array = array(); share = gi.share(array, threaded=False); offer = rendezvous.here().offers[1]")
+        assert exporter("threads() == idle")
+        reader(f"served = bytes.fromhex({exporter('bytes(share).hex()')!r})")
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*does it serve"):
+            reader("gi.attach(served, timeout=0.1)")
+        reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
+        exporter("while not any(slot is not None for slot in offer._leases.values()): share.serve(0.05)")
+        reader.answer()
+        exporter("gi.attach(descriptor).close()")
+        reader.until("leases() == 0", 5)
+        exporter("other = gi.attach(descriptor); other.acquire(); other.release()")  # a thread watches this lease
+        assert exporter("time.monotonic() + (share.serve(0.2) or 0) <= time.monotonic() - 0.2")
+        exporter("other.close()")
+        reader("attached.close()")
+        exporter("while leases(): share.serve(0.05)")
+
+
+def test_an_array_that_is_read_only() -> None:
+    with pair() as (exporter, reader):
+        exporter("fixed = array[:8]; fixed.flags.writeable = False; constant = gi.share({'fixed': fixed})")
+        reader(f"gi.attach(bytes.fromhex({exporter('bytes(constant).hex()')!r})).close()")
+        with pytest.raises(Raised, match="InvalidArgumentError: fixed: its library treats it as immutable"):
+            exporter("constant.acquire()")
+
+
+def test_an_answer_that_was_cut_off_is_not_taken_for_a_death() -> None:
+    with pair() as (exporter, reader):
+        exporter("share.acquire(); share.release()")
+        reader("from gpuinterop import ipc; whole, attached = ipc.receive_handles, gi.attach(descriptor)")
+        reader("def cut(*_): ipc.receive_handles = whole; raise KeyboardInterrupt\nipc.receive_handles = cut")
+        with pytest.raises(Raised, match="KeyboardInterrupt"):
+            reader("attached.acquire(timeout=5)")
+        with pytest.raises(
+            Raised, match="PeerError: an earlier answer of the exporter was cut off; close these arrays"
+        ):
+            reader("attached.acquire(timeout=5)")
+        exporter("share.acquire(timeout=5); share.release()")
+        reader("attached.close(); attached = gi.attach(descriptor); attached.acquire(timeout=5)")
+
+
+def test_a_folder_whose_owner_replaces_the_socket(tmp_path: Path, sockets: Path) -> None:
+    (victim := tmp_path / "victim").touch(0o600)
+    with pair() as (exporter, _):
+        (socket,) = sockets.iterdir()
+        socket.unlink()
+        socket.symlink_to(victim)
+        with pytest.raises(Raised, match="InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected this process's socket"):
+            exporter("gi.share(array, users=(1234,))")
+    assert victim.stat().st_mode & 0o777 == 0o600
+
+
+WAITS: Final = """
+def waits():
+    with contextlib.suppress(gi.ResourceClosedError, gi.PeerError):
+        arrays.acquire()
+
+thread = threading.Thread(target=waits)
+thread.start()
+"""
+
+
+@pytest.mark.parametrize("side", ["exporter", "reader"])
+def test_a_close_beside_an_acquire_that_waits(side: str) -> None:
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor); attached.acquire(); attached.release()")
+        one, other, name = {"exporter": (exporter, reader, "share"), "reader": (reader, exporter, "attached")}[side]
+        other(f"{'attached' if side == 'exporter' else 'share'}.acquire()")
+        one(f"arrays = {name}; {name}._turns()")
+        one(WAITS)
+        one.until("arrays._turns().inside is not None")
+        one("arrays.close(); arrays = None")
+        one.until("not thread.is_alive()", 5)  # though the other side is still in
+        other.kill()
+        one.until("threads() == idle")
