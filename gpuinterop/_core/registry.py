@@ -55,6 +55,8 @@ _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: dict[str, object] = {}
 _chosen: tuple[list[object], dict[str | None, str]] = ([], {})
 """The state in which entry points were scanned, and the name of the chosen backend for each requested name."""
+_searched: tuple[list[object], list[LoadedBackend]] = ([], [])
+"""The state in which entry points were scanned last for a search, and the backends that worked."""
 
 
 @after_fork
@@ -416,10 +418,15 @@ def get_backend(name: str | None = None) -> LoadedBackend:
 def _names_chosen_here() -> dict[str | None, str]:
     """The cached choices, emptied when the inputs of a scan have changed. A scan takes a millisecond."""
     global _chosen  # noqa: PLW0603 - both at once, for other threads
-    where: list[object] = [*sys.path, *sys.meta_path]
+    where = _where()
     if (chosen := _chosen)[0] != where:
         chosen = _chosen = (where, {})
     return chosen[1]
+
+
+def _where() -> list[object]:
+    """What a scan depends on."""
+    return [*sys.path, *sys.meta_path]
 
 
 def _by_name(name: str, source: str) -> LoadedBackend:
@@ -548,6 +555,10 @@ def match_device(identity: DeviceIdentity) -> Device:
 def search(fits: Callable[[Device], bool], problem: str) -> Device:
     """The first device that fits, in the order of `match_device`; the error is the problem, and the devices."""
     chosen = os.environ.get(_BACKEND_VARIABLE)
+    with suppress(BackendUnavailableError):  # told of below
+        for candidate in (one for loaded in ([] if chosen else _known()) for one in loaded.devices()):
+            if fits(candidate):
+                return candidate
     seen = []
     for loaded in [get_backend()] if chosen else _working():
         try:
@@ -567,8 +578,17 @@ def search(fits: Callable[[Device], bool], problem: str) -> Device:
 
 
 def _working() -> list[LoadedBackend]:
+    global _searched  # noqa: PLW0603 - both at once, for other threads
     found = [_load(rivals) for rivals in _installed().values()]
-    return sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
+    working = sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
+    _searched = (_where(), working)
+    return working
+
+
+def _known() -> list[LoadedBackend]:
+    """The backends that worked at the last scan; none if a new scan may find others. A scan takes 10 ms."""
+    where, working = _searched
+    return working if where == _where() and all(_loaded.get(one.name) is one for one in working) else []
 
 
 def _hex(mark: bytes | None) -> str:

@@ -32,7 +32,7 @@ from ..errors import (
     UnsupportedError,
 )
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from .descriptor import ANSWER, ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
+from .descriptor import ANSWER, ATTACH, BLOCKS, COUNT, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
 from .order import Board, Reader, Word, Writer, come_in
 from .rendezvous import VARIABLE, check_peer, here, is_here
 
@@ -387,8 +387,10 @@ def _key(arrays: Arrays) -> tuple[bytes, int]:
 class Lease(Sole):
     """A reader's right to the memory, until it is out and its arrays are gone."""
 
-    def __init__(self, enrol: Callable[[], Reader], end: Callable[[Reader | None], None]) -> None:
-        self._enrol, self._end = enrol, end
+    def __init__(
+        self, enrol: Callable[[], Reader], end: Callable[[Reader | None], None], count: Callable[[bool], object]
+    ) -> None:
+        self._enrol, self._end, self.count = enrol, end, count
         self._enrolling = threading.RLock()
         self.reader: Reader | None = None
 
@@ -449,6 +451,10 @@ class AttachedArrays(Arrays):
             lease.leave()
         super().close(timeout)
 
+    def _count(self, *, coming: bool) -> None:
+        """Tell the exporter of one more reader that is to come, or has; also if closed, while arrays are left."""
+        self.lifetime.ask(lambda lease: lease.count(coming), None)
+
     def _memory(self) -> Sequence[SharedMemory]:
         return self._regions
 
@@ -465,7 +471,7 @@ class _Link(Sole):
         if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
             path = os.path.join(place, os.path.basename(path))
         self.cut_off = False
-        """Whether an answer may still come, or has come in part: what came next would be taken for another's."""
+        """Whether an answer may still come, or has come in part. What came next would be taken for another's."""
         self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
         _links.add(self.socket)
 
@@ -511,7 +517,7 @@ class _Link(Sole):
         if failed is not None:
             self.cut_off = False
             raise failed(words.decode(errors="replace"))
-        handles = ipc.receive_handles(self.socket, expect)
+        handles = ipc.receive_handles(self.socket, expect) if expect else []
         self.cut_off = False
         return told, handles
 
@@ -598,7 +604,7 @@ def attach(
         with told:
             contents = Contents.read(told)
         used = device_for(contents, device)
-        lease = Lease(partial(_enrol, link, used), partial(_end, link.socket))
+        lease = Lease(partial(_enrol, link, used), partial(_end, link.socket), partial(link.ask, COUNT, ()))
         attached = AttachedArrays(used, found, contents, lease)
     except BaseException:
         link.socket.close()

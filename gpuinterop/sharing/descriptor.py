@@ -8,7 +8,8 @@ A request is 64 bytes: magic ``GIPR``, u8 version, u8 verb, the nonce, the numbe
 answer is magic ``GIPA``, u8 version, u8 status, u16 zero, u32 number; then handles as `gpuinterop.ipc` sends them, or
 for a failure as many bytes of words. To ATTACH it is a sealed memfd with JSON, which says what is shared (`Contents`),
 and whose origin names the device; to BLOCKS, from that number on, the next descriptors of the memory; to ENROL the
-writer's timeline, the lease's own and the board, and in the number the lease's slot. The receiver trusts nothing.
+writer's timeline, the lease's own and the board, and in the number the lease's slot. COUNT tells with 1 that the
+descriptor goes to one more reader, and with 0 that it has come to one. The receiver trusts nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ VERSION: Final = 1
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
 TOKEN: Final = 16
-VERBS: Final = (1, 2, 3)
-ATTACH, BLOCKS, ENROL = VERBS
+VERBS: Final = (1, 2, 3, 4)
+ATTACH, BLOCKS, ENROL, COUNT = VERBS
 ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
 """What an answer's status from 1 on stands for."""
 _HEAD: Final = struct.Struct(f"<4sB16s16sQ{TOKEN}sB")

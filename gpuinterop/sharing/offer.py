@@ -22,7 +22,7 @@ from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, IpcMemHandle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
-from .descriptor import BLOCKS, ENROL, Contents, Descriptor, Region
+from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
 from .rendezvous import here
@@ -40,12 +40,15 @@ class _Offer(Sole):
         self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
         regions = tuple(map(self._region, laid.ranges))
         self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
-        self._told = self.contents.write()
         self.label = f"share {descriptor.share}"
         self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None
-        self._leases: dict[object, int | None] = {}
+        self.leases: dict[object, int | None] = {}
+        """The slot of each lease that has one."""
+        self.on_change: Callable[[int], object] | None = None
+        """Called with the change in the number of readers that are to come. It is -1 behind an attach, what a lease
+        counts, and 0 behind the end of a lease."""
         self._withdrawn = False
         self.is_over = False
 
@@ -58,10 +61,19 @@ class _Offer(Sole):
             return 0, system.under(driver_lock, self._export, blocks)
         if verb == ENROL:
             return self._enrolled(lease)
+        if verb == COUNT:
+            self.changed(1 if number else -1)
+            return 0, ()
         self.laid.check()
-        told = self._told.duplicate()
-        self._leases[lease] = None
+        told = self.contents.write()
+        self.leases[lease] = None
+        self.changed(-1)
         return 0, [told]
+
+    def changed(self, by: int) -> None:
+        """Tell of a change in the number of readers that are to come, or of the end of one."""
+        if self.on_change is not None:
+            self.on_change(by)
 
     def _enrolled(self, lease: object) -> tuple[int, Sequence[Handle]]:
         writer, own, slot = self.take_slot(lease)
@@ -72,18 +84,19 @@ class _Offer(Sole):
         except BaseException:
             for handle in handles:
                 handle.close()
-            self._leases[lease] = None
+            self.leases[lease] = None
             writer.leases.pop(slot).close()
             raise
 
     def left(self, lease: object) -> None:
-        writer, slot = self._writer, self._leases[lease]
+        writer, slot = self._writer, self.leases[lease]
         own = None if writer is None or slot is None else writer.leases[slot]
 
         def is_over() -> bool:
             if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
                 return False
-            del self._leases[lease]
+            del self.leases[lease]
+            self.changed(0)
             self._end_if_over()
             return True
 
@@ -113,7 +126,7 @@ class _Offer(Sole):
 
     def _take_slot(self, lease: object) -> tuple[Writer, Word, int]:
         writer = self.writer()
-        if self._leases[lease] is not None:
+        if self.leases[lease] is not None:
             raise PeerError("the reader is enrolled already.")
         slot = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if slot is None:
@@ -121,7 +134,7 @@ class _Offer(Sole):
         own = self.laid.device.create_semaphore(TimelineFd)
         writer.board.slots[slot].value = 0
         writer.leases[slot] = own
-        self._leases[lease] = slot
+        self.leases[lease] = slot
         return writer, own, slot
 
     # -- this process ------------------------------------------------------------------------------------------------
@@ -153,14 +166,16 @@ class _Offer(Sole):
             here().look_again(ended)
 
         system.under(self._lock, self._come_here, key)
-        attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, Lease(enrol, end))
+        self.changed(-1)
+        lease = Lease(enrol, end, lambda coming: self.changed(1 if coming else -1))
+        attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, lease)
         attached._regions = self.regions(attached.lifetime)
         return attached
 
     def _come_here(self, lease: object) -> None:
         if self.is_over:  # another thread has closed it meanwhile
             raise ResourceClosedError("the share was closed; share the arrays anew.")
-        self._leases[lease] = None
+        self.leases[lease] = None
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -185,7 +200,7 @@ class _Offer(Sole):
 
     def _end(self) -> bool:
         """End, if it is over; False while a thread of the writer is still in."""
-        if not self._withdrawn or self._leases or self.is_over:
+        if not self._withdrawn or self.leases or self.is_over:
             return True
         if (writer := self._writer) is not None:
             if writer.inside is not None:
@@ -193,7 +208,6 @@ class _Offer(Sole):
             self._writer = None
             writer.own.close()
             writer.board.close()
-        self._told.close()
         self.laid = replace(self.laid, arrays={})  # lets the arrays go
         for one in self._stands_on:
             one.close()
@@ -202,7 +216,7 @@ class _Offer(Sole):
 
     def what_holds(self) -> str:
         """The reason why the share goes on, for messages."""
-        return f"{len(self._leases)} reader(s) are attached" if self._leases else "its thread has not ended it yet"
+        return f"{len(self.leases)} reader(s) are attached" if self.leases else "its thread has not ended it yet"
 
     def _region(self, memory: Range) -> Region:
         region = memory.region

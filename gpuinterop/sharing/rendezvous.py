@@ -414,7 +414,7 @@ class Rendezvous(Sole):
         handles: Sequence[Handle] = ()
         try:
             number, handles = self._asked(connection, request)
-            body = ipc.packed(handles)
+            body = ipc.packed(handles) if handles else b""
             data = answer(number)
         except Exception as error:  # also a driver's, or one of an array's library
             kind = type(error) if type(error) in ERRORS else HandleError

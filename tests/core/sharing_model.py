@@ -411,8 +411,8 @@ class Share:
         deque(self.writer.publish_first(first), 0)
         device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"lease{number}.{len(self.watchers)}"))
         self.offer = SimpleNamespace(
-            writer=lambda: self.writer, _writer=self.writer, _leases=dict.fromkeys(world.processes), label="",
-            laid=SimpleNamespace(device=device), _end_if_over=lambda: None,
+            writer=lambda: self.writer, _writer=self.writer, leases=dict.fromkeys(world.processes), label="",
+            laid=SimpleNamespace(device=device), _end_if_over=lambda: None, changed=lambda by: None,
         )  # fmt: skip
 
     def arrays(self, process: Process) -> Any:

@@ -1,11 +1,13 @@
 """Which backend is chosen, and what is said when none is."""
 
 import dataclasses
+import gc
 import importlib.resources
 import os
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -360,6 +362,47 @@ def test_entry_points_and_drivers_are_asked_once(
     monkeypatch.setattr(registry, "entry_points", lambda group: [*scan(group=group), later])
     monkeypatch.syspath_prepend(tmp_path)
     assert gi.device().backend == "later"
+
+
+def test_a_search_scans_once(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each array that is shared is searched for; a scan goes through all distributions."""
+    install(Low, High)
+    scans: list[str] = []
+    points: Any = vars(registry)["entry_points"]
+
+    def scan(group: str) -> Any:
+        scans.append(group)
+        return points(group=group)
+
+    monkeypatch.setattr(registry, "entry_points", scan)
+    first = registry.search(lambda one: one.backend == "high", "")
+    assert all(registry.search(lambda one: one.backend == "high", "") is first for _ in range(9))
+    assert len(scans) == 1
+    with pytest.raises(gi.DeviceNotFoundError, match="nowhere"):
+        registry.search(lambda _one: False, "nowhere")
+    assert len(scans) == 2  # another may be there by now
+    monkeypatch.syspath_prepend(tmp_path)
+    registry.search(lambda one: one.backend == "high", "")
+    assert len(scans) == 3
+
+
+class Array:
+    """What a caller has."""
+
+
+@pytest.mark.parametrize("kind", [Absent, NoBackend, Crashing])
+def test_a_backend_that_does_not_work_keeps_nothing_of_its_first_caller(install: Install, kind: type[Any]) -> None:
+    def call() -> weakref.ref[Array]:
+        array = Array()
+        with pytest.raises(gi.BackendUnavailableError) as caught:
+            gi.get_backend(kind.name)
+        caught.value.__traceback__ = None
+        return weakref.ref(array)
+
+    install(kind)
+    array = call()
+    gc.collect()
+    assert array() is None
 
 
 def test_a_device_is_had_while_another_thread_loads_a_backend(install: Install) -> None:

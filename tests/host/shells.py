@@ -44,7 +44,7 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 def leases():
-    return sum(len(one._leases) for here in rendezvous._here for one in here.offers.values())
+    return sum(len(one.leases) for here in rendezvous._here for one in here.offers.values())
 
 scope, idle = globals(), threads()
 for line in sys.stdin:

@@ -33,8 +33,9 @@ def takes():
 def liar(sockets: Path) -> Iterator[tuple[Shell, Shell]]:
     """One that answers as `hostile.lie` is told, and a reader."""
     with pair() as (exporter, reader):
-        exporter("from tests.host import hostile; contents = share.lifetime.handle._told.fd")
-        exporter("told = json.loads(os.pread(contents, 9999, 0)); share.close()")
+        exporter("from tests.host import hostile; contents = share.lifetime.handle.contents")
+        exporter("with contents.write() as file: told = json.loads(os.pread(file.fd, 9999, 0))")
+        exporter("share.close()")
         exporter.until("threads() == idle")
         exporter(f"listener, descriptor = hostile.listen({os.fspath(sockets)!r})")
         reader(f"descriptor = {exporter('descriptor')!r}")

@@ -159,7 +159,7 @@ def test_a_loop_of_the_users() -> None:
         with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*does it serve"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
-        exporter("while not any(slot is not None for slot in offer._leases.values()): share.serve(0.05)")
+        exporter("while not any(slot is not None for slot in offer.leases.values()): share.serve(0.05)")
         reader.answer()
         exporter("gi.attach(descriptor).close()")
         reader.until("leases() == 0", 5)

@@ -1,0 +1,333 @@
+"""Tensors in memory that gpuinterop allocated, and those of a GPU, go through torch.multiprocessing in place.
+
+The readers are processes of their own, which evaluate what a test asks them for.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop.sharing import rendezvous
+
+from .claims import REQUIRED, load
+
+LIMIT: Final = 60.0
+SIZE: Final = 65536
+TAKE: Final = "kept.append((lambda make, given: make(*given))(*pickle.loads({!r})))"
+"""What a reader does with plain pickle's bytes."""
+
+pytestmark = [pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="memfds"), pytest.mark.timeout(180)]
+
+
+def made(count: int = 16, dtype: str = "float32") -> Any:
+    """A tensor in memory of its own, which another process can map."""
+    with gi.get_backend("host").device().allocate(SIZE) as allocation:
+        return load("torch").from_dlpack(allocation.buffer.view(count, dtype))
+
+
+def read(pipe: Any, queue: Any) -> None:
+    """In a reader: evaluate what comes through the pipe, until that is None."""
+    import torch
+
+    import gpuinterop.sharing.torch  # noqa: F401 - what a user writes, and nothing else
+
+    names = {"torch": torch, "kept": [], "pipe": pipe, "queue": queue, "pickle": pickle, "made": made}
+    for asked in iter(pipe.recv, None):
+        try:
+            found = eval(asked, names)
+            pipe.send(found if found is None or isinstance(found, torch.Tensor | tuple) else repr(found))
+        except Exception as error:
+            pipe.send(f"{type(error).__module__}.{type(error).__name__}: {error}")
+        found = None
+
+
+class Reader:
+    def __init__(self, method: str) -> None:
+        context = load("torch").multiprocessing.get_context(method)
+        self.pipe, theirs = context.Pipe()
+        self.queue = context.SimpleQueue()
+        self.process = context.Process(target=read, args=(theirs, self.queue), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __call__(self, asked: str, *then: object) -> Any:
+        """The value of an expression there, in which `take` keeps the next thing of the pipe."""
+        for one in (asked.replace("take", "kept.append(pipe.recv())"), *then):
+            self.pipe.send(one)
+        assert self.pipe.poll(LIMIT), "the reader does not answer"
+        return self.pipe.recv()
+
+
+@contextmanager
+def reading(method: str = "spawn") -> Iterator[Reader]:
+    reader = Reader(method)
+    try:
+        yield reader
+    finally:
+        if reader.process.is_alive():
+            reader.pipe.send(None)
+        reader.process.join(LIMIT)
+        for one in (reader.process, reader.pipe, reader.queue):
+            one.close()
+
+
+@pytest.fixture(scope="module")
+def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    found = load("torch")
+    import gpuinterop.sharing.torch  # noqa: F401 - in torch's place from here on
+
+    with pytest.MonkeyPatch.context() as patch:  # processes of other runs look into the folder that is the default
+        patch.setenv("GPUINTEROP_SHARE_DIR", str(tmp_path_factory.mktemp("share")))
+        rendezvous.here()  # it keeps two descriptors for the life of the process
+        yield found
+        rendezvous._here.pop().forget()
+
+
+@pytest.fixture(scope="module")
+def one_reader(torch: Any) -> Iterator[Reader]:
+    with reading() as reader:
+        yield reader
+
+
+@pytest.fixture
+def reader(one_reader: Reader, state: Any) -> Iterator[Reader]:
+    yield one_reader
+    one_reader("kept.clear()")
+
+
+@pytest.fixture
+def state(torch: Any) -> Iterator[Any]:
+    """What the process has sent; the test's end ends it."""
+    from gpuinterop.sharing import torch as ours
+
+    yield (state := ours._state)
+    gc.collect()
+    while state.sent:
+        state.sent.popitem()[1].share.close()
+    if state.open is not None:
+        rendezvous.here().withdraw(state.open)
+        state.open = None
+    assert system.until(lambda: rendezvous.here()._thread is None, LIMIT)
+
+
+def is_over(state: Any) -> bool:
+    """Whether all that was sent ends by itself."""
+    return system.until(lambda: not state.sent, 10.0)
+
+
+def reduced(tensor: Any) -> bytes:
+    """As Ray and vLLM call it."""
+    return pickle.dumps(load("torch").multiprocessing.reductions.reduce_tensor(tensor))
+
+
+@pytest.mark.parametrize("way", ["pipe", "queue", "plain pickle"])
+def test_a_tensor_is_the_same_memory_there(torch: Any, reader: Reader, state: Any, way: str) -> None:
+    tensor = made().fill_(1)
+    if way == "pipe":
+        reader("take", tensor)
+    elif way == "queue":
+        reader.queue.put(tensor)
+        reader("kept.append(queue.get())")
+    else:
+        reader(TAKE.format(reduced(tensor)))
+    assert reader("kept[0].sum().item()") == "16.0"
+    tensor.fill_(2)
+    assert reader("kept[0].add_(1).sum().item()") == "48.0"
+    assert tensor.tolist() == [3.0] * 16
+    assert len(state.sent) == 1
+    reader("kept.clear()")
+    assert is_over(state)
+
+
+def test_a_process_of_a_fork_server_takes_an_argument(torch: Any, state: Any) -> None:
+    tensor = made()
+    process = torch.multiprocessing.get_context("forkserver").Process(target=torch.Tensor.fill_, args=(tensor, 7))
+    process.start()
+    process.join(LIMIT)
+    process.close()
+    assert tensor.tolist() == [7.0] * 16
+    assert is_over(state)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_has_sent_nothing(torch: Any, state: Any) -> None:
+    from gpuinterop.sharing import torch as ours
+
+    reduced(tensor := made())
+    if not (child := os.fork()):
+        os._exit(len(ours._state.sent) + len(ours._state.received) + 10 * (ours._state is state))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(state.sent) == 1
+    del tensor
+
+
+def test_tensors_of_one_storage_have_one_storage_there(torch: Any, reader: Reader, state: Any) -> None:
+    tensor = made()
+    views = [tensor, tensor[3:], tensor.view(4, 4).T[1:, ::2], tensor[:0]]
+    reader("take", views)
+    reader("take", tensor[5:6])
+    assert reader("len({one.untyped_storage()._cdata for one in kept[0] + kept[1:]})") == "1"
+    facts = "(one.shape, one.stride(), one.storage_offset())"
+    assert reader(f"[{facts} for one in kept[0]]") == repr([eval(facts, {"one": one}) for one in views])
+    reader("kept[0].clear()")
+    tensor[5] = 4
+    assert reader("kept[1].item()") == "4.0"
+    reader("kept.clear()")
+    assert is_over(state)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_storage_is_sent_again_before_it_is_received(torch: Any, reader: Reader, state: Any, keeps: bool) -> None:
+    """The second message finds it, whether the reader has the first one's tensor or has dropped it."""
+    tensor = made()
+    for _ in range(2):
+        reader.queue.put(tensor)
+    for _ in range(2):
+        reader("kept.append(queue.get())" if keeps else "kept.clear() or kept.append(queue.get())")
+        assert len(state.sent) == 1
+    assert reader("kept[-1].sum().item()") == "0.0"
+    reader("kept.clear()")
+    assert is_over(state)
+
+
+def test_gradients_and_parameters(torch: Any, reader: Reader) -> None:
+    leaf, Parameter = made().requires_grad_(), torch.nn.Parameter
+    reader("take", [leaf, Parameter(made()), Parameter(made(dtype="int64"), requires_grad=False)])
+    expected = [("Tensor", True), ("Parameter", True), ("Parameter", False)]
+    assert reader("[(type(one).__name__, one.requires_grad) for one in kept[0]]") == repr(expected)
+    for part_of_a_graph in (leaf * 1, leaf[2:]):
+        with pytest.raises(RuntimeError, match="non-leaf"):
+            reduced(part_of_a_graph)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float8_e4m3fn", "bfloat16", "complex64", "uint16"])
+def test_element_types(torch: Any, reader: Reader, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    data = made(64, "uint8")
+    data.copy_(torch.ones(64 // kind.itemsize).to(kind).view(torch.uint8))
+    reader("take", data.view(kind))
+    assert reader("str(kept[0].dtype), kept[0].to(torch.complex64).real.unique().tolist()") == (f"torch.{dtype}", [1.0])
+
+
+def test_the_bits_of_a_conjugate_go_along(torch: Any, reader: Reader) -> None:
+    tensor = made(8, "complex64").fill_(1 + 2j)
+    assert reader("take or kept[0].tolist()[0]", tensor.conj()) == "(1-2j)"
+    assert reader("take or kept[1].tolist()[0]", tensor.conj().imag) == "-2.0"
+
+
+@pytest.mark.parametrize("make", [
+    "torch.ones(3)", "torch.from_numpy(__import__('numpy').ones(3))", "torch.eye(3).to_sparse()", "torch.ones(0)",
+    "torch.empty(3, device='meta')", "torch.ones(3).share_memory_()", "torch.nested.nested_tensor([torch.ones(2)])",
+    "torch.quantize_per_tensor(torch.ones(3), 1, 0, torch.qint8)",
+])  # fmt: skip
+def test_others_go_torchs_own_way(torch: Any, state: Any, make: str) -> None:
+    function, _ = torch.multiprocessing.reductions.reduce_tensor(eval(make, {"torch": torch}))
+    assert function.__module__ == "torch.multiprocessing.reductions"
+    assert not state.sent
+
+
+def test_the_arguments_are_where_torch_has_them(torch: Any, state: Any) -> None:
+    reductions, tensor = torch.multiprocessing.reductions, made()
+    function, arguments = reductions.reduce_tensor(tensor)
+    changed = (*arguments[:6], 3, *arguments[7:])  # as vLLM and Ray write their own number of the GPU there
+    assert function is reductions.rebuild_cuda_tensor
+    assert function(*changed).data_ptr() == tensor.data_ptr()
+    torchs = (torch.Tensor, (0,), (1,), 0, torch.storage.TypedStorage, torch.float32, "cpu", None, 0, 0, False)
+    assert function(*torchs, None, 0, None, False).shape == (0,)
+
+
+def test_a_tensor_comes_back_as_the_same_memory(torch: Any, reader: Reader, state: Any) -> None:
+    tensor = made()
+    address, storage = tensor.data_ptr(), tensor.untyped_storage()._cdata
+    reader("take", tensor)
+    back = reader("kept[0][4:]")
+    assert (back.data_ptr(), back.untyped_storage()._cdata) == (address + 16, storage)
+    del tensor, back
+    back = reader("kept.pop()")  # the only one that is left, on its way
+    assert back.data_ptr() == address
+    assert is_over(state)
+
+
+def test_a_received_tensor_goes_on_to_a_third_process(torch: Any, reader: Reader, state: Any) -> None:
+    with reading() as third:
+        reader("take", made().fill_(5))
+        message = reader("torch.multiprocessing.reductions.reduce_tensor(kept.pop())")
+        third(TAKE.format(pickle.dumps(message)))
+        assert len(state.sent) == 1
+        assert third("kept[0].sum().item()") == "80.0"
+        third("kept.clear()")
+        assert is_over(state)
+
+
+def test_two_receive_one_message_and_one_dies(torch: Any, reader: Reader, state: Any) -> None:
+    take = TAKE.format(reduced(tensor := made().fill_(5)))
+    with reading() as other:
+        assert reader(take) is other(take) is None
+        again = TAKE.format(reduced(tensor))  # counted, though the first was received twice
+        assert reader("kept.pop().sum().item()") == other("kept[0].sum().item()") == "80.0"
+        other.process.kill()
+        other.process.join(LIMIT)
+    assert not system.until(lambda: not state.sent, 0.1)
+    assert reader(again) is None
+    reader("kept.clear()")
+    assert is_over(state)
+    assert reader(take).startswith("gpuinterop.errors.ResourceClosedError: expected a tensor that its sender still has")
+
+
+def test_the_receiver_keeps_what_its_sender_has_dropped(torch: Any, reader: Reader, state: Any) -> None:
+    reader("take", made().fill_(5))
+    gc.collect()
+    assert reader("kept[0].sum().item()") == "80.0"
+    with reading() as sender:
+        tensor = sender("made().fill_(6)")
+    assert tensor.sum().item() == 96.0  # the process that made it has ended
+    assert reader("take or kept[1].sum().item()", tensor) == "96.0"  # a copy: torch's own way
+
+
+def test_what_is_never_received_does_not_pile_up(torch: Any, reader: Reader, state: Any) -> None:
+    def count() -> tuple[int, int, int]:
+        system.until(lambda: len(rendezvous.here().offers) <= 1001, 10.0)
+        return len(rendezvous.here().offers), len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    with gi.get_backend("host").device().allocate(SIZE) as allocation:
+        first, last = (reduced(torch.from_dlpack(allocation.buffer.view(4, "int32"))) for _ in range(2))
+        counts = []
+        for number in range(10_000):
+            last = reduced(torch.from_dlpack(allocation.buffer.view(4, "int32")))
+            if number % 2000 == 1999:
+                counts.append(count())
+        assert counts[0][1] < 99
+        assert counts == [(1001, *counts[0][1:])] * 5  # with the one that keeps the process within reach
+        assert "ResourceClosedError: expected a tensor that its sender" in reader(TAKE.format(first))
+        assert reader(TAKE.format(last)) is None
+        reader("kept.clear()")
+        assert system.until(lambda: len(state.sent) == 999, 10.0)
+
+
+def test_on_a_gpu(torch: Any, reader: Reader, state: Any) -> None:
+    """The receiver's stream stands behind the sender's, and the memory is torch's, in place."""
+    if not torch.cuda.is_available():
+        (pytest.fail if "cuda" in REQUIRED else pytest.skip)("torch has no GPU")
+    tensor = torch.zeros(1 << 20, device="cuda")
+    reader("take or kept[0].sum().item()", tensor)  # all is loaded
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(1 << 30)
+        tensor.fill_(1)
+        message = reduced(tensor[4:])
+        assert not torch.cuda.current_stream().query()
+    reader(TAKE.format(message))
+    assert reader("kept[1].sum().item(), kept[0].data_ptr() + 16 == kept[1].data_ptr()") == ((1 << 20) - 4, True)
+    reader("kept[0].fill_(3).sum().item()")
+    assert tensor.sum().item() == 3 << 20
+    reader("kept.clear()")
+    assert is_over(state)
