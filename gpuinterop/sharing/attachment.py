@@ -476,7 +476,7 @@ class _Link(Sole):
         _links.add(self.socket)
 
         def connect() -> bool:
-            with contextlib.suppress(BlockingIOError):  # its queue is full, and the kernel does not wait
+            with contextlib.suppress(BlockingIOError):  # the socket's queue is full, and the kernel does not wait
                 self.socket.connect(path)
                 return True
             return False

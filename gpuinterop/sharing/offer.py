@@ -199,7 +199,7 @@ class _Offer(Sole):
         return system.under(self._lock, self._end)
 
     def _end(self) -> bool:
-        """End, if it is over; False while a thread of the writer is still in."""
+        """End the offer that is over; False while a thread of the writer is still in."""
         if not self._withdrawn or self.leases or self.is_over:
             return True
         if (writer := self._writer) is not None:

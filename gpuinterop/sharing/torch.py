@@ -216,8 +216,8 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
 
 
 def _shared_in_place(tensor: Any) -> Any:
-    """The storage, if gpuinterop shares it; the share tells whether the memory allows that."""
-    plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else it may have no memory
+    """The storage of a tensor that gpuinterop shares; the share tells whether the memory allows that."""
+    plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else the tensor may have no memory
     if not plain or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         return None
     if not (tensor.is_cuda or tensor.is_cpu) or not (storage := tensor.untyped_storage()).nbytes():
