@@ -97,7 +97,7 @@ def folder() -> str:
             )
         return given
     private = os.path.join(system.call("tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
-    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: also one that is there
+    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: the folder may be there
     found = system.call(f"lstat({private})", os.lstat, private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
