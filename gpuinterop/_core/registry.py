@@ -6,6 +6,7 @@ when a device is first made: a process makes each device once, and its table nev
 
 from __future__ import annotations
 
+import gc
 import importlib.resources
 import os
 import sys
@@ -325,6 +326,7 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
                 _loaded[name] = LoadedBackend(_class_of(rivals)())
         except BackendUnavailableError as error:
             _loaded[name] = _without_frames(error)
+        gc.collect()  # an import, as of cuda-bindings, leaves cycles of errors and frames, and these keep the callers'
     return _loaded[name]
 
 

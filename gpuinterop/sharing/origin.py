@@ -108,14 +108,16 @@ def _by_dlpack(array: Any) -> Described | str:
 
 def _capsule(array: Any, stream: dict[str, int]) -> Any:
     library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
-    for more in ({"max_version": (1, 0), **stream}, stream, {"max_version": (1, 0)}):
-        try:
-            return array.__dlpack__(**more)
-        except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
-            if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
-                return library.to_dlpack(array)  # torch: of another device than the current one, or with a gradient
-            failure = error
+    failure: Exception | None = None
     try:
+        for more in ({"max_version": (1, 0), **stream}, stream, {"max_version": (1, 0)}):
+            try:
+                return array.__dlpack__(**more)
+            except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
+                if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
+                    return library.to_dlpack(array)  # torch: of another device than the current one, or with a gradient
+                failure = error
+        assert failure is not None
         raise failure
     finally:
         del failure  # else the frame, and with it the array, lives until the next collection

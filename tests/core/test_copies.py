@@ -41,7 +41,7 @@ MAY_BE_COPIED: Final[dict[type, str]] = {
 def public() -> Iterator[type]:
     """The classes among the names of all modules that have a name for users."""
     for name in ("gpuinterop", *(found.name for found in pkgutil.walk_packages(gi.__path__, "gpuinterop."))):
-        if not any(part.startswith("_") or part in ("cli", "testing") for part in name.split(".")):
+        if not any(part.startswith("_") or part in ("cli", "testing", "torch") for part in name.split(".")):
             module = importlib.import_module(name)
             values = (getattr(module, one) for one in getattr(module, "__all__", ()))
             yield from (one for one in values if inspect.isclass(one) and one.__module__.startswith("gpuinterop"))

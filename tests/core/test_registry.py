@@ -386,6 +386,18 @@ def test_a_search_scans_once(install: Install, monkeypatch: pytest.MonkeyPatch, 
     assert len(scans) == 3
 
 
+class Leaving(High):
+    name = "leaving"
+
+    def __init__(self) -> None:
+        super().__init__()
+        try:
+            raise ImportError("another way works")
+        except ImportError as error:
+            left: object = error  # a cycle with this frame, and its callers': cuda-bindings leaves some
+        assert left
+
+
 class Array:
     """What a caller has."""
 
@@ -403,6 +415,21 @@ def test_a_backend_that_does_not_work_keeps_nothing_of_its_first_caller(install:
     array = call()
     gc.collect()
     assert array() is None
+
+
+def test_a_backend_that_works_keeps_nothing_of_its_first_caller(install: Install) -> None:
+    def call() -> weakref.ref[Array]:
+        gi.get_backend("leaving")
+        array = Array()
+        return weakref.ref(array)
+
+    install(Leaving)
+    gc.collect()
+    gc.disable()
+    try:
+        assert call()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_device_is_had_while_another_thread_loads_a_backend(install: Install) -> None:

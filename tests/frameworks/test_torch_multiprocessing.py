@@ -89,6 +89,7 @@ def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:  # processes of other runs look into the folder that is the default
         patch.setenv("GPUINTEROP_SHARE_DIR", str(tmp_path_factory.mktemp("share")))
         rendezvous.here()  # it keeps two descriptors for the life of the process
+        gi.device()  # a GPU's driver keeps some as well
         yield found
         rendezvous._here.pop().forget()
 
@@ -114,6 +115,8 @@ def state(torch: Any) -> Iterator[Any]:
     gc.collect()
     while state.sent:
         state.sent.popitem()[1].share.close()
+    while state.clocks:
+        state.clocks.popitem()[1][0].close()
     if state.open is not None:
         rendezvous.here().withdraw(state.open)
         state.open = None
@@ -314,10 +317,15 @@ def test_what_is_never_received_does_not_pile_up(torch: Any, reader: Reader, sta
         assert system.until(lambda: len(state.sent) == 999, 10.0)
 
 
-def test_on_a_gpu(torch: Any, reader: Reader, state: Any) -> None:
+def test_on_a_gpu(torch: Any, state: Any) -> None:
     """The receiver's stream stands behind the sender's, and the memory is torch's, in place."""
     if not torch.cuda.is_available():
         (pytest.fail if "cuda" in REQUIRED else pytest.skip)("torch has no GPU")
+    with reading() as reader:  # it keeps the clock of the sender's stream
+        _on_a_gpu(torch, reader, state)
+
+
+def _on_a_gpu(torch: Any, reader: Reader, state: Any) -> None:
     tensor = torch.zeros(1 << 20, device="cuda")
     reader("take or kept[0].sum().item()", tensor)  # all is loaded
     with torch.cuda.stream(torch.cuda.Stream()):
