@@ -82,8 +82,8 @@ _VERSION = 1
 _HEADER = struct.Struct("<4sHH")
 _ENTRY = struct.Struct("<HBBIQ16s8s16s64s8x")
 MAX_HANDLES = 64
-_CREDENTIALS = 12
-"""Bytes of ``struct ucred``, which come before descriptors if a socket has SO_PASSCRED."""
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred``: pid, user, group. They come before descriptors if a socket has SO_PASSCRED."""
 _DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1, 2, 4, 8, 16, 32
 
 H = TypeVar("H", bound=Handle)
@@ -275,6 +275,12 @@ def send_part(connection: socket.socket, data: memoryview, beside: Sequence[FdHa
     return use_all(beside, send)
 
 
+def peer_user(connection: socket.socket) -> int:
+    """The user of the process at the other end, in this user namespace (SO_PEERCRED)."""
+    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
 def _check_connection(connection: object) -> None:
     """Refuse a socket that no descriptor goes through: TCP drops it, and tells neither side."""
     found = check_type(connection, socket.socket, "connection", "a socket.socket")
@@ -327,7 +333,7 @@ def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -
             # The kernel drops descriptors that do not fit. CMSG_SPACE would round up, to room for one more.
             room = socket.CMSG_LEN((count - len(fds)) * item)
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED):
-                room += socket.CMSG_SPACE(_CREDENTIALS)
+                room += socket.CMSG_SPACE(_CREDENTIALS.size)
             part, ancillary, flags, _ = connection.recvmsg(size - len(data), room, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as error:
             raise PeerError(f"{len(data)} of {size} bytes came within the socket's time-out.") from error

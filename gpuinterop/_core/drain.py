@@ -86,13 +86,13 @@ def _drain() -> None:
         return
     lingering.clear()
     for gate in list(blocking):
-        if _shown(gate.held_by) == "":
+        if shown(gate.held_by) == "":
             unblock(gate)
     while True:
         if dropped:
             retire_dropped()
         for stream in list(pointed):
-            _shown(stream.poll)
+            shown(stream.poll)
         if not (waiting_for_a_look and _release_ready()):
             return
 
@@ -279,8 +279,8 @@ def _leak(lifetime: Lifetime, problem: BaseException) -> None:
         warn_leak(f"releasing {lifetime.label} failed: {problem}")
 
 
-def _shown(call: Callable[[], T]) -> T | None:
-    """Report a failure in a drain instead of raising it: the caller did not cause it."""
+def shown(call: Callable[[], T]) -> T | None:
+    """Report a failure instead of raising it: the caller, of a drain or none in a loop, did not cause it."""
     try:
         return call()
     except Exception as error:
@@ -348,7 +348,7 @@ def _call_back() -> None:
     try:
         callbacks, _kept = _take(marked)
         for callback in callbacks:
-            _shown(callback)
+            shown(callback)
     finally:
         for tellers in marked:
             del tellers[-1]

@@ -22,7 +22,6 @@ from ..handles import Handle
 from .votes import names
 
 _RANK: Final = struct.Struct("<I")
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
 def host() -> str:
@@ -34,9 +33,7 @@ def host() -> str:
 
 def is_our_user(connection: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is of the same user."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(credentials)
-    return bool(user == os.geteuid())
+    return ipc.peer_user(connection) == os.geteuid()
 
 
 class Inbox:

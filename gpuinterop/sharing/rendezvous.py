@@ -14,7 +14,6 @@ import secrets
 import selectors
 import socket
 import stat
-import struct
 import tempfile
 import threading
 import time
@@ -24,8 +23,9 @@ from typing import Final, Protocol, TypeVar
 
 from .. import ipc, system
 from .._arguments import Sole
+from .._core.drain import shown
 from .._core.monitor import after_fork
-from ..errors import DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError, report
+from ..errors import DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import FdHandle, Handle
 from .descriptor import (
     ATTACH,
@@ -51,7 +51,6 @@ _STRANGERS: Final = 128
 """Connections without a lease that are open at once; one more closes the oldest."""
 _TICK_S: Final = 0.02
 """Seconds between the looks at what has to be looked at again."""
-_UCRED: Final = struct.Struct("3i")
 OVERFLOW: Final = 65534
 """What a user looks like that this user namespace does not know."""
 
@@ -70,15 +69,9 @@ class Offer(Protocol):
         """A lease has ended."""
 
 
-def peer_of(connection: socket.socket) -> int:
-    """The other side's user, in this user namespace (SO_PEERCRED)."""
-    _, user, _ = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return int(user)
-
-
 def check_peer(connection: socket.socket, users: Collection[int]) -> None:
     """Refuse the other side's user, unless it is this process's own or one of `users`; pids are not looked at."""
-    user, mine = peer_of(connection), os.geteuid()
+    user, mine = ipc.peer_user(connection), os.geteuid()
     if user == OVERFLOW or (user != mine and user not in users):
         raise PeerError(
             f"expected a process of user {mine}, got one of user {user}"
@@ -217,7 +210,7 @@ class Rendezvous(Sole):
         except ResourceClosedError:  # the interpreter exits, and the thread has ended: this one does what is left
             self._exits = True
             while self._jobs:
-                _shown(self._jobs.popleft())
+                shown(self._jobs.popleft())
             self._look()
 
     def stop(self) -> None:
@@ -296,13 +289,13 @@ class Rendezvous(Sole):
                 self._receive(key.data)
             elif isinstance(key.data, socket.socket):
                 self._selector.unregister(key.data)
-                _shown(self._watched.pop(key.data, _wake_up))
+                shown(self._watched.pop(key.data, _wake_up))
             elif key.data is self:
                 self._welcome()
             else:
                 os.eventfd_read(key.fd)
         while self._jobs:
-            _shown(self._jobs.popleft())
+            shown(self._jobs.popleft())
         self._look()
         now = time.monotonic()
         for late in [one for one in self._connections if one.offer is None and one.deadline < now]:
@@ -320,7 +313,7 @@ class Rendezvous(Sole):
         _tidy(place)
         hidden = os.path.join(place, f".gpuinterop-{secrets.token_hex(8)}")
         path = os.path.join(place, f"gpuinterop-{secrets.token_hex(8)}.sock")
-        if len(os.fsencode(hidden)) > MAX_ADDRESS or len(os.fsencode(path)) > MAX_ADDRESS:
+        if len(os.fsencode(path)) > MAX_ADDRESS:  # the hidden one is shorter
             raise InvalidArgumentError(
                 VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
             )
@@ -342,7 +335,7 @@ class Rendezvous(Sole):
         """Leave nothing to do; the process's end closes the connections."""
         self._exits = True
         for look in self._again:
-            _shown(look)
+            shown(look)
         for one in (self.offers, self._connections, self._watched, self._again, self._jobs):
             one.clear()
 
@@ -378,7 +371,7 @@ class Rendezvous(Sole):
     def _look(self) -> None:
         """Call each of what is to be called again."""
         for _ in range(len(self._again)):
-            if _shown(one := self._again.popleft()) is False:
+            if shown(one := self._again.popleft()) is False:
                 self._again.append(one)
 
     def _make_room(self, most: int) -> None:
@@ -391,7 +384,7 @@ class Rendezvous(Sole):
         self._selector.unregister(connection.link)
         connection.link.close()
         if (offer := connection.offer) is not None:
-            _shown(lambda: offer.left(connection))
+            shown(lambda: offer.left(connection))
 
     def _receive(self, connection: Connection) -> None:
         if connection not in self._connections:  # this pass has dropped the connection
@@ -447,15 +440,6 @@ class Rendezvous(Sole):
 
 def _wake_up() -> None:
     """Do nothing: the loop then looks whether it still has something to do."""
-
-
-def _shown(call: Callable[[], T]) -> T | None:
-    """Report a failure in the loop, which has no caller to raise it."""
-    try:
-        return call()
-    except Exception as error:
-        report(error)
-        return None
 
 
 _here: list[Rendezvous] = []
