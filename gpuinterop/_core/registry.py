@@ -54,10 +54,9 @@ _DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
 _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: dict[str, object] = {}
-_chosen: tuple[list[object], dict[str | None, str]] = ([], {})
-"""The state in which entry points were scanned, and the name of the chosen backend for each requested name."""
-_searched: tuple[list[object], list[LoadedBackend]] = ([], [])
-"""The state in which entry points were scanned last for a search, and the backends that worked."""
+_chosen: tuple[list[object], dict[str | None, str], list[LoadedBackend]] = ([], {}, [])
+"""The state in which entry points were scanned, the name of the chosen backend for each requested name, and the
+backends that worked at the last scan."""
 
 
 @after_fork
@@ -409,7 +408,7 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     source = "name"
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
-    names = _names_chosen_here()
+    names = _scanned_here()[0]
     found = _loaded.get(names.get(name, ""))
     if not isinstance(found, LoadedBackend):
         found = _by_name(name, source) if name else _by_priority()
@@ -417,18 +416,13 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     return found
 
 
-def _names_chosen_here() -> dict[str | None, str]:
-    """The cached choices, emptied when the inputs of a scan have changed. A scan takes a millisecond."""
-    global _chosen  # noqa: PLW0603 - both at once, for other threads
-    where = _where()
+def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
+    """Results of scans, emptied when their inputs have changed. A scan takes 1 to 10 ms."""
+    global _chosen  # noqa: PLW0603 - all at once, for other threads
+    where: list[object] = [*sys.path, *sys.meta_path]
     if (chosen := _chosen)[0] != where:
-        chosen = _chosen = (where, {})
-    return chosen[1]
-
-
-def _where() -> list[object]:
-    """What a scan depends on."""
-    return [*sys.path, *sys.meta_path]
+        chosen = _chosen = (where, {}, [])
+    return chosen[1:]
 
 
 def _by_name(name: str, source: str) -> LoadedBackend:
@@ -557,12 +551,8 @@ def match_device(identity: DeviceIdentity) -> Device:
 def search(fits: Callable[[Device], bool], problem: str) -> Device:
     """The first device that fits, in the order of `match_device`; the error is the problem, and the devices."""
     chosen = os.environ.get(_BACKEND_VARIABLE)
-    with suppress(BackendUnavailableError):  # told of below
-        for candidate in (one for loaded in ([] if chosen else _known()) for one in loaded.devices()):
-            if fits(candidate):
-                return candidate
     seen = []
-    for loaded in [get_backend()] if chosen else _working():
+    for loaded in [get_backend()] if chosen else _known_first():
         try:
             candidates = loaded.devices()
         except BackendUnavailableError as error:
@@ -580,17 +570,16 @@ def search(fits: Callable[[Device], bool], problem: str) -> Device:
 
 
 def _working() -> list[LoadedBackend]:
-    global _searched  # noqa: PLW0603 - both at once, for other threads
     found = [_load(rivals) for rivals in _installed().values()]
     working = sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
-    _searched = (_where(), working)
+    _scanned_here()[1][:] = working
     return working
 
 
-def _known() -> list[LoadedBackend]:
-    """The backends that worked at the last scan; none if a new scan may find others. A scan takes 10 ms."""
-    where, working = _searched
-    return working if where == _where() and all(_loaded.get(one.name) is one for one in working) else []
+def _known_first() -> Iterator[LoadedBackend]:
+    """The backends that work, those of the last scan first: only who asks for more waits for a new one."""
+    yield from (known := _scanned_here()[1].copy())
+    yield from (one for one in _working() if one not in known)
 
 
 def _hex(mark: bytes | None) -> str:
