@@ -33,7 +33,7 @@ from ..errors import (
 )
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, ATTACH, BLOCKS, COUNT, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
-from .order import Board, Reader, Word, Writer, come_in
+from .order import Board, Reader, Writer, come_in
 from .rendezvous import VARIABLE, check_peer, here, is_here
 
 driver_lock: Final = threading.RLock()
@@ -677,17 +677,11 @@ def _end(link: socket.socket, reader: Reader | None) -> None:
 def _enrol(link: _Link, device: Device) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
     number, handles = link.ask(ENROL, (TimelineFd, TimelineFd, OpaqueFd))
-    words: list[Word] = []
-    with handles[0], handles[1], handles[2]:
-        board = Board.load(handles[2])
-        try:
-            slot = board.slot(number)
-            words.extend(map(device.import_semaphore, handles[:2]))
-        except BaseException:
-            for word in words:
-                word.close()
-            board.close()
-            raise
-    reader = Reader(board, words[0], words[1], slot, "these attached arrays")
+    with handles[0], handles[1], handles[2], contextlib.ExitStack() as undo:
+        undo.callback((board := Board.load(handles[2])).close)
+        slot = board.slot(number)
+        writer, own = (undo.enter_context(device.import_semaphore(one)) for one in handles[:2])
+        undo.pop_all()
+    reader = Reader(board, writer, own, slot, "these attached arrays")
     here().watch(link.socket, reader.let_go)
     return reader

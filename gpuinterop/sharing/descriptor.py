@@ -29,6 +29,8 @@ from .._arguments import MAX_SIZE
 from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import DeviceIdentity, Handle, HandleOrigin, IpcMemHandle, OpaqueFd, OriginKind, VmmFd
 
+MAGIC: Final = b"GIPS"
+"""The first bytes of a descriptor."""
 VERSION: Final = 1
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
@@ -69,7 +71,7 @@ class Descriptor(NamedTuple):
 
     def __bytes__(self) -> bytes:
         address = os.fsencode(self.address)
-        return _HEAD.pack(b"GIPS", VERSION, *self[:-1], len(address)) + address
+        return _HEAD.pack(MAGIC, VERSION, *self[:-1], len(address)) + address
 
     @classmethod
     def parse(cls, data: object) -> Self:
@@ -77,7 +79,7 @@ class Descriptor(NamedTuple):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("descriptor", f"expected bytes(share), got {type(data).__name__}.")
         raw = bytes(data)
-        if len(raw) < 5 or not raw.startswith(b"GIPS"):
+        if len(raw) < 5 or not raw.startswith(MAGIC):
             raise InvalidArgumentError("descriptor", f"expected bytes(share), got {len(raw)} other bytes.")
         if raw[4] != VERSION:
             raise InvalidArgumentError(

@@ -62,7 +62,7 @@ class _Offer(Sole):
         if verb == ENROL:
             return self._enrolled(lease)
         if verb == COUNT:
-            self.changed(1 if number else -1)
+            self.count(number)
             return 0, ()
         self.laid.check()
         told = self.contents.write()
@@ -75,15 +75,15 @@ class _Offer(Sole):
         if self.on_change is not None:
             self.on_change(by)
 
+    def count(self, coming: int) -> None:
+        """Tell what a lease counts: one more reader is to come, or 0, has come."""
+        self.changed(1 if coming else -1)
+
     def _enrolled(self, lease: object) -> tuple[int, Sequence[Handle]]:
         writer, own, slot = self.take_slot(lease)
-        handles: list[Handle] = []
         try:
-            handles.extend(one.export() for one in (writer.own, own, writer.board))
-            return slot, handles
+            return slot, _all_or_none(one.export() for one in (writer.own, own, writer.board))
         except BaseException:
-            for handle in handles:
-                handle.close()
             self.leases[lease] = None
             writer.leases.pop(slot).close()
             raise
@@ -167,7 +167,7 @@ class _Offer(Sole):
 
         system.under(self._lock, self._come_here, key)
         self.changed(-1)
-        lease = Lease(enrol, end, lambda coming: self.changed(1 if coming else -1))
+        lease = Lease(enrol, end, self.count)
         attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, lease)
         attached._regions = self.regions(attached.lifetime)
         return attached
@@ -228,14 +228,15 @@ class _Offer(Sole):
     def _export(self, blocks: Sequence[Block]) -> list[Handle]:
         device = self.laid.device
         backend = cast(SharingBackend, device.driver)
-        made: list[Handle] = []
-        try:
-            made.extend(backend.export_block(device.handle, block) for block in blocks)
-            return made
-        except BaseException:
-            for handle in made:
-                handle.close()
-            raise
+        return _all_or_none(backend.export_block(device.handle, block) for block in blocks)
+
+
+def _all_or_none(handles: Iterable[Handle]) -> list[Handle]:
+    """The handles as they are made; an error closes those that were made before."""
+    with ExitStack() as undo:
+        made = [undo.enter_context(handle) for handle in handles]
+        undo.pop_all()
+        return made
 
 
 class ArrayShare(Arrays):

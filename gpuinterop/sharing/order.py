@@ -368,9 +368,8 @@ class Reader(_Turns):
     def let_go(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error = PeerError(DIED)
-        gone = (
-            self.writer.value >= LET_GO
-        )  # another reader has stored it: which waits have passed by that, it cannot tell
+        # Another reader may have stored it: which waits have passed by that, nothing tells.
+        gone = self.writer.value >= LET_GO
         fail_waits(self.writer.lifetime, error, passed=gone)
         here().look_again(self._lets_go)
 

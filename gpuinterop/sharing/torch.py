@@ -47,7 +47,7 @@ from .._core.monitor import after_fork
 from .._core.stream import Stream
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from .attachment import AttachedArrays, attach
-from .descriptor import Descriptor
+from .descriptor import MAGIC, Descriptor
 from .offer import ArrayShare, share
 from .rendezvous import here
 
@@ -55,7 +55,6 @@ __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
 MOST: Final = 1000
 """Number of storages that are kept for their receivers."""
-_MAGIC: Final = b"GIPS"
 _PATIENCE_S: Final = 60.0
 """Seconds that a sender has to answer; one that has ended is noticed at once."""
 
@@ -196,7 +195,7 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
     >>> function(*arguments).shape
     torch.Size([8])
     """
-    if len(arguments) < 15 or not isinstance(arguments[7], bytes) or arguments[7][:4] != _MAGIC:
+    if len(arguments) < 15 or not isinstance(arguments[7], bytes) or not arguments[7].startswith(MAGIC):
         return _torchs_rebuild(*arguments, **named)
     kind, size, stride, offset, _, dtype, _, descriptor, _, _, requires_grad, bits, _, clock, tick = arguments
     storage = system.under(_state.asking, _storage_of, descriptor)
