@@ -325,7 +325,9 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
                 _loaded[name] = LoadedBackend(_class_of(rivals)())
         except BackendUnavailableError as error:
             _loaded[name] = _without_frames(error)
-        gc.collect()  # an import, as of cuda-bindings, leaves cycles of errors and frames, and these keep the callers'
+        # An import, as of cuda-bindings, leaves cycles of errors and frames, which keep the callers'. They are young;
+        # beside torch, to look at all objects takes 40 ms.
+        gc.collect(1)
     return _loaded[name]
 
 
