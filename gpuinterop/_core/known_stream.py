@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
 from .lifetime import GONE, LIVE, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
-from .monitor import after_fork, locked
+from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
     from ..backend import Backend, DriverHandle
@@ -483,11 +483,15 @@ class KnownStream(Lifetime):
         point = Point(self)
         try:
             self.uncaptured(lambda handle: point.create(lambda: self.backend.record(handle)), None)
+            _came_behind(point)
         except CapturedError:
             raise
         except GpuInteropError:
             return None
-        _came_behind(point)
+        except BaseException:
+            if point not in self.points:  # else no list has what the driver has made
+                dropped.append(point)
+            raise
         return point
 
     def last_point(self) -> Point | None:

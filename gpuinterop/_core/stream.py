@@ -12,7 +12,7 @@ from .._arguments import Sole, check_timeout, check_type, inside
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
-from .lifetime import DEAD, MARK, Lifetime, Marks, note_use, retire
+from .lifetime import DEAD, MARK, Lifetime, Marks, note_use
 from .monitor import dropped
 from .resource import Resource
 
@@ -284,7 +284,7 @@ class Stream(Resource):
                 raise CapturedError(stream)
             call(handle)
 
-        kept = Lifetime("host memory", keep=host)  # closed below, and then let go when the stream's work is done
+        kept = Lifetime("host memory", keep=host)
         note_use(kept, stream, None)
         # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
@@ -296,7 +296,7 @@ class Stream(Resource):
             self._call(stream, copy, *lifetimes)
         finally:
             del shut[-1]
-            retire(kept)
+            dropped.append(kept)  # the next drain closes it; an exception that struck in `retire` would leave it open
 
     @inside
     def follow(self, other: KnownStream) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from gpuinterop import system
 from gpuinterop._core import device as device_module, drain, gate
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
-from gpuinterop._core.lifetime import alive
+from gpuinterop._core.lifetime import LEAKED, alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 from gpuinterop.backend import DriverHandle
@@ -96,6 +97,25 @@ def ends_well(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def strikes(call: Callable[[], object], number: int) -> bool:
+    """Make the call, with Ctrl-C at the entry of its `number`-th call of a function of the library, if there is one."""
+    calls = itertools.count(1)
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/gpuinterop/") and next(calls) == number:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -121,6 +141,33 @@ def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     gc.collect()
     assert alive() is None
     settle(device, backend, stream, memory, gate)
+
+
+@pytest.mark.parametrize("what", ["copy", "close"])
+def test_wherever_an_exception_strikes_nothing_stays_that_is_not_named(what: str) -> None:
+    """At the entry of each function of the library in turn, until none is left to strike."""
+    number = 0
+    struck = True
+    while struck:
+        number += 1
+        before = set(alive())
+        device, backend = everything()
+        stream, memory, other = device.create_stream(), memory_of(device), memory_of(device)
+        backend.blocked.add(stream.ptr)
+        memory.map_buffer().fill(1, stream=stream)
+        target, array = other.map_buffer(), np.ones(64, "uint8")
+        copy = functools.partial(target.copy_to_host, array, stream=stream)
+        struck = strikes(copy if what == "copy" else memory.close, number)
+        del target, copy
+        backend.blocked.clear()
+        stream.synchronize(timeout=LIMIT)
+        for one in (memory, other, stream):
+            one.close()
+        gc.collect()
+        device.drain()
+        left = [one for one in set(alive()) - before if not (one.stays or one.state is LEAKED)]
+        assert left == [], f"behind an exception at call {number}"
+    assert number > 20
 
 
 def test_a_failed_stream_fails_its_own_buffers_copies_only(host: Device) -> None:
