@@ -457,11 +457,11 @@ def capture(stream: Stream) -> Iterator[Graph]:
             graph.leave()
             _abort(backend, device, known)
             raise
+        graph.end()
     except BaseException:
+        graph.end()  # again, where an exception struck in the first
         graph.close()
         raise
-    finally:
-        graph.end()
 
 
 def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
 import signal
 import sys
@@ -99,21 +98,22 @@ def ends_well(code: str, *arguments: str) -> str:
 
 def strikes(call: Callable[[], object], number: int) -> bool:
     """Make the call, with Ctrl-C at the entry of its `number`-th call of a function of the library, if there is one."""
-    calls = itertools.count(1)
+    entered = 0
 
     def look(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/gpuinterop/") and next(calls) == number:
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+        nonlocal entered
+        if event == "call" and frame.f_code.co_filename.startswith(f"{ROOT}/gpuinterop/"):
+            entered += 1
+            if entered == number:
+                raise KeyboardInterrupt  # Python takes the profiler off
 
     sys.setprofile(look)
     try:
-        call()
-    except KeyboardInterrupt:
-        return True
+        with contextlib.suppress(KeyboardInterrupt):
+            call()
     finally:
         sys.setprofile(None)
-    return False
+    return entered == number
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -143,25 +143,34 @@ def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     settle(device, backend, stream, memory, gate)
 
 
-@pytest.mark.parametrize("what", ["copy", "close"])
+def _capture(captured: gi.Stream, joined: gi.Stream, signalled: Any) -> None:
+    with captured.capture():
+        joined.wait_stream(captured)
+        signalled.signal(joined, 1)
+        captured.wait_stream(joined)
+
+
+@pytest.mark.parametrize("what", ["copy", "close", "capture"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops one in a finalizer
 def test_wherever_an_exception_strikes_nothing_stays_that_is_not_named(what: str) -> None:
     """At the entry of each function of the library in turn, until none is left to strike."""
-    number = 0
-    struck = True
+    number, struck = 0, True
     while struck:
-        number += 1
-        before = set(alive())
+        number, before = number + 1, set(alive())
         device, backend = everything()
-        stream, memory, other = device.create_stream(), memory_of(device), memory_of(device)
-        backend.blocked.add(stream.ptr)
-        memory.map_buffer().fill(1, stream=stream)
-        target, array = other.map_buffer(), np.ones(64, "uint8")
-        copy = functools.partial(target.copy_to_host, array, stream=stream)
-        struck = strikes(copy if what == "copy" else memory.close, number)
-        del target, copy
+        streams = [device.create_stream() for _ in range(3)]
+        memory, semaphore = memory_of(device), semaphore_of(device)
+        buffer = memory.map_buffer()
+        backend.blocked.add(streams[0].ptr)
+        buffer.fill(1, stream=streams[0])
+        if what == "copy":
+            struck = strikes(lambda: buffer.copy_to_host(np.ones(64, "uint8"), stream=streams[0]), number)  # noqa: B023
+        elif what == "close":
+            struck = strikes(memory.close, number)
+        else:
+            struck = strikes(lambda: _capture(*streams[1:], semaphore), number)  # noqa: B023
         backend.blocked.clear()
-        stream.synchronize(timeout=LIMIT)
-        for one in (memory, other, stream):
+        for one in (*streams, memory, semaphore):
             one.close()
         gc.collect()
         device.drain()
