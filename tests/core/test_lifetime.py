@@ -168,7 +168,7 @@ def test_wherever_an_exception_strikes_nothing_stays_that_is_not_named(what: str
         elif what == "close":
             struck = strikes(memory.close, number)
         else:
-            struck = strikes(lambda: _capture(*streams[1:], semaphore), number)  # noqa: B023
+            struck = strikes(lambda: _capture(streams[1], streams[2], semaphore), number)  # noqa: B023
         backend.blocked.clear()
         for one in (*streams, memory, semaphore):
             one.close()
