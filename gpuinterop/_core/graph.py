@@ -396,14 +396,21 @@ class Graph(Resource, Enqueues):
         """End the capture of streams: of all at its end, or of one whose call to join it has failed."""
         for known in streams:
             if known in self._joined:
-                self._joined.remove(known)
                 known.graph = None
                 known.captured = False
                 known.note_odd()
+                self._joined.remove(known)  # last: an exception may strike before, and this is called again
 
     @inside
-    def end(self) -> None:
-        """End the capture."""
+    def end(self, known: KnownStream) -> None:
+        """End the capture, also a failed one: then the stream runs again. Called again where an exception struck."""
+        if self._joined and self._made is None:
+            self.leave()
+            with suppress(GpuInteropError):  # an invalid capture, without a graph
+                if known.ask(self.driver.is_capturing, False):  # else the call that failed has ended it
+                    self.driver.destroy_graph(self.device.handle, known.ask(self.driver.end_capture, None))
+            with suppress(GpuInteropError):
+                known.broken = known.ask(self.driver.is_capturing, False)
         self.part(self._joined.copy())
 
     @inside
@@ -446,28 +453,16 @@ def capture(stream: Stream) -> Iterator[Graph]:
     known = stream.known_as()
     graph = Graph(device, backend)
     try:
-        graph.enter(known)
         try:
+            graph.enter(known)
             known.use(backend.begin_capture)
             graph.join(known)
             yield graph
             graph.leave()
             graph.finish(stream, known)
-        except BaseException:
-            graph.leave()
-            _abort(backend, device, known)
-            raise
-        graph.end()
+        finally:
+            graph.end(known)
     except BaseException:
-        graph.end()  # again, where an exception struck in the first
+        graph.end(known)  # again: an exception may have struck in the first
         graph.close()
         raise
-
-
-def _abort(backend: GraphBackend, device: Device, known: KnownStream) -> None:
-    """End a failed capture, so that the stream runs again; the caller raises the failure."""
-    with suppress(GpuInteropError):  # an invalid capture, without a graph
-        if known.ask(backend.is_capturing, False):  # else the failure is that of the call that has ended it
-            backend.destroy_graph(device.handle, known.ask(backend.end_capture, None))
-    with suppress(GpuInteropError):
-        known.broken = known.ask(backend.is_capturing, False)
