@@ -124,15 +124,22 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
         return made
 
     blocks = isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd
-    create = partial(fresh.create, attach)
-    behind_default_stream(device.gate, create, "attaching arrays") if blocks else create()
-    try:
-        found = SharedMemory(device, fresh.address, region.size, (fresh, lease))
-    except BaseException:
-        retire(fresh)
-        raise
+    make = partial(fresh.create, attach)
+    if blocks:
+        make = partial(behind_default_stream, device.gate, make, "attaching arrays")
+    found = held(device, fresh, region.size, lease, make)
     _imports.add(fresh)
     return found
+
+
+def held(device: Device, memory: Import, size: int, lease: Lifetime, make: Callable[[], object]) -> SharedMemory:
+    """Make an import, and what holds it."""
+    try:
+        make()
+        return SharedMemory(device, memory.address, size, (memory, lease))
+    except BaseException:
+        retire(memory)
+        raise
 
 
 class Arrays(Resource):
@@ -668,20 +675,17 @@ def _attach_here(descriptor: Descriptor) -> AttachedArrays:
 
 
 def _end(link: socket.socket, reader: Reader | None) -> None:
-    if reader is None:
-        link.close()
-    else:
-        here().end_lease(link, reader.close_if_out)
+    here().end_lease(link, None if reader is None else reader.close_if_out)
 
 
 def _enrol(link: _Link, device: Device) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
     number, handles = link.ask(ENROL, (TimelineFd, TimelineFd, OpaqueFd))
     with handles[0], handles[1], handles[2], contextlib.ExitStack() as undo:
-        undo.callback((board := Board.load(handles[2])).close)
+        board = undo.enter_context(Board.load(handles[2]))
         slot = board.slot(number)
         writer, own = (undo.enter_context(device.import_semaphore(one)) for one in handles[:2])
+        reader = Reader(board, writer, own, slot, "these attached arrays")
+        here().watch(link.socket, reader.let_go)
         undo.pop_all()
-    reader = Reader(board, writer, own, slot, "these attached arrays")
-    here().watch(link.socket, reader.let_go)
-    return reader
+        return reader

@@ -21,7 +21,7 @@ from .._core.stream import Stream
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, IpcMemHandle, TimelineFd
-from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock
+from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock, held
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
@@ -113,8 +113,7 @@ class _Offer(Sole):
         if self._writer is None:
             with ExitStack() as undo:
                 own = undo.enter_context(self.laid.device.create_semaphore(TimelineFd))
-                undo.callback((board := Board.make()).close)
-                made = Writer(board, own, self.label)
+                made = Writer(undo.enter_context(Board.make()), own, self.label)
                 made.publish_first(stream)
                 undo.pop_all()
             self._writer = made  # not before: a reader would wait for a version that is never published
@@ -132,7 +131,7 @@ class _Offer(Sole):
         if slot is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         own = self.laid.device.create_semaphore(TimelineFd)
-        writer.board.slots[slot].value = 0
+        writer.board.slot(slot).value = 0
         writer.leases[slot] = own
         self.leases[lease] = slot
         return writer, own, slot
@@ -144,8 +143,8 @@ class _Offer(Sole):
         found = []
         for one in self.laid.ranges:
             known = Import(self.laid.device, one.region, keep=self.laid)
-            known.open()
-            found.append(SharedMemory(self.laid.device, one.address, one.region.size, (known, lease)))
+            known.address = one.address
+            found.append(held(self.laid.device, known, one.region.size, lease, known.open))
         return found
 
     def attach_here(self) -> AttachedArrays:
@@ -155,7 +154,7 @@ class _Offer(Sole):
         def enrol() -> Reader:
             writer, _, slot = self.take_slot(key)
             words = writer.own, writer.leases[slot]
-            return Reader(writer.board, *words, writer.board.slots[slot], "these arrays", lent=True)
+            return Reader(writer.board, *words, writer.board.slot(slot), "these arrays", lent=True)
 
         def end(reader: Reader | None) -> None:
             def ended() -> bool:

@@ -32,10 +32,13 @@ from typing import Final
 from .. import system, timeline
 from .._arguments import Sole
 from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
+from .._core.lifetime import Lifetime
+from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
 from ..errors import (
+    DriverError,
     GpuInteropError,
     HandleError,
     InvalidArgumentError,
@@ -60,19 +63,16 @@ LET_GO: Final = timeline.MAX_DEVICE_VALUE
 DIED: Final = "the process that shared the arrays has died; discard what was read since."
 
 
-class Board(Sole):
+class Board(Resource):
     """The page, mapped."""
 
-    def __init__(self, fd: int, address: int) -> None:
-        self.fd = fd
-        self._address = address
-        self.lock = timeline.Lock(fd, "a share's board")
+    _warns = False
 
-        def word(offset: int) -> ctypes.c_uint64:
-            return ctypes.c_uint64.from_address(address + offset)
-
-        self.newest, self.writing = word(_NEWEST), word(_WRITING)
-        self.slots = [word(_SLOTS + 8 * slot) for slot in range(SLOTS)]
+    def __init__(self, make: Callable[[], tuple[int, int]]) -> None:
+        super().__init__(Lifetime("board", _unmap))
+        self.fd, self._address = self.lifetime.create(make)
+        self.lock = timeline.Lock(self.fd, "a share's board")
+        self.newest, self.writing = self._word(_NEWEST), self._word(_WRITING)
 
     @classmethod
     def make(cls) -> Board:
@@ -82,7 +82,7 @@ class Board(Sole):
             ctypes.c_uint32.from_address(address + len(_MAGIC)).value = _VERSION
             ctypes.memmove(address, _MAGIC, len(_MAGIC))
 
-        return cls(*system.create_page(NAME, initialise))
+        return cls(lambda: system.create_page(NAME, initialise))
 
     @classmethod
     def load(cls, handle: FdHandle) -> Board:
@@ -92,24 +92,40 @@ class Board(Sole):
             raise HandleError("handle: expected the board of a share, got another file.")
         if os.pread(handle.fd, len(head), 0) != head:
             raise HandleError("handle: expected the board of a share of this version, got another page.")
-        fd = system.call("dup", os.dup, handle.fd)
-        return cls(fd, system.map_shared(fd, system.PAGE))
+
+        def take() -> tuple[int, int]:
+            fd = system.call("dup", os.dup, handle.fd)
+            try:
+                return fd, system.map_shared(fd, system.PAGE)
+            except DriverError:
+                os.close(fd)
+                raise
+
+        return cls(take)
 
     def slot(self, number: int) -> ctypes.c_uint64:
         """A lease's slot, by a number that came."""
         if number >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {number!r}.")
-        return self.slots[number]
+        return self._word(_SLOTS + 8 * number)
 
     def export(self) -> OpaqueFd:
         """A handle for another process."""
         return OpaqueFd.adopt_duplicate(self.fd)
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """Unmap the page."""
         self.lock.close()
-        system.unmap(self._address, system.PAGE)
-        os.close(self.fd)
+        super().close(timeout)
+
+    def _word(self, offset: int) -> ctypes.c_uint64:
+        return ctypes.c_uint64.from_address(self._address + offset)
+
+
+def _unmap(page: tuple[int, int]) -> None:
+    fd, address = page
+    system.unmap(address, system.PAGE)
+    os.close(fd)
 
 
 class _Turns(Sole):
@@ -292,7 +308,7 @@ class Writer(_Turns):
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
-        readers = [(lease, self.board.slots[slot].value) for slot, lease in self.leases.copy().items()]
+        readers = [(lease, self.board.slot(slot).value) for slot, lease in self.leases.copy().items()]
         if self._known is self._told_by:
             return readers
         return [(self.own, self.board.newest.value + 1), *readers]  # the last version may come from another stream
@@ -369,7 +385,7 @@ class Reader(_Turns):
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error = PeerError(DIED)
         # Another reader may have stored it: which waits have passed by that, nothing tells.
-        gone = self.writer.value >= LET_GO
+        gone = self.writer.closed or self.writer.value >= LET_GO
         fail_waits(self.writer.lifetime, error, passed=gone)
         here().look_again(self._lets_go)
 

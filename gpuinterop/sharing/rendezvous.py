@@ -184,18 +184,22 @@ class Rendezvous(Sole):
         self._watched[link] = ended
         self.post(lambda: self._selector.register(link, selectors.EVENT_READ, link))
 
-    def end_lease(self, link: socket.socket, is_out: Callable[[], bool]) -> None:
-        """Close the connection of a lease of ours, once `is_out`."""
+    def end_lease(self, link: socket.socket, is_out: Callable[[], bool] | None) -> None:
+        """Close the connection of a lease of ours, once `is_out`; at once, if it has no reader."""
 
         def end() -> bool:
-            if not is_out() and not self._exits:  # the exporter lets go what dies
+            if is_out is not None and not is_out() and not self._exits:  # the exporter lets go what dies
                 return False
             if self._watched.pop(link, None) is not None:
-                self._selector.unregister(link)
+                with contextlib.suppress(KeyError):  # an exception struck before it was registered
+                    self._selector.unregister(link)
             link.close()
             return True
 
-        self.look_again(end)
+        if is_out is None and link not in self._watched:  # else an exception struck while it enrolled
+            link.close()
+        else:
+            self.look_again(end)
 
     def look_again(self, until: Callable[[], bool]) -> None:
         """Call `until` in the loop, again and again until it returns True."""

@@ -149,7 +149,7 @@ class Board:
     """A process's mapping of a page."""
 
     def __init__(self, page: order.Board, lock: Lock) -> None:
-        self.page, self.lock, self.slots, self.closed = page, lock, page.slots, False
+        self.page, self.lock, self.slot, self.closed = page, lock, page.slot, False
 
     newest = property(lambda self: self._mapped().newest)
     writing = property(lambda self: self._mapped().writing)
@@ -403,7 +403,7 @@ class Share:
         self.misled: list[tuple[Process, Stream]] = []
         self.noticed, self.watchers, self.left, self.ended = (set[Process]() for _ in range(4))
         page, self.lock = _PAGES[number], Lock()
-        for word in (page.newest, page.writing, *page.slots[:2]):
+        for word in (page.newest, page.writing, page.slot(0), page.slot(1)):
             word.value = 0
         self.writer = world.code["Writer"](Board(page, self.lock), Word(home, f"writer{number}"), "")
         home.turns[self] = self.writer
@@ -438,7 +438,7 @@ class Share:
         writer, own, slot = answer[0]
         words = (Word(process, word.name, word.cell) for word in (writer.own, own))
         board = Board(writer.board.page, self.lock)
-        process.turns[self] = self.world.code["Reader"](board, *words, board.slots[slot], process.name)
+        process.turns[self] = self.world.code["Reader"](board, *words, board.slot(slot), process.name)
         if self.home.dead:
             process.jobs.append(partial(self.notices, process))
         return True

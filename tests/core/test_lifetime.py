@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import inspect
 import os
 import signal
 import sys
@@ -14,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from gpuinterop import system
 from gpuinterop._core import device as device_module, drain, gate
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
-from gpuinterop._core.lifetime import LEAKED, alive
+from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 from gpuinterop.backend import DriverHandle
 from tests.beside import beside, elsewhere
 from tests.programs import python
+from tests.strikes import strikes, unnamed
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
 
@@ -97,29 +97,6 @@ def ends_well(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def strikes(call: Callable[[], object], number: int) -> bool:
-    """Make the call, with Ctrl-C at the entry of its `number`-th call of a function of the library, if there is one."""
-    entered = 0
-
-    def look(frame: FrameType, event: str, _: object) -> None:
-        nonlocal entered
-        code = frame.f_code
-        if event != "call" or code.co_flags & inspect.CO_GENERATOR:  # no handler runs as `throw` resumes a generator
-            return
-        if code.co_filename.startswith(f"{ROOT}/gpuinterop/"):
-            entered += 1
-            if entered == number:
-                raise KeyboardInterrupt  # Python takes the profiler off
-
-    sys.setprofile(look)
-    try:
-        with contextlib.suppress(KeyboardInterrupt):
-            call()
-    finally:
-        sys.setprofile(None)
-    return entered == number
-
-
 # -- failures ----------------------------------------------------------------------------------------------------------
 
 
@@ -180,8 +157,7 @@ def test_wherever_an_exception_strikes_nothing_stays_that_is_not_named(what: str
             one.close()
         gc.collect()
         device.drain()
-        left = [one for one in set(alive()) - before if not (one.stays or one.state is LEAKED)]
-        assert left == [], f"behind an exception at call {number}"
+        assert unnamed(before) == [], f"behind an exception at call {number}"
     assert number > 20
 
 
