@@ -663,7 +663,7 @@ class Block:
     behind : Behind
         What it is.
     address : int
-        Address of its first byte here; for a file that is mapped in part, where its first byte would be.
+        Address of its first byte here.
     size : int
         Size in bytes, 0 where it does not travel.
     key : int
@@ -702,6 +702,9 @@ class SharingBackend(Backend):
     ['attach_blocks', 'block_at', 'detach_blocks', 'export_block']
     """
 
+    joins_blocks: ClassVar[bool] = False
+    """Whether `attach_blocks` takes several blocks of `VmmFd`."""
+
     @abstractmethod
     def block_at(self, address: Address) -> Block:
         """Ask what is behind an address (``cuPointerGetAttribute``). Creates no context, and exports nothing."""
@@ -716,8 +719,8 @@ class SharingBackend(Backend):
     ) -> tuple[DriverHandle, Address]:
         """Map another process's blocks at consecutive addresses, for `device` to read and write.
 
-        Handles and descriptors stay the caller's. All are of one type; several of `VmmFd` alone. The device may be
-        another one than the memory's.
+        Handles and descriptors stay the caller's. All are of one type; a peer may send several where `joins_blocks` is
+        False, which are refused. The device may be another one than the memory's.
         """
 
     @abstractmethod

@@ -57,6 +57,7 @@ import errno
 import os
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Final, TypeVar, TypeVarTuple
@@ -87,6 +88,15 @@ MAX_DEVICE_VALUE: Final = 2**63 - 1
 
 LOCK_LIMIT: Final = 1.0
 """Seconds for which a signal waits for the signallers' lock, which its holders need for microseconds."""
+
+
+class _Patience(threading.local):
+    """How long the calling thread waits for a lock that another process holds."""
+
+    seconds = LOCK_LIMIT
+
+
+patience: Final = _Patience()
 
 
 def initialise(address: int, value: int = 0) -> None:
@@ -203,10 +213,10 @@ class Lock(Sole):
                 return True
             return False
 
-        if not system.until(take, LOCK_LIMIT):
+        if not system.until(take, patience.seconds):
             raise PeerError(
-                f"another process held the lock of {self.label} for longer than {LOCK_LIMIT:g} s: let that process go "
-                "on, or end it."
+                f"another process held the lock of {self.label} for longer than {patience.seconds:g} s: let that "
+                "process go on, or end it."
             )
 
 

@@ -63,6 +63,8 @@ class Joined(Made):
 class Sharing(Room, SharingBackend):
     """Arrays of other libraries, by legacy IPC or by the VMM handles that they consist of."""
 
+    joins_blocks = True
+
     def block_at(self, address: Address) -> Block:
         """``cuPointerGetAttribute``."""
         if not (place := self._ask(address, _MEMORY_TYPE)):

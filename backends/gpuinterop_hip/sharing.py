@@ -82,6 +82,8 @@ class Sharing(Allocations, SharingBackend):
         self, device: Gpu, handles: Sequence[Handle], sizes: Sequence[int]
     ) -> tuple[Opened | Reservation, Address]:
         """``hipIpcOpenMemHandle``; ``hipMemImportFromShareableHandle``, ``hipMemMap``, ``hipMemSetAccess``."""
+        if len(handles) != 1:
+            raise HandleError(f"handle: expected one allocation, got {len(handles)}; HIP maps each by itself.")
         (handle,), (size,) = handles, sizes
         if isinstance(handle, VmmFd):
             allocation = Allocation(device, size, VmmFd, imported=True)

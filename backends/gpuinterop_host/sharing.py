@@ -24,18 +24,21 @@ class Sharing(SharingBackend):
     def block_at(self, address: Address) -> Block:
         """``/proc/self/maps``. Raises `HandleError` if another process could not safely map the memfd."""
         found = next((one for one in system.mapped_files() if address in one.addresses), None)
-        if found is None or (fd := _descriptor_of(found)) is None:
+        if found is None or found.offset or not found.path.startswith(_MEMFD):
             return Block(behind=Behind.HOST)
-        start = found.addresses.start - found.offset
-        return Block(behind=Behind.FILE, address=start, size=_examined(fd).size, key=found.inode, ordinal=0)
+        if (fd := _descriptor_of(found.inode)) is None:
+            return Block(behind=Behind.HOST)
+        size = min(len(found.addresses), _examined(fd).size)
+        return Block(behind=Behind.FILE, address=found.addresses.start, size=size, key=found.inode, ordinal=0)
 
     def export_block(self, device: Device, block: Block) -> Handle:
         """Duplicate a descriptor, and seal the memfd against shrinking (``F_SEAL_SHRINK``)."""
-        mapped = (one for one in system.mapped_files() if one.inode == block.key)
-        if (fd := next(filter(None, map(_descriptor_of, mapped)), None)) is None:
-            raise HandleError("handle: expected a memfd that is open, got one whose last descriptor was closed.")
-        _examined(fd, block.size).secure()
-        return OpaqueFd.adopt_duplicate(fd)
+        if (fd := _descriptor_of(block.key)) is not None:
+            with OpaqueFd.adopt_duplicate(fd) as handle:  # first: the number may be another file's by now
+                _examined(handle.fd, block.size).secure()
+                if os.fstat(handle.fd).st_ino == block.key:
+                    return OpaqueFd.adopt(handle.detach())
+        raise HandleError("handle: expected a memfd that is open, got one whose last descriptor was closed.")
 
     def attach_blocks(self, device: Device, handles: Sequence[Handle], sizes: Sequence[int]) -> tuple[Mapping, Address]:
         """``mmap``."""
@@ -58,13 +61,11 @@ def _examined(fd: int, size: int = 0) -> Object:
     return found
 
 
-def _descriptor_of(file: system.Mapped) -> int | None:
-    """An open descriptor of a mapped memfd; None if it is another file, or none is open."""
-    if not file.path.startswith(_MEMFD):
-        return None
+def _descriptor_of(inode: int) -> int | None:
+    """An open descriptor of a memfd; None if none is open."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             # The link first: the kernel answers it by itself, while another file's fstat may wait for its server.
-            if system.link(int(name)) == file.path and os.fstat(int(name)).st_ino == file.inode:
+            if system.link(int(name)).startswith(_MEMFD) and os.fstat(int(name)).st_ino == inode:
                 return int(name)
     return None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, cast
@@ -34,7 +35,7 @@ from ..errors import (
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, ATTACH, BLOCKS, COUNT, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
 from .order import Board, Reader, Writer, come_in
-from .rendezvous import VARIABLE, check_peer, here, is_here
+from .rendezvous import VARIABLE, check_peer, here, is_here, users_of
 
 driver_lock: Final = threading.RLock()
 """Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
@@ -382,13 +383,18 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     """
     ordered = sorted(dict.fromkeys(arrays), key=_key)
     turns = [(one._turns(), one._stream(stream)) for one in ordered]
+    written = {one.key for one, (turn, _) in zip(ordered, turns, strict=True) if isinstance(turn, Writer)}
+    if sum(one.key in written for one in ordered) > len(written):
+        raise InvalidArgumentError(
+            "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
+        )
     if turns:
         locks = {array.key: one.board.lock for array, (one, _) in zip(ordered, turns, strict=True)}
         come_in(turns, list(locks.values()), timeout)
 
 
-def _key(arrays: Arrays) -> tuple[bytes, int]:
-    return arrays.key
+def _key(arrays: Arrays) -> tuple[tuple[bytes, int], int]:
+    return arrays.key, id(arrays)
 
 
 class Lease(Sole):
@@ -477,6 +483,8 @@ class _Link(Sole):
         path = descriptor.address
         if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
             path = os.path.join(place, os.path.basename(path))
+        self._limit, self.deadline = timeout, None if timeout is None else time.monotonic() + timeout
+        """When the attach has to be done; later answers have the limit each."""
         self.cut_off = False
         """Whether an answer may still come, or has come in part. What came next would be taken for another's."""
         self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
@@ -511,6 +519,10 @@ class _Link(Sole):
             raise PeerError("an earlier answer of the exporter was cut off; close these arrays, and attach them again.")
         try:
             self.cut_off = True
+            left = self._limit if self.deadline is None else self.deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
             self.socket.sendall(self.descriptor.request(verb, number))
             head = self.socket.recv(ANSWER.size)  # one call has sent the head, as the words below
             if len(head) < ANSWER.size:
@@ -531,6 +543,8 @@ class _Link(Sole):
 
 def _lost(error: OSError) -> PeerError:
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
+    if isinstance(error, PermissionError):
+        return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")
     return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
 
 
@@ -552,7 +566,8 @@ def attach(
     descriptor : bytes
         ``bytes(share)``. It opens any number of attachments, one after the other or at once, until the share is closed.
     timeout : float, optional
-        Seconds for the connection and its answers, here and in the first `acquire`. None: no limit. Default: 10.
+        Seconds for the whole call, and again for each answer that the first `acquire` needs. None: no limit.
+        Default: 10.
     device : Device, optional
         Device that maps the memory. Another one than the arrays' needs peer access to that
         (`Device.can_access`). Default: the arrays' own, by its identity and not by its number.
@@ -604,8 +619,8 @@ def attach(
         check_device(device, "device")
     drain()
     if is_here(found.process):
-        return _attach_here(found)
-    link = _Link(found, limit, frozenset(users))
+        return _attach_here(found, device)
+    link = _Link(found, limit, users_of(users))
     try:
         _, (told,) = link.ask(ATTACH, (OpaqueFd,))
         with told:
@@ -617,17 +632,18 @@ def attach(
         link.socket.close()
         raise
     try:
-        attached._regions = system.under(_importing, _map_all, attached, link)
+        attached._regions = _map_all(attached, link)
     except BaseException:
         attached.close()
         raise
+    link.deadline = None
     return attached
 
 
 def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
     """Map the regions; ask for handles if one is not imported yet."""
     regions, owner, lease = attached._contents.regions, link.descriptor.process, attached.lifetime
-    found = [_known(attached.device, region, owner, lease) for region in regions]
+    found = system.under(_importing, lambda: [_known(attached.device, one, owner, lease) for one in regions])
     if None not in found:
         return cast("list[SharedMemory]", found)
     kinds = [cast("type[FdHandle]", region.kind) for region in regions if not region.handles for _ in region.keys]
@@ -636,9 +652,14 @@ def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
         while rest := kinds[len(handles) :]:
             handles += link.ask(BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
         left = iter(handles)
-        for at, region in enumerate(regions):
+
+        def place(at: int, region: Region) -> None:
             mine = region.handles or [next(left) for _ in region.keys]
-            found[at] = found[at] or _mapped(attached.device, region, mine, owner, lease)
+            known = found[at] or _known(attached.device, region, owner, lease)
+            found[at] = known or _mapped(attached.device, region, mine, owner, lease)
+
+        for at, region in enumerate(regions):
+            system.under(_importing, place, at, region)
         for handle in handles:
             handle.trusted = True  # the driver has taken it, so its file blocks no close
         return cast("list[SharedMemory]", found)
@@ -651,7 +672,9 @@ def device_for(contents: Contents, device: Device | None) -> Device:
     """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
     place = contents.device
     if device is None:
-        problem = f"descriptor: the memory is of a device that is hidden here ({place}); pass another one as device="
+        problem = (
+            f"descriptor: the memory is of a device that is hidden here ({place.name}); pass another one as device="
+        )
         device = search(lambda one: one.identity.matches(place), problem)
     cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in {region.kind for region in contents.regions}]
     device.capabilities.require(*cells)
@@ -665,11 +688,13 @@ def device_for(contents: Contents, device: Device | None) -> Device:
     return device
 
 
-def _attach_here(descriptor: Descriptor) -> AttachedArrays:
+def _attach_here(descriptor: Descriptor, device: Device | None) -> AttachedArrays:
     """Attach a share of this process."""
     offer: Any = here().offers.get(descriptor.share)
     if offer is None or not offer.descriptor.opens(descriptor.token):
         raise ResourceClosedError("the share was closed, or the descriptor is another's; share the arrays anew.")
+    if device not in (None, offer.laid.device):
+        raise InvalidArgumentError("device", f"expected {offer.laid.device!r} in the sharing process, got {device!r}.")
     attached: AttachedArrays = offer.attach_here()
     return attached
 

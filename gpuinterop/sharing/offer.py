@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from .. import ipc, system
-from .._arguments import Sole, check_int, check_timeout
+from .._arguments import Sole, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
 from .._core.lifetime import Lifetime
@@ -25,7 +25,7 @@ from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, dri
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
-from .rendezvous import here
+from .rendezvous import here, users_of
 
 _ALIGNMENT: Final = 256
 
@@ -89,15 +89,16 @@ class _Offer(Sole):
             raise
 
     def left(self, lease: object) -> None:
-        writer, slot = self._writer, self.leases[lease]
-        own = None if writer is None or slot is None else writer.leases[slot]
+        writer, slot = self._writer, self.leases.get(lease)
+        own = None if writer is None or slot is None else writer.leases.get(slot)
 
         def is_over() -> bool:
-            if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
-                return False
-            del self.leases[lease]
-            self.changed(0)
-            self._end_if_over()
+            if lease in self.leases:
+                if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
+                    return False
+                del self.leases[lease]
+                self.changed(0)
+                self._end_if_over()
             return True
 
         if not is_over():
@@ -174,6 +175,7 @@ class _Offer(Sole):
     def _come_here(self, lease: object) -> None:
         if self.is_over:  # another thread has closed it meanwhile
             raise ResourceClosedError("the share was closed; share the arrays anew.")
+        self.laid.check()
         self.leases[lease] = None
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -213,9 +215,15 @@ class _Offer(Sole):
         self.is_over = True
         return True
 
+    def serves_out(self) -> bool:
+        """Whether the share has ended; without a thread the caller serves the readers that are left."""
+        if not self.threaded:
+            here().serve(0.0)
+        return self.is_over
+
     def what_holds(self) -> str:
         """The reason why the share goes on, for messages."""
-        return f"{len(self.leases)} reader(s) are attached" if self.leases else "its thread has not ended it yet"
+        return f"{len(self.leases)} reader(s) are attached" if self.leases else "it has not been ended yet"
 
     def _region(self, memory: Range) -> Region:
         region = memory.region
@@ -353,7 +361,7 @@ class ArrayShare(Arrays):
         if not self.closed:
             offer.leave()
         super().close(timeout)
-        if timeout is not None and not system.until(lambda: offer.is_over, timeout):
+        if timeout is not None and not system.until(offer.serves_out, timeout):
             raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {offer.what_holds()}.")
 
     def _memory(self) -> Sequence[SharedMemory]:
@@ -393,9 +401,11 @@ def share(
         Version 0 of the order is behind what this stream was given. Default: the bytes are there now.
     copy : bool
         Copy the arrays once, behind `stream`, into one allocation of `Device.allocate`, and share that. Then write
-        ``share[name]`` or ``share.view``, not the arrays. It returns when the bytes are there.
+        ``share[name]`` or ``share.view``, not the arrays. It returns when the bytes are there. Strides are kept: the
+        bytes between the elements of a part of an array come along.
     users : iterable of int
-        User ids whose processes may attach, beside this process's own.
+        User ids whose processes may attach, beside this process's own. They must be able to enter the socket's folder:
+        set ``GPUINTEROP_SHARE_DIR``.
     threaded : bool
         Let a thread of the library serve readers: one for all shares of this process. With False call
         `ArrayShare.serve`.
@@ -449,7 +459,7 @@ def share(
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
         found[name] = describe(array, name or "array")
-    allowed = frozenset(check_int(user, "users", minimum=0) for user in users)
+    allowed = users_of(users)
     drain()
     device = device_of(next(iter(found.values())))
     for name, one in found.items():

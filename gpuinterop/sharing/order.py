@@ -182,7 +182,8 @@ class _Turns(Sole):
             except SemaphoreTimeoutError:
                 self._check_failure()
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise
+                    words = f"{word.label} was not signalled to {value} in {timeout:g} s; is the other side alive?"
+                    raise SemaphoreTimeoutError(words) from None
 
     def _arrive(self) -> None:
         self.coming = None
@@ -258,7 +259,13 @@ class _Turns(Sole):
             if (value := self._value()) > self._told:
                 self._told, self._told_by = value, None
                 self._see_to(value, known, before)
-        self._leave()
+        if not self._has_left():
+            here().look_again(self._has_left)
+
+    def _has_left(self) -> bool:
+        with contextlib.suppress(GpuInteropError):  # another process holds the board's lock
+            self._leave()
+        return self.inside is None
 
     def _see_to(self, value: int, known: KnownStream | None, before: KnownStream | None = None) -> None:
         """Signal from the loop once the stream has done its work so far, and `before` has signalled or failed."""
@@ -308,7 +315,7 @@ class Writer(_Turns):
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
-        readers = [(lease, self.board.slot(slot).value) for slot, lease in self.leases.copy().items()]
+        readers = [(lease, min(self.board.slot(slot).value, LET_GO)) for slot, lease in self.leases.copy().items()]
         if self._known is self._told_by:
             return readers
         return [(self.own, self.board.newest.value + 1), *readers]  # the last version may come from another stream
@@ -357,7 +364,7 @@ class Reader(_Turns):
     def _note(self) -> Sequence[tuple[Word, int]]:
         self._count += 1
         self._slot.value = self._count
-        return [(self.writer, self.board.newest.value + self.board.writing.value + 1)]
+        return [(self.writer, min(self.board.newest.value + self.board.writing.value + 1, LET_GO))]
 
     def _value(self) -> int:
         return self._count

@@ -143,17 +143,20 @@ def _by_interface(array: Any) -> Described | str:
             "arrays", f"expected an array with __dlpack__ or an array interface, or names of such, got {_kind(array)}."
         )
     name, facts = found
-    pointer, read_only = facts["data"]
-    shape, dtype = tuple(facts["shape"]), DType(facts["typestr"])
-    return Described(
-        place=(_CPU, 0) if name == "__array_interface__" else name,
-        pointer=pointer,
-        shape=shape,
-        strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
-        dtype=dtype.name,
-        read_only=read_only,
-        keep=(array, facts),
-    )
+    try:
+        pointer, read_only = facts["data"]
+        shape, dtype = tuple(facts["shape"]), DType(facts["typestr"])
+        return Described(
+            place=(_CPU, 0) if name == "__array_interface__" else name,
+            pointer=int(pointer),
+            shape=shape,
+            strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
+            dtype=dtype.name,
+            read_only=bool(read_only),
+            keep=(array, facts),
+        )
+    except (LookupError, TypeError, ValueError) as error:  # as an image of PIL, whose data are bytes
+        return f"its {name} has {type(error).__name__}: {error}."
 
 
 # -- the memory --------------------------------------------------------------------------------------------------------
@@ -169,7 +172,7 @@ def device_of(array: Described) -> Device:
         kind = {_MANAGED: _CUDA, **dict.fromkeys(_HOST_TYPES, _CPU)}.get(place[0], place[0])
         return device.info.dlpack == (kind, 0 if kind == _CPU else place[1])
 
-    return search(fits, f"arrays: no device has memory of {place}")
+    return search(fits, f"arrays: no device has the memory that DLPack calls {place}")
 
 
 def _ordinal(device: Device, pointer: int) -> int | None:
@@ -204,18 +207,20 @@ def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
     backend = device.driver
     if not isinstance(backend, SharingBackend):
         device.capabilities.require((Operation.EXPORT_ARRAY, OpaqueFd if device.info.is_cpu else VmmFd))
+    assert isinstance(backend, SharingBackend)
     blocks: list[Block] = []
     for name, array in arrays.items():
         place, end = array.span
         while place < end:
             at = bisect_right(blocks, place, key=_address)
             if not at or blocks[at - 1].end <= place:
-                blocks.insert(at, _block_at(device, cast(SharingBackend, backend), place, name))
+                blocks.insert(at, _block_at(device, backend, place, name))
                 at += 1
             place = blocks[at - 1].end
     runs: list[list[Block]] = []
     for block in blocks:
-        if runs and runs[-1][-1].end == block.address and runs[-1][-1].behind is block.behind is Behind.VMM:
+        last = runs[-1][-1] if runs and backend.joins_blocks else Block(behind=Behind.NOTHING)
+        if last.end == block.address and last.behind is block.behind is Behind.VMM:
             runs[-1].append(block)
         else:
             runs.append([block])

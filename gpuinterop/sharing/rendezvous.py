@@ -18,14 +18,14 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from .. import ipc, system
-from .._arguments import Sole
+from .. import ipc, system, timeline
+from .._arguments import Sole, check_int
 from .._core.drain import shown
 from .._core.monitor import after_fork
-from ..errors import DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
+from ..errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import FdHandle, Handle
 from .descriptor import (
     ATTACH,
@@ -80,6 +80,13 @@ def check_peer(connection: socket.socket, users: Collection[int]) -> None:
         )
 
 
+def users_of(users: Iterable[int]) -> frozenset[int]:
+    """Check ``users=``."""
+    if not isinstance(users, Iterable):
+        raise ArgumentTypeError("users", f"expected user ids, got {type(users).__name__}; pass a list of int.")
+    return frozenset(check_int(user, "users", minimum=0) for user in users)
+
+
 def folder() -> str:
     """Folder of this process's rendezvous."""
     if given := os.environ.get(VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
@@ -121,6 +128,15 @@ def _open_to_all(path: str) -> None:
         os.chmod(f"/proc/self/fd/{file}", 0o666)
     finally:
         os.close(file)
+
+
+def _check_open(place: str) -> None:
+    """Refuse a folder that other users cannot enter."""
+    mode = system.call(f"stat({place})", os.stat, place).st_mode
+    if not mode & (stat.S_IXGRP | stat.S_IXOTH):
+        raise InvalidArgumentError(
+            "users", f"expected a folder that they can enter, got {place} (mode {mode & 0o777:o}); set {VARIABLE}."
+        )
 
 
 class Connection(Sole):
@@ -167,6 +183,7 @@ class Rendezvous(Sole):
             self._listen()
         try:
             if users:
+                _check_open(os.path.dirname(self._path))
                 system.call(f"chmod({self._path})", _open_to_all, self._path)
             descriptor = Descriptor(boot_id(), self.nonce, next(self._serials), secrets.token_bytes(TOKEN), self._path)
             offer = self.offers[descriptor.share] = make(descriptor)
@@ -233,8 +250,12 @@ class Rendezvous(Sole):
         if not self._looping.acquire(timeout=-1 if timeout is None else timeout):
             return  # the thread serves meanwhile: a lease of ours needs it
         try:
-            while self.offers and (deadline is None or time.monotonic() < deadline):
-                self._pass(None if deadline is None else deadline - time.monotonic())
+            left = timeout
+            while self.offers:
+                self._pass(left)
+                if left == 0:
+                    break
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
             system.under(self._lock, self._goes_on)
         finally:
             self._looping.release()
@@ -288,6 +309,13 @@ class Rendezvous(Sole):
         return False
 
     def _pass(self, timeout: float | None) -> None:
+        patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # a lock that a peer holds is tried again
+        try:
+            self._make_pass(timeout)
+        finally:
+            timeline.patience.seconds = patience
+
+    def _make_pass(self, timeout: float | None) -> None:
         for key, _ in self._selector.select(self._patience(timeout)):
             if isinstance(key.data, Connection):
                 self._receive(key.data)
@@ -299,11 +327,14 @@ class Rendezvous(Sole):
             else:
                 os.eventfd_read(key.fd)
         while self._jobs:
-            shown(self._jobs.popleft())
+            shown(self._jobs[0])
+            if self._jobs:  # the last job clears them
+                self._jobs.popleft()
         self._look()
         now = time.monotonic()
-        for late in [one for one in self._connections if one.offer is None and one.deadline < now]:
-            self._drop(late)
+        for one in list(self._connections):
+            if one.link.fileno() < 0 or (one.offer is None and one.deadline < now):
+                self._drop(one)
 
     def _patience(self, timeout: float | None) -> float | None:
         limits = [0.0] if self._jobs else [] if timeout is None else [timeout]
@@ -375,8 +406,9 @@ class Rendezvous(Sole):
     def _look(self) -> None:
         """Call each of what is to be called again."""
         for _ in range(len(self._again)):
-            if shown(one := self._again.popleft()) is False:
-                self._again.append(one)
+            if shown(self._again[0]) is False:
+                self._again.append(self._again[0])
+            self._again.popleft()  # behind the call: an exception may strike in it
 
     def _make_room(self, most: int) -> None:
         strangers = [one for one in self._connections if one.offer is None]
@@ -384,11 +416,14 @@ class Rendezvous(Sole):
             self._drop(one)
 
     def _drop(self, connection: Connection) -> None:
-        del self._connections[connection]
-        self._selector.unregister(connection.link)
+        with contextlib.suppress(
+            KeyError, ValueError
+        ):  # where an exception has struck, in `serve`, this is called again
+            self._selector.unregister(connection.link)
         connection.link.close()
         if (offer := connection.offer) is not None:
             shown(lambda: offer.left(connection))
+        del self._connections[connection]
 
     def _receive(self, connection: Connection) -> None:
         if connection not in self._connections:  # this pass has dropped the connection
@@ -437,9 +472,13 @@ class Rendezvous(Sole):
         check_peer(connection.link, offer.users)
         if verb not in VERBS or (verb == ATTACH) is (connection.offer is not None):
             raise PeerError("expected a reader that attaches once, then asks for more; use gpuinterop.attach.")
-        answered = offer.answer(connection, verb, number)
-        connection.offer = offer
-        return answered
+        connection.offer = offer  # first: where an exception strikes below, the lease ends with the connection
+        try:
+            return offer.answer(connection, verb, number)
+        except Exception:
+            if verb == ATTACH:
+                connection.offer = None
+            raise
 
 
 def _wake_up() -> None:

@@ -20,6 +20,10 @@ parts = Descriptor.parse(descriptor)
 def attaches(given, **changes):
     gi.attach(bytes(parts._replace(**changes)) if given is parts else given, timeout=2).close()
 
+class Image:
+    def __init__(self, interface):
+        self.__array_interface__ = interface
+
 def shares(given, folder="/tmp"):
     os.environ["GPUINTEROP_SHARE_DIR"] = folder
     gi.share(given)
@@ -38,6 +42,56 @@ def struck_at(number):
     return struck
 attached = []
 struck_at(0)
+"""
+TOUCH: Final = """
+import ctypes
+PAGE = 4096
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+base = libc.mmap(None, 3 * PAGE, 0, 0x22, -1, 0)
+files = [os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in "ab"]
+for at, file in enumerate(files):
+    os.truncate(file, 2 * PAGE)
+    os.pwrite(file, bytes([at + 1]) * 2 * PAGE, 0)
+    assert libc.mmap(base + at * PAGE, PAGE, 3, 0x11, file, 0) == base + at * PAGE
+assert libc.mmap(base + 2 * PAGE, PAGE, 3, 0x11, files[0], PAGE) == base + 2 * PAGE
+
+def at(place, size):
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(place))
+
+two = gi.share({"a": at(base, 4), "b": at(base + PAGE, 4)})
+"""
+ABBA: Final = """
+x, y = gi.attach(descriptor), gi.attach(descriptor)
+def comes_in(order, count, done):
+    for _ in range(count):
+        with contextlib.suppress(gi.InvalidArgumentError):  # the other thread is in
+            gi.sharing.acquire(order, timeout=5)
+            x.release(), y.release()
+    done.append(1)
+
+def both(count):
+    done = []
+    threads = [threading.Thread(target=comes_in, args=(one, count, done), daemon=True) for one in ([x, y], [y, x])]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(20)
+    return len(done)
+"""
+HOLDS_BACK: Final = """
+from gpuinterop.sharing import attachment
+asked, goes_on, ask = threading.Event(), threading.Event(), attachment._Link.ask
+
+def waits(link, verb, *more):
+    if verb == attachment.BLOCKS and threading.current_thread() is thread:
+        asked.set()
+        goes_on.wait(20)
+    return ask(link, verb, *more)
+
+attachment._Link.ask = waits
+thread = threading.Thread(target=lambda: gi.attach(descriptor).close())
 """
 BAD: Final = [
     ("attaches(descriptor[:4])", "InvalidArgumentError: descriptor: expected bytes.share., got 4 other bytes"),
@@ -63,6 +117,14 @@ BAD: Final = [
     ("shares({})", "InvalidArgumentError: arrays: expected an array or more"),
     ("shares({1: array()})", "ArgumentTypeError: arrays: expected names"),
     ("shares(None)", "ArgumentTypeError: arrays: expected an array"),
+    (
+        "shares(Image({'data': b'xyz', 'shape': (3,), 'typestr': '|u1'}))",
+        "InvalidArgumentError: .*its __array_interface",
+    ),
+    ("shares(Image({'shape': (3,)}))", "InvalidArgumentError: .*its __array_interface__ has KeyError"),
+    ("gi.share(array(), users=5)", "ArgumentTypeError: users: expected user ids, got int"),
+    ("gi.share(array(), users=[5])", "InvalidArgumentError: users: expected a folder that they can enter"),
+    ("gi.attach(descriptor, users=5)", "ArgumentTypeError: users: expected user ids, got int"),
     ("shares({'a': array(), 'b': np.ones(4)})", "UnsupportedError: .*'b'"),
     ("shares(array(), '/missing')", "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a folder"),
     ("shares(array(), '/proc/self')", r"DriverError: bind\(/proc/self/"),
@@ -178,6 +240,60 @@ def test_wherever_an_exception_strikes_a_reader_what_stays_is_named() -> None:
         assert reader("number > 300")
 
 
+def test_memfds_whose_mappings_touch() -> None:
+    """An array is of the file that is mapped there, however large the file before it is; a part of one is refused."""
+    with pair() as (exporter, reader):
+        exporter(TOUCH)
+        reader(f"two = gi.attach(bytes.fromhex({exporter('bytes(two).hex()')!r}))")
+        assert reader("[int(np.asarray(two[name])[0]) for name in two]") == [1, 2]
+        with pytest.raises(Raised, match=r"UnsupportedError: .*host memory"):
+            exporter("gi.share(at(base + 2 * PAGE, 4))")
+
+
+def test_a_peer_that_keeps_the_boards_lock() -> None:
+    """Readers of other shares are served, and the share closes."""
+    with pair() as (exporter, reader), Shell() as other:
+        reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r})")
+        exporter("another = gi.share(array[:8]); share.acquire(timeout=5)")
+        reader("many = [gi.attach(descriptor) for _ in range(20)]; boards = [one._turns().board for one in many]")
+        reader(
+            "import fcntl; held = os.open(f'/proc/self/fd/{boards[0].fd}', os.O_RDWR); fcntl.flock(held, fcntl.LOCK_EX)"
+        )
+        reader("from gpuinterop.sharing.attachment import _links")
+        reader("for link in list(_links): link.shutdown(socket.SHUT_RDWR)")
+        other(f"gi.attach(bytes.fromhex({exporter('bytes(another).hex()')!r}), timeout=5).close()")
+        exporter("share.close()")
+        with pytest.raises(Raised, match="ResourceClosedError"):
+            other(f"gi.attach(bytes.fromhex({reader('descriptor.hex()')!r}))")
+        reader("os.close(held)")
+        exporter("share.close(timeout=20); another.close()")
+
+
+def test_a_slot_that_no_signal_reaches() -> None:
+    """A dead reader's slot counts for no more than the value that is stored in its place."""
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor); attached._turns()._slot.value = 2**63 + 5")
+        reader.kill()
+        exporter("share.acquire(timeout=20); share.release()")
+
+
+def test_attachments_are_acquired_in_one_order() -> None:
+    with pair() as (_, reader):
+        reader(ABBA)
+        assert reader("both(200)") == 2
+        with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: expected a share or an attachment of it"):
+            reader("own = gi.share(array()); gi.sharing.acquire([own, gi.attach(bytes(own))])")
+
+
+def test_an_attach_that_waits_for_handles_holds_up_no_other() -> None:
+    with pair() as (exporter, reader):
+        exporter("another = gi.share(gi.device().allocate(4096).buffer.view(8))")
+        reader(HOLDS_BACK)
+        reader("thread.start(); assert asked.wait(20)")
+        reader(f"gi.attach(bytes.fromhex({exporter('bytes(another).hex()')!r})).close()")
+        reader("goes_on.set(); thread.join()")
+
+
 def test_a_loop_of_the_users() -> None:
     with pair() as (reader, exporter):  # which has a lease of the other meanwhile, and gives it back by itself
         exporter("array = array(); share = gi.share(array, threaded=False); offer = rendezvous.here().offers[1]")
@@ -186,7 +302,7 @@ def test_a_loop_of_the_users() -> None:
         with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*does it serve"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
-        exporter("while not any(slot is not None for slot in offer.leases.values()): share.serve(0.05)")
+        exporter("while not any(slot is not None for slot in offer.leases.values()): share.serve(timeout=0)")
         reader.answer()
         exporter("gi.attach(descriptor).close()")
         reader.until("leases() == 0", 5)

@@ -10,11 +10,14 @@ import ctypes
 import json
 import subprocess
 import sys
-from typing import Any, Final
+import threading
+from dataclasses import replace
+from typing import IO, Any, Final, cast
 
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.backend import Block
 from gpuinterop.capabilities import Operation
 from tests.simulated.driver import Simulator
 
@@ -279,3 +282,70 @@ with memory("legacy", 4096) as it:
 """
     told = simulator.run(program, GPUINTEROP_BACKEND="hip", HSA_ENABLE_IPC_MODE_LEGACY="1")
     assert "HSA_ENABLE_IPC_MODE_LEGACY" in told
+
+
+def test_another_allocation_at_the_address_is_not_shared_on(
+    simulator: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver numbers allocations: another one at the address has another number."""
+    driver = type(gi.device().driver)
+    real = driver.block_at  # type: ignore[attr-defined]
+
+    def later(self: Any, address: int) -> Block:
+        block: Block = real(self, address)
+        return replace(block, key=block.key + 1)
+
+    with memory("legacy", SIZE) as it, Reader(simulator) as reader:
+        with gi.share(it) as shared:
+            assert reader.attach(bytes(shared))[0] == {"": "00000000"}
+            monkeypatch.setattr(driver, "block_at", later)
+            assert reader.attach(bytes(shared))[0] == "ResourceClosedError"
+            monkeypatch.undo()
+        shared.close(timeout=20)
+
+
+def test_a_copy_is_there_on_return(simulator: Simulator) -> None:
+    device = gi.device()
+    with memory("legacy", 4096) as it, device.create_stream() as stream, device.create_semaphore(gi.TimelineFd) as gate:
+        ctypes.memset(it.ptr, 9, 4096)
+        gate.wait(stream, 1)
+        timer = threading.Timer(0.3, gate.host_signal, (1,))
+        timer.start()
+        with gi.share(it, copy=True, stream=stream) as shared:
+            assert ctypes.string_at(shared.view.ptr, 1) == b"\x09"
+        timer.join()
+        shared.close(timeout=20)
+
+
+EXPORTER: Final = """
+import ctypes, sys
+import gpuinterop as gi
+from tests.vendors.foreign_memory import *
+with memory(sys.argv[1], 4096) as it, gi.share(it) as shared:
+    ctypes.memset(it.ptr, int(sys.argv[2]), 4096)
+    print(bytes(shared).hex(), flush=True)
+    sys.stdin.read()
+"""
+BOTH: Final = """
+import ctypes, sys
+import gpuinterop as gi
+attached = [gi.attach(bytes.fromhex(one), timeout=20) for one in sys.argv[1:]]
+print(*(ctypes.string_at(one.view.ptr, 1).hex() for one in attached))
+for one in attached:
+    one.close()
+"""
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_exporters_that_number_their_allocations_alike(simulator: Simulator, kind: str) -> None:
+    environment = simulator.environment(GPUINTEROP_BACKEND=VENDOR.name)
+
+    def run(*words: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", *words]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    exporters = [run(EXPORTER, kind, str(number)) for number in (1, 2)]
+    descriptors = [cast(IO[str], one.stdout).readline().strip() for one in exporters]
+    assert run(BOTH, *descriptors).communicate(timeout=60)[0] == "01 02\n"
+    for one in exporters:
+        one.communicate(timeout=20)

@@ -1,0 +1,164 @@
+"""Which bytes a reader gets, and when: memfds of others, copies, many allocations, versions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from .shells import Raised, Shell, pair
+
+THEIRS: Final = """
+import mmap
+theirs = os.memfd_create("theirs", os.MFD_ALLOW_SEALING)
+
+def mapped(size, **more):
+    return np.frombuffer(mmap.mmap(theirs, size, **more), np.uint8)
+
+os.ftruncate(theirs, 4096)
+"""
+GATE: Final = """
+device = gi.device()
+stream, gate = device.create_stream(), device.create_semaphore(gi.TimelineFd)
+
+def tries(call):
+    try:
+        call()
+    except gi.GpuInteropError as error:
+        return str(error)
+"""
+TENSOR: Final = """
+class Tensor:
+    place = 8
+
+    def __init__(self, array):
+        self.__dlpack_device__, self.__dlpack__ = array.__dlpack_device__, array.__dlpack__
+
+    def data_ptr(self):
+        return self.place
+
+tensor = Tensor(array)
+other = gi.share(tensor)
+"""
+
+
+def attach(reader: Shell, exporter: Shell, name: str) -> None:
+    """Attach a share of the exporter, by the name that it has there."""
+    reader(f"{name} = gi.attach(bytes.fromhex({exporter(f'bytes({name}).hex()')!r}))")
+
+
+def test_a_memfd_that_has_grown() -> None:
+    """What was mapped of it before is not all of it."""
+    with pair() as (exporter, reader):
+        exporter(THEIRS)
+        exporter("small = gi.share(mapped(4096))")
+        attach(reader, exporter, "small")
+        exporter("os.ftruncate(theirs, 1 << 24); grown = mapped(1 << 24); grown[:] = 5; large = gi.share(grown)")
+        attach(reader, exporter, "large")
+        assert reader("int(np.asarray(large.view)[-1])") == 5
+
+
+def test_what_is_given_to_a_reader_does_not_shrink() -> None:
+    with pair() as (exporter, reader):
+        exporter(THEIRS)
+        exporter("own = gi.share(mapped(4096))")
+        attach(reader, exporter, "own")
+        with pytest.raises(Raised, match="PermissionError"):
+            exporter("os.ftruncate(theirs, 0)")
+
+
+def test_arrays_of_seventy_allocations() -> None:
+    """More than one answer has handles for; neighbours are not taken for one."""
+    with pair() as (exporter, reader):
+        exporter("all = {str(one): np.asarray(gi.device().allocate(4096).buffer.view(4096)) for one in range(70)}")
+        exporter("for one in all: all[one][:] = int(one)")
+        exporter("many = gi.share(all)")
+        attach(reader, exporter, "many")
+        assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(70)]") == list(range(70))
+
+
+def test_a_copy_of_negative_strides() -> None:
+    with pair() as (exporter, reader):
+        exporter("plain = np.arange(6, dtype='int16').reshape(2, 3)[::-1, ::-1]; copy = gi.share(plain, copy=True)")
+        exporter("plain[:] = 0")
+        attach(reader, exporter, "copy")
+        assert reader("np.asarray(copy.view).tolist()") == [[5, 4, 3], [2, 1, 0]]
+
+
+def test_version_0_is_behind_the_stream() -> None:
+    with pair() as (exporter, reader):
+        exporter(GATE)
+        exporter("gate.wait(stream, 1); late = gi.share(array, stream=stream)")
+        attach(reader, exporter, "late")
+        with pytest.raises(Raised, match="SemaphoreTimeoutError"):
+            reader("late.acquire(timeout=0.1)")
+        exporter("gate.host_signal(1)")
+        reader("late.acquire(timeout=5); late.release()")
+
+
+def test_a_closed_reader_whose_stream_is_in_is_waited_for() -> None:
+    with pair() as (exporter, reader):
+        reader(GATE)
+        reader("attached = gi.attach(descriptor); attached.acquire(stream)")
+        reader("gate.wait(stream, 1); attached.release(stream); attached.close()")
+        with pytest.raises(Raised, match="SemaphoreTimeoutError"):
+            exporter("share.acquire(timeout=0.3)")
+        reader("gate.host_signal(1); stream.synchronize(5)")
+        exporter("share.acquire(timeout=5); share.release()")
+        exporter.until("leases() == 0")
+
+
+def test_a_slot_is_taken_anew() -> None:
+    """A reader that has never come in is not waited for, whatever the slot's last reader has left there."""
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor)")
+        reader("for _ in range(3): attached.acquire(timeout=5); attached.release()")
+        reader("attached.close()")
+        exporter.until("leases() == 0")
+        reader("attached = gi.attach(descriptor); attached._turns()")
+        exporter("share.acquire(timeout=5); share.release()")
+
+
+def test_an_array_that_has_other_memory_now() -> None:
+    with pair() as (exporter, reader):
+        exporter(TENSOR)
+        attach(reader, exporter, "other")
+        exporter("tensor.place = 16")
+        for one in (reader, exporter):
+            with pytest.raises(Raised, match="ResourceClosedError: array '' has other memory now"):
+                one(f"gi.attach(bytes.fromhex({exporter('bytes(other).hex()')!r}))")
+
+
+def test_the_second_array_is_immutable() -> None:
+    with pair() as (exporter, _):
+        exporter(
+            "fixed = array[:8]; fixed.flags.writeable = False; both = gi.share({'free': array[8:], 'fixed': fixed})"
+        )
+        with pytest.raises(Raised, match="InvalidArgumentError: fixed: its library"):
+            exporter("both.acquire(timeout=1)")
+
+
+def test_a_failed_enrol_takes_no_slot() -> None:
+    with pair() as (exporter, reader):
+        exporter("from gpuinterop.sharing.order import Board; whole = Board.export")
+        exporter("def fails(_): Board.export = whole; raise OSError(24, 'full')")
+        exporter("Board.export = fails")
+        with pytest.raises(Raised, match=r"HandleError: .*full"):
+            reader("attached = gi.attach(descriptor); attached.acquire(timeout=5)")
+        assert exporter("[len(one._writer.leases) for one in rendezvous.here().offers.values()]") == [0]
+        reader("attached.acquire(timeout=5); attached.release()")
+
+
+def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
+    """The thread has gone out before the board is unmapped."""
+    with pair() as (exporter, _):
+        exporter(GATE)
+        exporter("share.acquire(stream); gate.wait(stream, 1); share.release(stream); turns = share._turns()")
+        exporter("refused = []")
+        exporter("thread = threading.Thread(target=lambda: refused.append(tries(share.acquire)))")
+        exporter("thread.start()")
+        exporter.until("turns.coming is not None")
+        exporter("share.close(); thread.join(20)")
+        assert "share 1 is closed" in exporter("refused[0]")
+        exporter("gate.host_signal(1); stream.synchronize(5); stream.close(); gate.close()")
+        exporter.until("threads() == idle")
