@@ -41,6 +41,7 @@ driver_lock: Final = threading.RLock()
 """Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
 _importing: Final = threading.RLock()
 """Held while a region is looked for and imported, so that it is imported once."""
+_TRIES: Final = 5
 _links: Final[WeakSet[socket.socket]] = WeakSet()
 """Connections to exporters, each of which is a lease."""
 
@@ -478,13 +479,17 @@ class AttachedArrays(Arrays):
 class _Link(Sole):
     """The connection to an exporter, whose answers are not trusted."""
 
-    def __init__(self, descriptor: Descriptor, timeout: float | None, users: Collection[int]) -> None:
+    def __init__(
+        self, descriptor: Descriptor, timeout: float | None, deadline: float | None, users: Collection[int]
+    ) -> None:
         self.descriptor = descriptor
         path = descriptor.address
         if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
             path = os.path.join(place, os.path.basename(path))
-        self._limit, self.deadline = timeout, None if timeout is None else time.monotonic() + timeout
+        self._limit, self.deadline = timeout, deadline
         """When the attach has to be done; later answers have the limit each."""
+        self.dropped = False
+        """Whether the exporter has closed the connection."""
         self.cut_off = False
         """Whether an answer may still come, or has come in part. What came next would be taken for another's."""
         self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
@@ -532,6 +537,7 @@ class _Link(Sole):
         except PeerError:
             raise
         except OSError as error:
+            self.dropped = isinstance(error, ConnectionError)
             raise _lost(error) from None
         if failed is not None:
             self.cut_off = False
@@ -539,6 +545,20 @@ class _Link(Sole):
         handles = ipc.receive_handles(self.socket, expect) if expect else []
         self.cut_off = False
         return told, handles
+
+
+def _first_answer(descriptor: Descriptor, timeout: float | None, users: Collection[int]) -> tuple[_Link, OpaqueFd]:
+    """Connect, and ask for the contents: again, where an exporter in a flood of strangers has dropped this one."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    for left in reversed(range(_TRIES)):
+        link = _Link(descriptor, timeout, deadline, users)
+        try:
+            return link, link.ask(ATTACH, (OpaqueFd,))[1][0]
+        except BaseException:
+            link.socket.close()
+            if not (link.dropped and left):
+                raise
+    raise AssertionError
 
 
 def _lost(error: OSError) -> PeerError:
@@ -620,9 +640,8 @@ def attach(
     drain()
     if is_here(found.process):
         return _attach_here(found, device)
-    link = _Link(found, limit, users_of(users))
+    link, told = _first_answer(found, limit, users_of(users))
     try:
-        _, (told,) = link.ask(ATTACH, (OpaqueFd,))
         with told:
             contents = Contents.read(told)
         used = device_for(contents, device)
