@@ -489,7 +489,7 @@ class _Link(Sole):
         self._limit, self.deadline = timeout, deadline
         """When the attach has to be done; later answers have the limit each."""
         self.dropped = False
-        """Whether the exporter has closed the connection."""
+        """Whether the exporter has closed the connection without a look at what it was asked."""
         self.cut_off = False
         """Whether an answer may still come, or has come in part. What came next would be taken for another's."""
         self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
@@ -537,7 +537,7 @@ class _Link(Sole):
         except PeerError:
             raise
         except OSError as error:
-            self.dropped = isinstance(error, ConnectionError)
+            self.dropped = isinstance(error, ConnectionResetError | BrokenPipeError)
             raise _lost(error) from None
         if failed is not None:
             self.cut_off = False
