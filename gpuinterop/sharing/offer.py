@@ -281,8 +281,8 @@ class ArrayShare(Arrays):
     def __bytes__(self) -> bytes:
         """Return the descriptor, which processes of this host attach, any number of times (`gpuinterop.attach`).
 
-        It has the address of this process's socket and a token that opens this share, and no handle: copy it, print it,
-        send it by any way. What has read it can attach, as a process of this user or of ``users=``.
+        It has the address of this process's socket and a token that opens this share, and no handle. Send it by any
+        way, and keep it from those who may not attach: a process of this user or of ``users=`` that has read it can.
 
         Raises
         ------
@@ -469,9 +469,9 @@ def share(
             )
     order = _on(device, stream)
     stands_on: list[Resource] = []
-    if copy:
-        found = _copied(device, found, order, stands_on)
     try:
+        if copy:
+            found = _copied(device, found, order, stands_on)
         laid = Laid.of(found, device)
 
         def make() -> _Offer:
@@ -502,15 +502,11 @@ def _copied(
     allocation = device.allocate(sum(sizes))
     made.append(allocation)
     found = {}
-    try:
-        for (name, array), offset in zip(arrays.items(), itertools.accumulate(sizes, initial=0), strict=False):
-            start, end = spans[name]
-            allocation.buffer.copy_from(start, end - start, offset=offset, stream=stream)
-            view = allocation.buffer.view(array.shape, array.dtype, offset + array.pointer - start, array.strides)
-            found[name] = describe(view, name or "array")
-        if stream is not None:
-            stream.synchronize()
-    except BaseException:
-        allocation.close()
-        raise
+    for (name, array), offset in zip(arrays.items(), itertools.accumulate(sizes, initial=0), strict=False):
+        start, end = spans[name]
+        allocation.buffer.copy_from(start, end - start, offset=offset, stream=stream)
+        view = allocation.buffer.view(array.shape, array.dtype, offset + array.pointer - start, array.strides)
+        found[name] = describe(view, name or "array")
+    if stream is not None:
+        stream.synchronize()
     return found

@@ -8,8 +8,9 @@ The exporting process has a board, a sealed memfd of one page, that each reader 
     24  u64       writing: 1 while the writer is in
     64  u64 ...   one slot a lease: how often its reader has come in
 
-All but the magic is written under the page's lock, which the kernel frees at its holder's death. The writer's timeline
-stands at n + 1 once version n is there; each lease's stands at k once its reader has gone out k times.
+Once it has readers, all but a slot's first zero is written under the page's lock, which the kernel frees at its
+holder's death. The writer's timeline stands at n + 1 once version n is there; each lease's stands at k once its reader
+has gone out k times.
 
 A reader that comes in adds 1 to its slot, and waits for the newest version; while the writer is in, for the next. The
 writer that comes in sets `writing`, reads the slots, and waits for the last version and for the readers that are in.

@@ -7,6 +7,7 @@ import sys
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, cast
 
 from .._core.device import Device
@@ -212,7 +213,7 @@ def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
     for name, array in arrays.items():
         place, end = array.span
         while place < end:
-            at = bisect_right(blocks, place, key=_address)
+            at = bisect_right(blocks, place, key=attrgetter("address"))
             if not at or blocks[at - 1].end <= place:
                 blocks.insert(at, _block_at(device, backend, place, name))
                 at += 1
@@ -225,10 +226,6 @@ def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
         else:
             runs.append([block])
     return [Range(blocks=tuple(run)) for run in runs]
-
-
-def _address(block: Block) -> int:
-    return block.address
 
 
 def _block_at(device: Device, backend: SharingBackend, address: int, name: str) -> Block:
@@ -266,7 +263,7 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),
         Behind.CLOSED: ("or of another process, which alone can share it.", allocate),
-        Behind.HOST: ("which only its own process has: it lies in no memfd with an open descriptor.", allocate),
+        Behind.HOST: ("which only its own process has: no open memfd, mapped from its start.", allocate),
     }
     reason, way_out = reasons.get(behind, ("which no call exports.", allocate))
     return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)

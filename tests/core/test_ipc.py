@@ -91,6 +91,7 @@ def entry(kind: int = 0, origin: int = 0) -> bytes:
         (struct.pack("<4sHH", b"GIPH", 9, 1) + entry(), 1, "version 9"),
         (struct.pack("<4sHH", b"GIPH", 1, 2) + entry(), 1, r"expected 1 handle\(s\), the peer sent 2"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(kind=999), 1, "type 999"),
+        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(kind=len(ipc.WIRE_TYPES)), 1, f"type {len(ipc.WIRE_TYPES)}"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(origin=77), 1, "origin"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 0, "do not fit"),
         (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 2, "more descriptors came than the 1 expected"),
@@ -365,3 +366,19 @@ def test_a_socket_that_passes_no_descriptors_is_refused(of: str) -> None:
     with here, there, socket.fromfd(here.fileno(), socket.AF_INET, socket.SOCK_STREAM) as mistaken:
         ipc.send_handle(mistaken, gi.FabricHandle(bytes(64)))  # it is Unix's, whatever Python was told
         assert ipc.receive_handle(there, gi.FabricHandle).data == bytes(64)
+
+
+def test_descriptors_of_a_message_that_goes_in_parts_are_sent_once() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        for one in (near, far):
+            one.settimeout(10)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        sent = [gi.OpaqueFd.adopt(memfd()) for _ in range(64)]
+        thread = threading.Thread(target=ipc.send_handles, args=(near, sent))
+        thread.start()
+        received = ipc.receive_handles(far, [gi.OpaqueFd] * 64)
+        thread.join()
+        assert [os.fstat(one.fd).st_ino for one in received] == [os.fstat(one.fd).st_ino for one in sent]
+        for handle in [*sent, *received]:
+            handle.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -336,12 +338,50 @@ def test_an_answer_that_was_cut_off_is_not_taken_for_a_death() -> None:
         reader("attached.close(); attached = gi.attach(descriptor); attached.acquire(timeout=5)")
 
 
-def test_a_folder_whose_owner_replaces_the_socket(tmp_path: Path, sockets: Path) -> None:
-    (victim := tmp_path / "victim").touch(0o600)
-    with pair() as (exporter, _):
-        (socket,) = sockets.iterdir()
-        socket.unlink()
-        socket.symlink_to(victim)
+@pytest.mark.parametrize("mode", [0o744, 0o710, 0o701])
+def test_a_private_folder_that_others_may_look_into_is_refused(mode: int, tmp_path: Path) -> None:
+    (made := tmp_path / f"gpuinterop-{os.geteuid()}").mkdir()
+    made.chmod(mode)
+    refused = pytest.raises(Raised, match="to be a folder of this user alone")
+    with Shell(TMPDIR=os.fspath(tmp_path), GPUINTEROP_SHARE_DIR="", XDG_RUNTIME_DIR="") as exporter, refused:
+        exporter("gi.share(array())")
+
+
+def test_the_umask_does_not_open_the_socket(sockets: Path) -> None:
+    with Shell() as exporter:
+        exporter("os.umask(0); share = gi.share(array())")
+        (path,) = sockets.iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_busy_exporter_keeps_its_socket(sockets: Path) -> None:
+    """Only a socket that nobody listens at is tidied away."""
+    path = sockets / "gpuinterop-busy.sock"
+    with contextlib.ExitStack() as scope, Shell() as exporter:
+        listener = scope.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(os.fspath(path))
+        listener.listen(0)
+        full = False
+        while not full:
+            link = scope.enter_context(socket.socket(socket.AF_UNIX))
+            link.setblocking(False)
+            full = bool(link.connect_ex(os.fspath(path)))
+        exporter("gi.share(array()).close()")
+        assert path.exists()
+
+
+@pytest.mark.parametrize("is_socket", [False, True])
+def test_a_folder_whose_owner_replaces_the_socket(is_socket: bool, tmp_path: Path, sockets: Path) -> None:
+    victim = tmp_path / "victim"
+    with pair() as (exporter, _), socket.socket(socket.AF_UNIX) as other:
+        if is_socket:
+            other.bind(os.fspath(victim))
+        else:
+            victim.touch()
+        victim.chmod(0o600)
+        (path,) = sockets.iterdir()
+        path.unlink()
+        path.symlink_to(victim)
         with pytest.raises(Raised, match="InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected this process's socket"):
             exporter("gi.share(array, users=(1234,))")
     assert victim.stat().st_mode & 0o777 == 0o600
