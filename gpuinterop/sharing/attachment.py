@@ -42,6 +42,7 @@ driver_lock: Final = threading.RLock()
 _importing: Final = threading.RLock()
 """Held while a region is looked for and imported, so that it is imported once."""
 _TRIES: Final = 5
+"""Number of connections that an attach makes, where the exporter drops them."""
 _links: Final[WeakSet[socket.socket]] = WeakSet()
 """Connections to exporters, each of which is a lease."""
 

@@ -416,9 +416,7 @@ class Rendezvous(Sole):
             self._drop(one)
 
     def _drop(self, connection: Connection) -> None:
-        with contextlib.suppress(
-            KeyError, ValueError
-        ):  # where an exception has struck, in `serve`, this is called again
+        with contextlib.suppress(KeyError, ValueError):  # called again, where an exception has struck in `serve`
             self._selector.unregister(connection.link)
         connection.link.close()
         if (offer := connection.offer) is not None:

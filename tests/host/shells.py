@@ -112,6 +112,10 @@ class Shell:
             assert time.monotonic() - begin < limit, f"{code} stays false: {self._said()}"
         return (time.monotonic() - begin) * 1e3
 
+    def descriptor(self, share: str) -> str:
+        """Python's words for the descriptor of a share, by the name that it has there."""
+        return f"bytes.fromhex({self(f'bytes({share}).hex()')!r})"
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait(LIMIT)

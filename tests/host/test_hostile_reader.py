@@ -40,7 +40,7 @@ def test_others_are_served_meanwhile(attack: str) -> None:
         hostile("from tests.host import hostile")
         hostile("resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)")
         for name, share in (("descriptor", "share"), ("large", "large")):
-            hostile(f"{name} = bytes.fromhex({exporter(f'bytes({share}).hex()')!r})")
+            hostile(f"{name} = {exporter.descriptor(share)}")
         reader(READS)
         reader("reads(1)")
         exporter.until("leases() == 0")
@@ -70,7 +70,7 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
         assert socket.stat().st_mode & 0o777 == (0o666 if users != "()" else 0o600)
         os.chmod(socket, mode)
         with Shell() as reader:
-            reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r}); gi.device(); rendezvous.boot_id()")
+            reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
             reader(f"os.setgroups([]); os.setuid({user})")
             if words:
                 with pytest.raises(Raised, match=f"PeerError: .*{words}"):

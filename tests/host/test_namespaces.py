@@ -34,7 +34,7 @@ def test_containers() -> None:
             assert len({each(f"os.readlink('/proc/self/ns/{kind}')") for each in (exporter, one, two)}) == 3
         for reader in (one, two):
             assert reader("os.getpid()") == exporter("os.getpid()") == 1
-            reader(f"attached = gi.attach(bytes.fromhex({exporter('bytes(share).hex()')!r}), timeout=10)")
+            reader(f"attached = gi.attach({exporter.descriptor('share')}, timeout=10)")
         for number in range(2, 9):
             exporter(f"share.acquire(timeout=10); array[:] = {number}; share.release()")
             for reader in (one, two):
@@ -54,7 +54,7 @@ def test_containers() -> None:
 def test_a_user_that_the_namespace_does_not_map() -> None:
     with Shell(*UNSHARE) as exporter, Shell() as reader:
         exporter("array = array(); share = gi.share(array, users=(1234, 65534))")
-        reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r}); gi.device(); rendezvous.boot_id()")
+        reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
         reader("os.setgroups([]); os.setuid(1234)")
         with pytest.raises(Raised, match="got one of user 65534, which stands for users of other namespaces; run both"):
             reader("gi.attach(descriptor, timeout=5, users=(0,))")

@@ -44,7 +44,7 @@ other = gi.share(tensor)
 
 def attach(reader: Shell, exporter: Shell, name: str) -> None:
     """Attach a share of the exporter, by the name that it has there."""
-    reader(f"{name} = gi.attach(bytes.fromhex({exporter(f'bytes({name}).hex()')!r}))")
+    reader(f"{name} = gi.attach({exporter.descriptor(name)})")
 
 
 def test_a_memfd_that_has_grown() -> None:
@@ -126,7 +126,7 @@ def test_an_array_that_has_other_memory_now() -> None:
         exporter("tensor.place = 16")
         for one in (reader, exporter):
             with pytest.raises(Raised, match="ResourceClosedError: array '' has other memory now"):
-                one(f"gi.attach(bytes.fromhex({exporter('bytes(other).hex()')!r}))")
+                one(f"gi.attach({exporter.descriptor('other')})")
 
 
 def test_the_second_array_is_immutable() -> None:

@@ -162,7 +162,7 @@ def test_full_tables_of_descriptors(side: str) -> None:
         full("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024)); gi.device(); kept = []")
         for room in range(12):
             exporter("share = gi.share(array)")  # with an order that is not made yet
-            reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r})")
+            reader(f"descriptor = {exporter.descriptor('share')}")
             full("while len(kept) < 99:\n    try: kept.append(os.open('/dev/null', 0))\n    except OSError: break")
             full(f"for one in kept[:{room}]: os.close(one)\nkept = kept[{room}:]")
             try:
@@ -246,7 +246,7 @@ def test_memfds_whose_mappings_touch() -> None:
     """An array is of the file that is mapped there, however large the file before it is; a part of one is refused."""
     with pair() as (exporter, reader):
         exporter(TOUCH)
-        reader(f"two = gi.attach(bytes.fromhex({exporter('bytes(two).hex()')!r}))")
+        reader(f"two = gi.attach({exporter.descriptor('two')})")
         assert reader("[int(np.asarray(two[name])[0]) for name in two]") == [1, 2]
         with pytest.raises(Raised, match=r"UnsupportedError: .*host memory"):
             exporter("gi.share(at(base + 2 * PAGE, 4))")
@@ -255,7 +255,6 @@ def test_memfds_whose_mappings_touch() -> None:
 def test_a_peer_that_keeps_the_boards_lock() -> None:
     """Readers of other shares are served, and the share closes."""
     with pair() as (exporter, reader), Shell() as other:
-        reader(f"descriptor = bytes.fromhex({exporter('bytes(share).hex()')!r})")
         exporter("another = gi.share(array[:8]); share.acquire(timeout=5)")
         reader("many = [gi.attach(descriptor) for _ in range(20)]; boards = [one._turns().board for one in many]")
         reader(
@@ -263,7 +262,7 @@ def test_a_peer_that_keeps_the_boards_lock() -> None:
         )
         reader("from gpuinterop.sharing.attachment import _links")
         reader("for link in list(_links): link.shutdown(socket.SHUT_RDWR)")
-        other(f"gi.attach(bytes.fromhex({exporter('bytes(another).hex()')!r}), timeout=5).close()")
+        other(f"gi.attach({exporter.descriptor('another')}, timeout=5).close()")
         exporter("share.close()")
         with pytest.raises(Raised, match="ResourceClosedError"):
             other(f"gi.attach(bytes.fromhex({reader('descriptor.hex()')!r}))")
@@ -292,7 +291,7 @@ def test_an_attach_that_waits_for_handles_holds_up_no_other() -> None:
         exporter("another = gi.share(gi.device().allocate(4096).buffer.view(8))")
         reader(HOLDS_BACK)
         reader("thread.start(); assert asked.wait(20)")
-        reader(f"gi.attach(bytes.fromhex({exporter('bytes(another).hex()')!r})).close()")
+        reader(f"gi.attach({exporter.descriptor('another')}).close()")
         reader("goes_on.set(); thread.join()")
 
 
@@ -300,7 +299,7 @@ def test_a_loop_of_the_users() -> None:
     with pair() as (reader, exporter):  # which has a lease of the other meanwhile, and gives it back by itself
         exporter("array = array(); share = gi.share(array, threaded=False); offer = rendezvous.here().offers[1]")
         assert exporter("threads() == idle")
-        reader(f"served = bytes.fromhex({exporter('bytes(share).hex()')!r})")
+        reader(f"served = {exporter.descriptor('share')}")
         with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*does it serve"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
@@ -318,7 +317,7 @@ def test_a_loop_of_the_users() -> None:
 def test_an_array_that_is_read_only() -> None:
     with pair() as (exporter, reader):
         exporter("fixed = array[:8]; fixed.flags.writeable = False; constant = gi.share({'fixed': fixed})")
-        reader(f"gi.attach(bytes.fromhex({exporter('bytes(constant).hex()')!r})).close()")
+        reader(f"gi.attach({exporter.descriptor('constant')}).close()")
         with pytest.raises(Raised, match="InvalidArgumentError: fixed: its library treats it as immutable"):
             exporter("constant.acquire()")
 
