@@ -103,27 +103,28 @@ def left_of_exit(*, last: bool = False) -> float:
 
 
 class Mapped(NamedTuple):
-    """A part of a file that this process has mapped, by its path and its inode."""
+    """Memory that this process has mapped: of a file, with its path and its inode, or of none."""
 
     addresses: range
+    access: str
+    """As ``rw-s``: may be read, written, executed; is shared or private."""
     offset: int
     inode: int
     path: str
 
 
-def mapped_files() -> Iterator[Mapped]:
-    """The files that this process has mapped; empty if the system does not say."""
+def mappings() -> Iterator[Mapped]:
+    """What this process has mapped; empty if the system does not say."""
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            fields = line.rstrip("\n").split(maxsplit=5)
-            if len(fields) == 6 and fields[5].startswith("/"):
-                start, _, end = fields[0].partition("-")
-                yield Mapped(range(int(start, 16), int(end, 16)), int(fields[2], 16), int(fields[4]), fields[5])
+            place, access, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
+            start, _, end = place.partition("-")
+            yield Mapped(range(int(start, 16), int(end, 16)), access, int(offset, 16), int(inode), "".join(path))
 
 
 def loaded_library(*names: str) -> str | None:
     """The file of the first loaded library whose name begins with one of `names`."""
-    return next((one.path for one in mapped_files() if one.path.rpartition("/")[2].startswith(names)), None)
+    return next((one.path for one in mappings() if one.path.rpartition("/")[2].startswith(names)), None)
 
 
 def not_main_interpreter() -> str:

@@ -261,7 +261,7 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
 def _runtimes() -> dict[str, list[range]]:
     """The addresses of the HIP runtimes of this process, by file; empty if the system does not say."""
     found: dict[str, list[range]] = {}
-    for one in system.mapped_files():
+    for one in system.mappings():
         if _RUNTIME_FILE.search(one.path):
             found.setdefault(one.path, []).append(one.addresses)
     return found

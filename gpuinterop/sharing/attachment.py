@@ -88,9 +88,9 @@ _imports: WeakSet[Import] = WeakSet()
 class SharedMemory(Mappable):
     """A region as one share or attachment has it: its arrays keep this, and not the other attachments."""
 
-    def __init__(self, device: Device, address: int, size: int, parents: Sequence[Lifetime]) -> None:
-        super().__init__(Lifetime("shared memory", parents=parents, device=device.streams))
-        self._warns = False
+    def __init__(self, device: Device, address: int, size: int, parents: Sequence[Lifetime], noun: str = "") -> None:
+        super().__init__(Lifetime(noun or "shared memory", parents=parents, device=device.streams))
+        self._warns = bool(noun)  # else it is its share's or attachment's
         self.device, self.driver, self._size, self._address = device, device.driver, size, address
         self.lifetime.open()
         self.buffer: Buffer = self._buffer(0, size, device)
@@ -101,7 +101,7 @@ class SharedMemory(Mappable):
 
     def _map(self, mapping: Mapped) -> DriverHandle:
         mapping.address = self._address
-        return self
+        return self._address
 
 
 def _nothing(_: object) -> None:
@@ -130,16 +130,27 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
     make = partial(fresh.create, attach)
     if blocks:
         make = partial(behind_default_stream, device.gate, make, "attaching arrays")
-    found = held(device, fresh, region.size, lease, make)
+    found = _held(device, fresh, region.size, (lease,), make)
     _imports.add(fresh)
     return found
 
 
-def held(device: Device, memory: Import, size: int, lease: Lifetime, make: Callable[[], object]) -> SharedMemory:
+def lent(
+    device: Device, region: Region, address: int, keep: object, *parents: Lifetime, noun: str = ""
+) -> SharedMemory:
+    """A region that this process has already; what is made of it holds `keep`."""
+    known = Import(device, region, keep=keep)
+    known.address = address
+    return _held(device, known, region.size, parents, known.open, noun)
+
+
+def _held(
+    device: Device, memory: Import, size: int, parents: Sequence[Lifetime], make: Callable[[], object], noun: str = ""
+) -> SharedMemory:
     """Make an import, and what holds it."""
     try:
         make()
-        return SharedMemory(device, memory.address, size, (memory, lease))
+        return SharedMemory(device, memory.address, size, (memory, *parents), noun)
     except BaseException:
         retire(memory)
         raise

@@ -21,7 +21,7 @@ from .._core.stream import Stream
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, IpcMemHandle, TimelineFd
-from .attachment import Arrays, AttachedArrays, Import, Lease, SharedMemory, driver_lock, held
+from .attachment import Arrays, AttachedArrays, Lease, SharedMemory, driver_lock, lent
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
@@ -141,12 +141,8 @@ class _Offer(Sole):
 
     def regions(self, lease: Lifetime) -> list[SharedMemory]:
         """The memory as this process has it already; what is made of it keeps the arrays."""
-        found = []
-        for one in self.laid.ranges:
-            known = Import(self.laid.device, one.region, keep=self.laid)
-            known.address = one.address
-            found.append(held(self.laid.device, known, one.region.size, lease, known.open))
-        return found
+        device, laid = self.laid.device, self.laid
+        return [lent(device, one.region, one.address, laid, lease) for one in laid.ranges]
 
     def attach_here(self) -> AttachedArrays:
         """Attach in the process that shares: the same memory."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import sys
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from .._core.device import Device
 from .._core.interchange import CAPSULES, DLTensor, DType, contiguous, pointer_of, span
@@ -197,7 +197,25 @@ class Range:
         return Region(self.blocks[0].behind.handle_type.type_name, keys, sizes)
 
 
-def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
+def check_block(device: Device, block: Block, name: str) -> None:
+    """Refuse memory that cannot get to another process."""
+    where = f"{device.name}, array {name!r}"
+    cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
+    if not block.behind.travels:
+        raise UnsupportedError(_gap(cell, block.behind), context=where)
+    if block.ordinal != device.ordinal:
+        raise InvalidArgumentError(
+            name, f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}."
+        )
+    if not (found := device.capabilities.of(cell)):
+        raise UnsupportedError(found, context=where)
+
+
+Check: TypeAlias = Callable[[Device, Block, str], None]
+"""What refuses a block of an array of this name."""
+
+
+def ranges_of(device: Device, arrays: Mapping[str, Described], check: Check = check_block) -> list[Range]:
     """The memory that the arrays lie in, by address.
 
     Raises
@@ -215,7 +233,7 @@ def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
         while place < end:
             at = bisect_right(blocks, place, key=attrgetter("address"))
             if not at or blocks[at - 1].end <= place:
-                blocks.insert(at, _block_at(device, backend, place, name))
+                blocks.insert(at, _block_at(device, backend, place, name, check))
                 at += 1
             place = blocks[at - 1].end
     runs: list[list[Block]] = []
@@ -228,34 +246,22 @@ def ranges_of(device: Device, arrays: Mapping[str, Described]) -> list[Range]:
     return [Range(blocks=tuple(run)) for run in runs]
 
 
-def _block_at(device: Device, backend: SharingBackend, address: int, name: str) -> Block:
+def _block_at(device: Device, backend: SharingBackend, address: int, name: str, check: Check) -> Block:
     try:
         block = backend.block_at(address)
     except HandleError as error:
         raise InvalidArgumentError(name, f"its memory cannot be shared: {error}") from None
-    check_block(device, block, name)
+    check(device, block, name)
     if not block.address <= address < block.end:
         raise InvalidArgumentError(name, f"expected memory of {device.name} at {address:#x}, its driver knows none.")
     return block
 
 
-def check_block(device: Device, block: Block, name: str) -> None:
-    """Refuse memory that cannot get to another process."""
-    where = f"{device.name}, array {name!r}"
-    cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
-    if not block.behind.travels:
-        raise UnsupportedError(_gap(cell, block.behind), context=where)
-    if block.ordinal != device.ordinal:
-        raise InvalidArgumentError(
-            name, f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}."
-        )
-    if not (found := device.capabilities.of(cell)):
-        raise UnsupportedError(found, context=where)
-
-
 def _gap(cell: Cell, behind: Behind) -> Capability:
     """Why memory of a kind cannot travel, and what to change."""
-    allocate = "put the array into Device.allocate(size).buffer.view(shape, dtype), or pass copy=True."
+    allocate = (
+        "put the array into Device.allocate(size).buffer.view(shape, dtype); gpuinterop.share does with copy=True."
+    )
     pools = (
         f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
         "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool; or pass copy=True."

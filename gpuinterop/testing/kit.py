@@ -51,6 +51,7 @@ _BOTH_SIDES: Final = frozenset(
         Operation.MAP_MIPMAPPED_ARRAY,
         Operation.IMPORT_SEMAPHORE,
         Operation.EXPORT_ALLOCATION,
+        Operation.EXPORT_ARRAY,
     )
 )
 

@@ -33,7 +33,7 @@ def stand_in(libraries: Mapping[str, str]) -> str:
         if _exports(path, _DEVICE):
             version = os.path.basename(os.path.realpath(path)).partition(".so.")[2].split(".")[:2]
             return " ".join(("AMD's runtime", *filter(None, [".".join(version)]), "on a stand-in device"))
-    names = {_name(one.path) for one in system.mapped_files()} if "libamdhip64" in libraries else set()
+    names = {_name(one.path) for one in system.mappings()} if "libamdhip64" in libraries else set()
     return "AMD's emulator rocjitsu" if _EMULATOR in names else ""
 
 
@@ -49,7 +49,7 @@ def simulated_driver(libraries: Mapping[str, str]) -> str:
 def _drivers(libraries: Mapping[str, str]) -> list[str]:
     """The files of the driver that a backend calls, and of all loaded drivers of the same name."""
     names = {_name(path) for path in libraries.values()}
-    loaded = (one.path for one in system.mapped_files() if _name(one.path) in names)
+    loaded = (one.path for one in system.mappings() if _name(one.path) in names)
     return list(dict.fromkeys([*libraries.values(), *loaded]))
 
 

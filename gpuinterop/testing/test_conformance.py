@@ -106,6 +106,14 @@ class TestPeerDeath(suites.PeerDeathSuite):
     """See the suite."""
 
 
+class TestVmmArraysInVulkan(suites.VmmArraysInVulkanSuite):
+    """See the suite."""
+
+
+class TestHostArraysInVulkan(suites.HostArraysInVulkanSuite):
+    """See the suite."""
+
+
 class TestSharedVmm(suites.SharedVmmSuite):
     """See the suite."""
 

@@ -19,7 +19,7 @@ Examples
 
 from __future__ import annotations
 
-from ._allocation import ImportedBuffer, import_allocation
+from ._array import import_array
 from ._buffer import SharedBuffer, share_buffer
 from ._context import VulkanContext
 from ._endpoint import TimelineEndpoint
@@ -30,7 +30,6 @@ from ._query import capabilities, identity, required_extensions
 from ._semaphore import SharedSemaphore, share_semaphore
 
 __all__ = [
-    "ImportedBuffer",
     "QueueFamily",
     "SharedBuffer",
     "SharedHandoff",
@@ -43,7 +42,7 @@ __all__ = [
     "export_memory",
     "export_semaphore",
     "identity",
-    "import_allocation",
+    "import_array",
     "required_extensions",
     "share_buffer",
     "share_handoff",

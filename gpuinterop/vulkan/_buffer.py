@@ -17,7 +17,7 @@ from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_d
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.interchange import View
-    from .._core.memory import Buffer, ExternalMemory
+    from .._core.memory import Buffer, Mappable
     from .._core.stream import Stream
 
 
@@ -30,17 +30,51 @@ def buffer_barrier(
     return source[0], target[0], 0, 0, null, 1, one, 0, null
 
 
-class BufferTransfer(NotAnArray):
-    """Ownership transfers of a VkBuffer to and from the other side."""
+class SharedBuffer(PairedMemory, NotAnArray):
+    """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        The compute side's; `ptr`, `size`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
+    memory : ExternalMemory or SharedMemory
+        What the buffer is of: the import of Vulkan's memory, or what stands for the array's.
+    handle_type : type
+        The type of the handle that Vulkan exported it as, or imports such memory as.
+    allocation_size : int
+        Size of the VkDeviceMemory, in bytes.
+    dedicated : bool
+        Whether the allocation is a dedicated one.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
+    ...     vk_buffer = shared.vk_buffer  # Vulkan's
+    ...     shared.copy_from_host(np.arange(4, dtype="float32"))
+    ...     np.asarray(shared.view(4, "float32"))
+    array([0., 1., 2., 3.], dtype=float32)
+    """
 
     _as_array = "numpy.asarray(shared.view(shape, dtype))"
 
-    _vk: VulkanContext
-    vulkan_object: Bound
-    _foreign: int
+    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer) -> None:
+        super().__init__(vk, native, memory)
+        self.buffer = buffer
 
-    def check_open(self) -> None:
-        raise NotImplementedError
+    @property
+    def exposes(self) -> str:
+        """The memory that Vulkan could touch, in words.
+
+        Vulkan has the whole VkDeviceMemory. That of an imported array is the whole allocation that the array is a part
+        of, or the whole pages: with other tensors of torch's segment, all of JAX's pool, the heap's neighbours.
+
+        Examples
+        --------
+        >>> with gi.vulkan.import_array(vk, buffer.view(512, offset=256)) as shared:
+        ...     shared.exposes
+        '4,096 bytes, of which the buffer is 512'
+        """
+        return f"{self.allocation_size:,} bytes, of which the buffer is {self.size:,}"
 
     @property
     def vk_buffer(self) -> Any:
@@ -109,36 +143,6 @@ class BufferTransfer(NotAnArray):
         commands = command_buffer(self._vk, cmd, source, target)
         what = buffer_barrier(self._vk, self.vk_buffer, source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
-
-
-class SharedBuffer(PairedMemory, BufferTransfer):
-    """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer`.
-
-    Attributes
-    ----------
-    buffer : Buffer
-        The compute side's; `ptr`, `size`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
-    memory : ExternalMemory
-        What the buffer was mapped from.
-    handle_type : type
-        The type of the handle that it was exported as.
-    allocation_size : int
-        ``VkMemoryRequirements::size``, in bytes.
-    dedicated : bool
-        Whether the allocation is a dedicated one.
-
-    Examples
-    --------
-    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:
-    ...     vk_buffer = shared.vk_buffer  # Vulkan's
-    ...     shared.copy_from_host(np.arange(4, dtype="float32"))
-    ...     np.asarray(shared.view(4, "float32"))
-    array([0., 1., 2., 3.], dtype=float32)
-    """
-
-    def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory, size: int) -> None:
-        super().__init__(vk, native, memory)
-        self.buffer: Buffer = memory.map_buffer(offset=0, size=size)
 
     @property
     def ptr(self) -> int:
@@ -218,4 +222,6 @@ def share_buffer(
     check_device(vk, device)
     kind = agree_on_memory(vk, device, Operation.MAP_BUFFER, handle_types)
     native = create_buffer(vk, size, usage, kind)
-    return share_memory(device, native, lambda memory: SharedBuffer(vk, native, memory, size))
+    return share_memory(
+        device, native, lambda memory: SharedBuffer(vk, native, memory, memory.map_buffer(offset=0, size=size))
+    )

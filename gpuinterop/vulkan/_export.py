@@ -55,7 +55,7 @@ class Bound(VulkanObject):
         self.kind = kind
         self.handle_type = handle_type
 
-    def bind(self, made: Any, bits: int, chain: Any) -> None:
+    def bind(self, made: Any, bits: int, chain: Any, offset: int = 0) -> None:
         """Allocate `size` bytes of a memory type among `bits`, and bind what was made to them."""
         vk = self._vk
         host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
@@ -63,7 +63,7 @@ class Bound(VulkanObject):
         index, self.flags = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
         info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
         self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
-        vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, 0)
+        vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
 
     def export(self) -> MemoryHandle:
         """Return a new handle that the caller owns."""

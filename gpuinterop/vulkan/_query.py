@@ -184,10 +184,9 @@ class PhysicalDevice:
         self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, found)
         return int(found.externalMemoryProperties.externalMemoryFeatures)
 
-    def imports_host_pointers(self, usage: int = BUFFER_USAGE) -> bool:
-        """Whether buffers can use memory that the process has mapped."""
-        features = self._buffer_features("VK_EXT_external_memory_host", c.MEMORY_HANDLE_HOST_ALLOCATION, usage)
-        return bool(features & c.MEMORY_IMPORTABLE)
+    def host_pointer_features(self, usage: int = BUFFER_USAGE) -> int:
+        """``VkExternalMemoryFeatureFlags`` of buffers on memory that the process has mapped."""
+        return self._buffer_features("VK_EXT_external_memory_host", c.MEMORY_HANDLE_HOST_ALLOCATION, usage)
 
     def image_support(
         self,
@@ -267,11 +266,12 @@ class PhysicalDevice:
                 "exports images as opaque_fd": self._image_features(OpaqueFd) & c.MEMORY_EXPORTABLE,
                 "exports images as dma_buf_fd": self._image_features(DmaBufFd) & c.MEMORY_EXPORTABLE,
                 "imports buffers": self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE,
-                "imports host pointers": self.imports_host_pointers(),
+                "imports host pointers": self.host_pointer_features() & c.MEMORY_IMPORTABLE,
                 "has timelines": self.has_timelines,
                 "exports timelines": self.semaphore_features(TimelineFd) & c.SEMAPHORE_EXPORTABLE,
                 "exports binary semaphores": self.semaphore_features(OpaqueFd) & c.SEMAPHORE_EXPORTABLE,
                 "lavapipe": self.is_lavapipe,
+                "software": self.is_cpu,
             }
         )
         return Capabilities(promote(found, runs, device=self.driver_name), owner=self.name)
@@ -423,6 +423,6 @@ def device_extensions(physical: PhysicalDevice) -> list[str]:
         wanted = (*wanted, "VK_KHR_timeline_semaphore")
     if physical.buffer_features(DmaBufFd):
         wanted = (*wanted, "VK_EXT_external_memory_dma_buf", "VK_EXT_queue_family_foreign")
-    if physical.imports_host_pointers():
+    if physical.host_pointer_features():
         wanted = (*wanted, "VK_EXT_external_memory_host")
     return [name for name in wanted if name in physical.extensions]

@@ -16,7 +16,7 @@ from ._export import Bound
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.memory import ExternalMemory
+    from .._core.memory import ExternalMemory, Mappable
     from .._core.resource import Resource
 
 
@@ -148,11 +148,11 @@ class Pair(Shared):
 
 
 class PairedMemory(Pair):
-    """A VkBuffer or a VkImage whose memory the compute side has imported."""
+    """A VkBuffer or a VkImage whose memory both sides have."""
 
     vulkan_object: Bound
 
-    def __init__(self, vk: VulkanContext, native: Bound, memory: ExternalMemory) -> None:
+    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable) -> None:
         super().__init__(vk, native, memory)
         self.memory = memory
         self.handle_type = native.handle_type

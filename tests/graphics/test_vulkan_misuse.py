@@ -207,8 +207,8 @@ def test_a_dropped_import_is_destroyed_with_the_context(driver: str) -> None:
     device = match(application.vk)
     require_allocations(application, device)
     with device.allocate(8192) as allocation:
-        imported = gi.vulkan.import_allocation(application.vk, allocation)
-        with pytest.warns(gi.LeakedResourceWarning, match="ImportedBuffer"):
+        imported = gi.vulkan.import_array(application.vk, allocation.buffer.view(8192))
+        with pytest.warns(gi.LeakedResourceWarning, match=r"imported array #\d+ was dropped without close"):
             del imported
             gc.collect()
         application.close()
@@ -247,7 +247,9 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ("kind", lambda: g.share_semaphore(vk, dev, "binary")),
         ("allow", lambda: g.share_handoff(vk, dev, allow=())),
         ("allow", lambda: g.share_handoff(vk, dev, allow="timeline")),
-        ("allocation", lambda: g.import_allocation(vk, 3)),
+        ("vk", lambda: g.import_array(3, np.zeros(4))),
+        ("arrays", lambda: g.import_array(vk, 3)),
+        ("usage", lambda: g.import_array(vk, np.zeros(4), usage=0)),
         ("size", lambda: g.export_memory(vk, 1, size="1", dedicated=False)),
         ("queue_family_index", lambda: g.VulkanContext(application.instance, vk.physical_device, vk.device, None, "0")),
         *(
@@ -281,7 +283,7 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
 def test_arrays_stay_usable_until_the_import_is_closed(application: Application, device: gi.Device) -> None:
     require_allocations(application, device)
     with device.allocate(4096) as allocation:
-        imported = gi.vulkan.import_allocation(application.vk, allocation)
+        imported = gi.vulkan.import_array(application.vk, allocation.buffer.view(4096))
         allocation.buffer.fill(5)
         host = np.zeros(4096, np.uint8)
         imported.buffer.copy_to_host(host)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -193,8 +193,11 @@ def test_an_imported_buffer(
     application: Application, context: gi.vulkan.VulkanContext, device: gi.Device, recorder: Recorder
 ) -> None:
     require_allocations(application, device)
-    with device.allocate(8192) as allocation, gi.vulkan.import_allocation(context, allocation) as imported:
-        with pytest.raises(gi.ArgumentTypeError, match=r"ImportedBuffer; use numpy.asarray\(imported.buffer.view\("):
+    with (
+        device.allocate(8192) as allocation,
+        gi.vulkan.import_array(context, allocation.buffer.view(8192)) as imported,
+    ):
+        with pytest.raises(gi.ArgumentTypeError, match=r"SharedBuffer; use numpy.asarray\(shared.view\("):
             np.asarray(imported)
         check_buffer(imported, recorder, EXTERNAL)
 
@@ -218,7 +221,7 @@ def test_a_buffers_handle_type_decides_the_other_family(
     native: Any = SimpleNamespace(
         handle_type=handle_type, size=64, dedicated=False, handle=buffer, pair=lambda _: None, call=context.call
     )
-    check_buffer(SharedBuffer(context, native, memory(), 4096), recorder, other)
+    check_buffer(SharedBuffer(context, native, memory(), cast(Any, None)), recorder, other)
 
 
 @HANDLE_TYPES

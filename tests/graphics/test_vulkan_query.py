@@ -144,7 +144,7 @@ def test_capabilities(application: Application, driver: str) -> None:
     memory = {"import_memory:opaque_fd", "map_buffer:opaque_fd", "map_mipmapped_array:opaque_fd"}
     binary = {f"{verb}_semaphore:opaque_fd" for verb in ("import", "signal", "wait")}
     if driver == "swiftshader":
-        assert usable == memory | binary | {"export_allocation:vmm_fd"}
+        assert usable == memory | binary | {"export_allocation:vmm_fd", "export_array:vmm_fd", "export_array:opaque_fd"}
         gap = table.of((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd))
         assert "reports no exportable handle types for timeline semaphores" in gap.reason
         assert gap.scope is Scope.DRIVER

@@ -158,7 +158,7 @@ def test_what_can_be_truncated_wants_trust(backend: HostBackend, device: Device)
         with pytest.raises(Exception, match=r"nothing says who holds it.*SIGBUS.*trusted=True") as caught:
             take(OpaqueFd(fd))
         assert caught.type.__name__ == "HandleError"
-        assert not any("truncatable" in one.path for one in system.mapped_files())
+        assert not any("truncatable" in one.path for one in system.mappings())
         taken: Any = take(OpaqueFd(os.dup(fd), trusted=True))
         (backend.destroy_memory if name == swiftshader.MEMORY_NAME else backend.destroy_semaphore)(taken)
         os.close(fd)

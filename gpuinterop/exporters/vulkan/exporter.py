@@ -13,7 +13,7 @@ from typing import Any
 
 from ..._arguments import check_type
 from ..._core.handle_checks import check_size
-from ...capabilities import Capabilities, Cell, Operation, Scope
+from ...capabilities import Capabilities, Operation
 from ...errors import (
     ArgumentTypeError,
     BackendUnavailableError,
@@ -173,14 +173,7 @@ class VulkanExporter(Exporter):
 
     @cached_property
     def capabilities(self) -> Capabilities:  # asked for each test
-        table = self.physical.capabilities
-        cell = Cell(Operation.EXPORT_ALLOCATION, VmmFd)
-        if self.physical.is_lavapipe:
-            # What the table offers there takes the allocation's address, and a handle has none.
-            reason = "lavapipe's memory fds have a header of its own: a handle alone cannot be imported."
-            gap = cell.gap(Scope.DRIVER, reason, "gpuinterop.vulkan.import_allocation")
-            return Capabilities((gap if found.cell == cell else found for found in table.values()), owner=self.device)
-        return table
+        return self.physical.capabilities
 
     def create_memory(self, size: int) -> VulkanMemory:
         return VulkanMemory(self, size)
@@ -193,6 +186,10 @@ class VulkanExporter(Exporter):
         if maker is not None and maker.conflicts(self.identity):
             raise HandleError(f"handle: was allocated on {maker.name or 'another device'}, and this is {self.device}.")
         return VulkanMemory(self, size, handle)
+
+    def import_array(self, array: object) -> VulkanMemory:
+        """An array that exists, as memory of this party in place (:func:`gpuinterop.vulkan.import_array`)."""
+        return VulkanMemory(self, 0, array=array)
 
     def image_gap(self, parameters: ImageParameters) -> str:
         return image_gap(self.open(), parameters)

@@ -10,8 +10,8 @@ from ..._arguments import check_nbytes
 from ...errors import InvalidArgumentError, ResourceClosedError
 from ...handles import AllocationHandle, MemoryHandle
 from ...vulkan import _api as c
-from ...vulkan._allocation import import_fd
-from ...vulkan._buffer import buffer_barrier
+from ...vulkan._array import import_array, import_fd
+from ...vulkan._buffer import SharedBuffer, buffer_barrier
 from ...vulkan._export import create_buffer
 from ...vulkan._query import BUFFER_USAGE
 from ..base import ExporterMemory
@@ -25,22 +25,30 @@ __all__ = ["VulkanMemory"]
 
 
 class VulkanMemory(Staged, ExporterMemory):
-    """A buffer with exportable memory, or on memory that a device has allocated.
+    """A buffer with exportable memory, or on memory that a device has allocated: a handle's, or an array's.
 
     Written and read through the mapping where the host sees the memory, else through a staging buffer and the queue.
     """
 
-    def __init__(self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None) -> None:
+    def __init__(
+        self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None, array: object = None
+    ) -> None:
         super().__init__(exporter)
         vk = exporter.open()
-        self._imported = handle is not None
-        if handle is None:
-            native = create_buffer(vk, size, BUFFER_USAGE)
+        self._imported = handle is not None or array is not None
+        self._shared: SharedBuffer | None = None
+        if array is not None:
+            self._shared = import_array(vk, array)
+            native, self.size = self._shared.vulkan_object, self._shared.size
+        elif handle is not None:
+            self.size = check_nbytes(size)
+            native = import_fd(
+                vk, handle, self.size, BUFFER_USAGE, argument="size", user="VulkanExporter.import_memory()"
+            )
         else:
-            size = check_nbytes(size)
-            native = import_fd(vk, handle, size, BUFFER_USAGE, argument="size", user="VulkanExporter.import_memory()")
+            native = create_buffer(vk, size, BUFFER_USAGE)
+            self.size = native.size
         self.vulkan_object = native
-        self.size = native.size
         self.dedicated = native.dedicated
         self._shaders: dict[str, Shader] = {}
         host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
@@ -48,7 +56,7 @@ class VulkanMemory(Staged, ExporterMemory):
         try:
             # A GPU's caches are its own: also where the host sees its memory, a copy with a barrier to the host's
             # reads is what makes the bytes certain.
-            if vk.is_cpu and native.flags & host == host and not exporter._staged:
+            if array is None and vk.is_cpu and native.flags & host == host and not exporter._staged:
                 self._bytes = map_memory(vk, native.memory, self.size)
             exporter.children[self] = None
         except BaseException:
@@ -130,5 +138,5 @@ class VulkanMemory(Staged, ExporterMemory):
             self._unstage()
             while self._shaders:
                 self._shaders.popitem()[1].close()
-            self.vulkan_object.close()
+            (self._shared or self.vulkan_object).close()
         self.exporter.children.pop(self, None)

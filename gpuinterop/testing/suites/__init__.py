@@ -18,7 +18,13 @@ from .multicast import MulticastSuite
 from .ordering import OrderingSuite, SabotageSuite
 from .peer_death import PeerDeathSuite
 from .semaphores import CreatedSemaphoreSuite, SemaphoreSuite
-from .sharing import SharedFileSuite, SharedLegacySuite, SharedVmmSuite
+from .sharing import (
+    HostArraysInVulkanSuite,
+    SharedFileSuite,
+    SharedLegacySuite,
+    SharedVmmSuite,
+    VmmArraysInVulkanSuite,
+)
 from .stream_memory import StreamWordsSuite
 from .streams import StreamSuite, StreamWorkSuite
 
@@ -36,6 +42,7 @@ __all__ = [
     "CapabilitySuite",
     "CreatedSemaphoreSuite",
     "GraphSuite",
+    "HostArraysInVulkanSuite",
     "LifetimeSuite",
     "MemorySuite",
     "MulticastSuite",
@@ -51,4 +58,5 @@ __all__ = [
     "StreamWordsSuite",
     "StreamWorkSuite",
     "Suite",
+    "VmmArraysInVulkanSuite",
 ]

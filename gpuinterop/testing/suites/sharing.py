@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from ..._core.device import Device
+from ..._core.memory import Buffer
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, ResourceClosedError
+from ...exporters.base import ExporterMemory, Fill
 from ...handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ...sharing import ArrayShare, attach, share
 from ..peer import BackendPeer
 from ..requirements import requires, skip_declared
-from .base import Suite, held, leaves_nothing, pattern, raises, read
+from .base import LIMIT, Bench, Suite, held, leaves_nothing, pattern, raises, read, word, write
 from .libraries import legacy_array
 
 SIZE = 5000
@@ -126,6 +128,68 @@ class SharedArrays(Suite):
             gc.collect()
 
         leaves_nothing(round_trip)
+
+
+class ArraysInVulkan(Suite):
+    """Arrays that a Vulkan driver imports, in place; a subclass names the way."""
+
+    exporter_filter: ClassVar = staticmethod(lambda spec: spec.name == "vulkan" and not spec.process)
+
+    @pytest.fixture
+    def pair(self, bench: Bench) -> tuple[ExporterMemory, Buffer]:
+        """The middle of an allocation as Vulkan's memory, and the whole as the device's."""
+        ours = bench.scope.enter_context(bench.device.allocate(1 << 16)).buffer
+        exporter: Any = bench.exporter
+        return bench.scope.enter_context(exporter.import_array(ours.view(SIZE, "uint8", offset=512))), ours
+
+    def test_bytes(self, pair: tuple[ExporterMemory, Buffer]) -> None:
+        """Each side reads what the other has written, from the first byte to the last; what lies beside it stays."""
+        theirs, ours = pair
+        write(ours, pattern(ours.size, 1))
+        assert theirs.read(0, SIZE) == pattern(ours.size, 1)[512 : 512 + SIZE]
+        theirs.write(0, pattern(SIZE, 2))
+        assert read(ours, 512, SIZE) == pattern(SIZE, 2)
+        assert read(ours, 0, 512) == pattern(ours.size, 1)[:512]
+        assert read(ours, 512 + SIZE) == pattern(ours.size, 1)[512 + SIZE :]
+
+    def test_work(self, bench: Bench, pair: tuple[ExporterMemory, Buffer]) -> None:
+        """Vulkan's own work writes where it was told."""
+        theirs, ours = pair
+        ours.fill(0x11)
+        assert bench.exporter.submit(fill=[Fill(memory=theirs, offset=8, size=64, word=word(0x22))]).done(LIMIT)
+        assert read(ours, 0, 1024) == b"\x11" * 520 + b"\x22" * 64 + b"\x11" * 440
+
+    def test_the_array_is_kept(self, bench: Bench) -> None:
+        """The array's memory lasts as long as Vulkan has it."""
+        exporter: Any = bench.exporter
+        ours = bench.device.allocate(1 << 16)
+        write(ours.buffer, pattern(ours.size, 3))
+        with exporter.import_array(ours.buffer.view(SIZE)) as theirs:
+            ours.close()
+            gc.collect()
+            assert theirs.read(0, SIZE) == pattern(SIZE, 3)
+        ours.close(timeout=LIMIT)
+
+    def test_nothing_is_left_over(self, bench: Bench) -> None:
+        """Round after round leaves no descriptor and no mapping behind."""
+        exporter: Any = bench.exporter
+        view = bench.scope.enter_context(bench.device.allocate(1 << 16)).buffer.view(SIZE)
+
+        def round_trip(_turn: int) -> None:
+            with exporter.import_array(view) as theirs:
+                theirs.read(0, 1)
+
+        leaves_nothing(round_trip)
+
+
+@requires((Operation.EXPORT_ARRAY, VmmFd))
+class VmmArraysInVulkanSuite(ArraysInVulkan):
+    """Memory of VMM handles."""
+
+
+@requires((Operation.EXPORT_ARRAY, OpaqueFd))
+class HostArraysInVulkanSuite(ArraysInVulkan):
+    """Memory of the host."""
 
 
 @requires((Operation.EXPORT_ARRAY, VmmFd), (Operation.IMPORT_ARRAY, VmmFd))

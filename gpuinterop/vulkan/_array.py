@@ -1,0 +1,261 @@
+"""The other way round: memory that exists on the compute side, used by Vulkan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from .. import system
+from .._arguments import check_flags
+from ..backend import SharingBackend
+from ..capabilities import Operation
+from ..errors import InvalidArgumentError
+from ..handles import AllocationHandle, FdHandle, OpaqueFd
+from . import _api as c
+from ._buffer import SharedBuffer
+from ._context import VulkanContext, check_context
+from ._export import Bound
+from ._query import BUFFER_USAGE
+from ._shared import agree, share
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from ..backend import Block
+    from ..sharing.origin import Described
+
+_READS: Final = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100 | 0x80000
+"""``VkBufferUsageFlags`` by which Vulkan only reads: transfers from it, uniform texels, uniforms, indices, vertices,
+indirect commands, inputs of acceleration structures."""
+_MEMORY: Final = ("/memfd:", "/dev/", "/SYSV")
+"""Paths of shared mappings that are memory and no disk's: memfds, ``/dev/shm``, anonymous ones, drivers'."""
+
+
+def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE) -> SharedBuffer:
+    """Use an array that exists as a VkBuffer, in place.
+
+    Nothing is copied: the VkBuffer begins at the array's first byte, and ends behind its last. What the array's memory
+    is, its driver is asked (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and nothing is tried:
+
+    - Memory of a GPU must be one allocation with a virtual-memory handle: a tensor of torch's expandable segments, an
+      array of JAX's pool, `Device.allocate`. Vulkan imports the whole handle (``cuMemRetainAllocationHandle``,
+      ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``; ``VkImportMemoryFdInfoKHR``).
+    - Memory of the host is imported by its address, in whole pages (``VkImportMemoryHostPointerInfoEXT``). Every Vulkan
+      device takes it that imports buffers through ``VK_EXT_external_memory_host``, a GPU's as well. SwiftShader does
+      not, and takes memfds, as `Device.allocate` makes them.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    array : array
+        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
+        is kept alive until Vulkan's objects are destroyed and the compute side lets go. It must keep its memory
+        meanwhile: do not resize it. Its first byte must lie at a multiple of ``VkMemoryRequirements::alignment`` in its
+        allocation; NumPy's own memory often does not, that of ``device.allocate(nbytes).buffer.view(...)`` does.
+    usage : int
+        ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
+        takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect.
+
+    Returns
+    -------
+    SharedBuffer
+        Owns Vulkan's objects; close it. `SharedBuffer.memory` stands for the array's memory, and
+        `SharedBuffer.exposes` tells what else Vulkan could touch. It does not order any stream: hand over by
+        :func:`share_handoff`, as with :func:`share_buffer`.
+
+    Raises
+    ------
+    UnsupportedError
+        Vulkan cannot import this kind of memory: that of ``cudaMalloc``, of a stream-ordered pool, managed memory.
+        The error says what to change. Nothing was imported.
+    InvalidArgumentError
+        The array is another GPU's, or lies across several handles, or begins where no VkBuffer may; or the handle is
+        larger than ``maxMemoryAllocationSize``; or Vulkan could write an immutable array; or the driver does not import
+        buffers of this usage; or the application did not enable an extension. Nothing was imported.
+    ArgumentTypeError
+        `array` is not an array.
+    DriverError
+        A native call failed.
+
+    Examples
+    --------
+    >>> field = np.asarray(device.allocate(4096).buffer.view((32, 32), "uint32"))  # or a tensor that you have
+    >>> shared = gi.vulkan.import_array(vk, field)
+    >>> def work(commands):
+    ...     shared.acquire(commands)  # the compute side had it
+    ...     vulkan.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, 7)
+    ...     shared.release(commands)
+    >>> submit(record(work))
+    >>> vk.close()  # waits for the queue, and destroys the VkBuffer
+    >>> field[0, :3]
+    array([7, 7, 7], dtype=uint32)
+    """
+    from ..sharing.attachment import lent
+    from ..sharing.descriptor import Region
+    from ..sharing.origin import describe, device_of
+
+    check_context(vk)
+    usage = check_flags(usage, "usage")
+    found = describe(array, "array")
+    if found.read_only and usage & ~_READS:
+        raise InvalidArgumentError(
+            "usage",
+            f"expected usages by which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
+            "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
+        )
+    device = device_of(found)
+    by_address = device.info.is_cpu and vk.physical.host_pointer_features(usage) & c.MEMORY_IMPORTABLE
+    native = (_import_pages if by_address else _import_handle)(vk, device, found, usage)
+    native.keep = found.keep
+    start, end = found.span
+    region = Region(native.handle_type.type_name, (0,), (end - start,))
+    return share(
+        native,
+        lambda: lent(device, region, start, found.keep, noun="imported array"),
+        lambda memory: SharedBuffer(vk, native, memory, memory.buffer),
+    )
+
+
+def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+    """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
+    from ..sharing.attachment import driver_lock
+    from ..sharing.origin import check_block, ranges_of
+
+    name = vk.identity.name
+    if vk.identity.conflicts(device.identity):
+        raise InvalidArgumentError(
+            "array", f"expected memory of Vulkan's {name}, got that of {device.name}; create the VkDevice on that GPU."
+        )
+
+    def check(device: Device, block: Block, what: str) -> None:
+        agree(vk, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
+        check_block(device, block, what)
+
+    blocks = [block for one in ranges_of(device, {"array": array}, check) for block in one.blocks]
+    if len(blocks) > 1:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an array in one handle, got one that lies across {len(blocks)}; "
+            "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
+        )
+    (block,) = blocks
+    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
+    if block.size > most:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {block.size:,}; "
+            "let the array's library allocate less at a time (JAX: XLA_PYTHON_CLIENT_MEM_FRACTION).",
+        )
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device.handle, block) as handle:
+        assert isinstance(handle, FdHandle)
+        start, end = array.span
+        part = start - block.address, end - start
+        return import_fd(vk, handle, block.size, usage, part, argument="array", user="import_array()")
+
+
+def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+    """A VkBuffer on the pages that an array of the host lies in."""
+    from .._core.memory import round_up
+
+    agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
+    _ = vk.functions.vkGetMemoryHostPointerPropertiesEXT  # says which extension the application forgot
+    new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
+    limits = vk.physical.extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+    step = int(limits.minImportedHostPointerAlignment)
+    first, end = array.span
+    start = first - first % system.PAGE
+    size = round_up(end - start, system.PAGE)
+    if start % step or size % step:  # only whole pages are certain to be mapped
+        raise InvalidArgumentError(
+            "array", f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}."
+        )
+
+    for one in system.mappings():
+        if one.addresses.start < start + size and start < one.addresses.stop:
+            _check_pages(one)
+
+    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+        pointer = vk.api.ffi.cast("void *", start)
+        properties = new("VkMemoryHostPointerPropertiesEXT")
+        vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+        chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
+        native.bind(buffer, bits & properties.memoryTypeBits, chain, offset)
+
+    features = vk.physical.host_pointer_features(usage)
+    return _buffer(vk, size, usage, (first - start, end - first), bit, features, "array", bind)
+
+
+def _check_pages(one: system.Mapped) -> None:
+    """Refuse pages that NVIDIA's driver does not import: it says that it does, fails, and imports nothing any more."""
+    problem = "" if "w" in one.access else "which it may only read"
+    if "s" in one.access and not one.path.startswith(_MEMORY):
+        problem = f"which are those of the file {one.path}"
+    if problem:
+        raise InvalidArgumentError(
+            "array", f"expected pages of memory that this process may write, got some {problem}; import a copy."
+        )
+
+
+def import_fd(
+    vk: VulkanContext, handle: AllocationHandle | FdHandle, size: int, usage: int,
+    part: tuple[int, int] | None = None, *, argument: str, user: str,
+) -> Bound:  # fmt: skip
+    """A VkBuffer on a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``), or on a part of it."""
+    from .._core.ownership import lend
+
+    bit = c.MEMORY_HANDLE_OPAQUE_FD
+
+    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+        def take(lent: Any) -> None:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+            native.whole(lambda: native.bind(buffer, bits, chain, offset))
+
+        lend(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+
+    features = vk.physical.buffer_features(OpaqueFd, usage)
+    return _buffer(vk, size, usage, part or (0, size), bit, features, argument, bind)
+
+
+def _buffer(
+    vk: VulkanContext, size: int, usage: int, part: tuple[int, int], bit: int, features: int, argument: str,
+    bind: Callable[[Bound, Any, int, int], object],
+) -> Bound:  # fmt: skip
+    """A VkBuffer on a part (offset and size) of `size` bytes that `bind` imports as a type of memory it can have.
+
+    What the driver would do is asked before anything is imported: on NVIDIA a failed import spoils later good ones.
+    """
+    name, (offset, count) = vk.identity.name, part
+    if not features & c.MEMORY_IMPORTABLE:
+        raise InvalidArgumentError("usage", f"{name} imports no buffers of usage {usage:#x}; pass fewer usages.")
+    if features & c.FEATURE_DEDICATED_ONLY:
+        raise InvalidArgumentError(
+            argument,
+            f"{name} imports a buffer's memory only if it was allocated for that buffer alone; copy the array.",
+        )
+    native = Bound(vk, "Buffer", OpaqueFd)
+    native.size = size
+
+    def make() -> Any:
+        external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+        info = vk.api.new("VkBufferCreateInfo", pNext=external, size=count, usage=usage)
+        buffer = native.new("vkCreateBuffer", "VkBuffer", info)
+        needs = vk.api.ffi.new("VkMemoryRequirements *")
+        vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, needs)
+        if offset % needs.alignment:
+            raise InvalidArgumentError(
+                argument,
+                f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} wants of a buffer, got "
+                f"one at {offset % needs.alignment} behind such a place; put the array into "
+                "Device.allocate(nbytes).buffer.view(shape, dtype), or take a part that begins at one.",
+            )
+        if offset + needs.size > size:
+            raise InvalidArgumentError(
+                argument,
+                f"expected {needs.size} bytes behind the array's first, which {name} wants for a buffer of {count}, "
+                f"got {size - offset} to the end of its allocation; allocate more.",
+            )
+        bind(native, buffer, int(needs.memoryTypeBits), offset)
+        return buffer
+
+    native.make(make)
+    return native

@@ -1,0 +1,324 @@
+"""Arrays that exist, in Vulkan: in place, refused before anything is imported, and level.
+
+The other oracle is Vulkan itself: a command buffer writes what NumPy reads, and copies what NumPy wrote into memory of
+Vulkan's own. tests/vendors/test_vulkan_arrays.py has a GPU's memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop.vulkan._query import PhysicalDevice
+
+if TYPE_CHECKING:
+    from tests.graphics.vulkan_application import Application, descriptors, match
+else:
+    from vulkan_application import Application, descriptors, match
+
+SIZE = 1 << 16
+READ, READ_WRITE, STORAGE, VERTEX = 0x1, 0x3, 0x20, 0x80
+DEDICATED_ONLY, IMPORTABLE = 0x1, 0x4
+
+
+def fill(application: Application, shared: gi.vulkan.SharedBuffer, word: int) -> None:
+    def work(commands: Any) -> None:
+        shared.acquire(commands)
+        application.api.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, word)
+        shared.release(commands)
+
+    application.run(work)
+
+
+def fetch(application: Application, shared: gi.vulkan.SharedBuffer) -> Any:
+    """The bytes as Vulkan has them."""
+    with gi.vulkan.share_buffer(application.vk, match(application.vk), shared.size) as copy:
+
+        def work(commands: Any) -> None:
+            shared.acquire(commands)
+            region = application.api.VkBufferCopy(size=shared.size)
+            application.api.vkCmdCopyBuffer(commands, shared.vk_buffer, copy.vk_buffer, 1, [region])
+            shared.release(commands)
+            copy.release(commands)
+
+        application.run(work)
+        return np.array(copy.view(shared.size))
+
+
+@pytest.fixture(autouse=True)
+def software(driver: str) -> None:
+    if driver not in ("swiftshader", "lavapipe"):
+        pytest.skip("the memory here is the host's, and so is the device; the kit has a GPU's arrays")
+
+
+@pytest.fixture
+def allocation(device: gi.Device) -> Iterator[gi.Allocation]:
+    """64 KiB that both drivers take: SwiftShader as a memfd, lavapipe by its address."""
+    with device.allocate(SIZE) as allocation:
+        yield allocation
+
+
+def pattern(allocation: gi.Allocation) -> Any:
+    """An array of it, with bytes that tell where they are."""
+    found = np.asarray(allocation.buffer.view(SIZE))
+    found[:] = np.arange(SIZE) % 251
+    return found
+
+
+class Calls:
+    """Vulkan's functions of a context, counted, and failing once where told."""
+
+    def __init__(self, vk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[str] = []
+        self.failing = ""
+        for name in ("vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory", "vkDestroyBuffer", "vkFreeMemory"):
+            monkeypatch.setitem(vk.functions.__dict__, name, self._counted(name, getattr(vk.functions, name)))
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if name == self.failing:
+                return -1
+            self.made.append(name)
+            return real(*arguments)
+
+        return call
+
+    def level(self) -> bool:
+        """Whether what was made is destroyed."""
+        return all(
+            self.made.count(make) == self.made.count(end)
+            for make, end in (("vkCreateBuffer", "vkDestroyBuffer"), ("vkAllocateMemory", "vkFreeMemory"))
+        )
+
+
+@pytest.fixture
+def calls(application: Application, monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(application.vk, monkeypatch)
+
+
+PARTS: dict[str, tuple[int, int, Callable[[Any], Any]]] = {
+    "whole": (0, SIZE, lambda found: found),
+    "offset": (4352, 4000, lambda found: found[4352:8352].view(np.float32)),
+    "strided": (256, 8096, lambda found: found[256 : 256 + 64 * 128].reshape(64, 128)[:, :32]),
+    "backwards": (512, 512, lambda found: found[512:1024].view(np.uint32)[::-1]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_in_place(application: Application, allocation: gi.Allocation, part: str) -> None:
+    """The VkBuffer begins at the first byte of the array, and ends behind the last."""
+    first, size, take = PARTS[part]
+    memory = pattern(allocation)
+    expected = memory.copy()
+    with gi.vulkan.import_array(application.vk, take(memory)) as shared:
+        assert (shared.ptr, shared.size) == (memory.ctypes.data + first, size)
+        assert shared.exposes == f"{shared.allocation_size:,} bytes, of which the buffer is {size:,}"
+        assert size <= shared.allocation_size <= SIZE
+        assert (fetch(application, shared) == expected[first : first + size]).all()
+        fill(application, shared, 0x04030201)
+        expected[first : first + size] = np.resize(np.array([1, 2, 3, 4], np.uint8), size)
+        assert (memory == expected).all()
+        shared.fill(9)
+        assert (memory[first : first + size] == 9).all()
+        assert (fetch(application, shared) == 9).all()
+
+
+def test_memory_of_numpys_own(application: Application, driver: str) -> None:
+    """Where the driver imports addresses, it takes NumPy's heap, too: in whole pages, at an offset that it can bind."""
+    heap = np.zeros(40_000, np.uint8)
+    array = heap[-heap.ctypes.data % 256 :][:10_000]
+    if driver == "swiftshader":
+        with pytest.raises(gi.UnsupportedError, match=r"host memory, .* Device.allocate"):
+            gi.vulkan.import_array(application.vk, array)
+        return
+    with gi.vulkan.import_array(application.vk, array) as shared:
+        assert shared.allocation_size % system.PAGE == 0
+        assert shared.allocation_size - shared.size < 2 * system.PAGE
+        fill(application, shared, 0x05050505)
+    assert (array == 5).all()
+    assert np.count_nonzero(heap) == array.size
+
+
+def test_an_immutable_array_is_read(application: Application, allocation: gi.Allocation) -> None:
+    memory = pattern(allocation)
+    memory.flags.writeable = False
+    for usage in (READ_WRITE, STORAGE):
+        with pytest.raises(gi.InvalidArgumentError, match="only reads an immutable array"):
+            gi.vulkan.import_array(application.vk, memory, usage=usage)
+    with gi.vulkan.import_array(application.vk, memory, usage=READ | VERTEX) as shared:
+        assert (fetch(application, shared) == memory).all()
+
+
+def test_frames_of_an_array(application: Application, device: gi.Device, allocation: gi.Allocation) -> None:
+    """The handoff is that of a shared buffer; a command buffer is recorded once."""
+    field, stream = pattern(allocation).view(np.uint32), device.wrap_stream(0)
+    with gi.bridge.Bridge(device) as bridge:
+        handoff = gi.vulkan.share_handoff(application.vk, device, allow=("binary", "bridged"), bridge=bridge)
+        shared = gi.vulkan.import_array(application.vk, field)
+
+        def work(commands: Any) -> None:
+            shared.acquire(commands)
+            application.api.vkCmdFillBuffer(commands, shared.vk_buffer, 0, SIZE, 7)
+            shared.release(commands)
+
+        commands = application.record(work)
+        for _ in range(20):
+            handoff.submit(command_buffers=[commands])
+            handoff.acquire(stream)
+            assert (field == 7).all()
+            field[:] = 1
+            handoff.release(stream)
+        application.vk.close()
+
+
+# -- what is refused, and what fails ---------------------------------------------------------------------------------
+
+
+def unaligned(memory: Any, _: Path) -> Any:
+    return memory[1:5]
+
+
+def read_only_pages(_memory: Any, _folder: Path) -> Any:
+    return np.frombuffer(mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
+
+
+def a_files_pages(_: Any, folder: Path) -> Any:
+    return np.memmap(folder / "file", np.uint8, "w+", shape=8192)
+
+
+def overlapping(memory: Any, _: Path) -> Any:
+    return np.broadcast_to(memory[:4], (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (unaligned, r"first byte at a multiple of \d+ bytes, .* got one at 1 behind"),
+        (read_only_pages, "which it may only read|host memory"),
+        (a_files_pages, "those of the file|host memory"),
+        (overlapping, "each have their own bytes"),
+    ],
+)
+def test_refused(
+    application: Application,
+    allocation: gi.Allocation,
+    calls: Calls,
+    tmp_path: Path,
+    make: Callable[..., Any],
+    message: str,
+) -> None:
+    """Nothing is imported, and the same VkDevice takes good ones afterwards."""
+    memory, before = pattern(allocation), descriptors()
+    with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match=message):
+        gi.vulkan.import_array(application.vk, make(memory, tmp_path), usage=READ)
+    assert "vkAllocateMemory" not in calls.made
+    assert calls.level()
+    assert descriptors() == before
+    with gi.vulkan.import_array(application.vk, memory) as shared:
+        fill(application, shared, 0)
+    assert not memory.any()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [(0, "imports no buffers of usage 0x1"), (DEDICATED_ONLY | IMPORTABLE, "for that buffer alone")],
+)
+def test_a_driver_that_does_not_import_such_buffers(
+    application: Application,
+    allocation: gi.Allocation,
+    calls: Calls,
+    monkeypatch: pytest.MonkeyPatch,
+    features: int,
+    message: str,
+) -> None:
+    assert application.vk.capabilities.supports((gi.Operation.EXPORT_ARRAY, gi.OpaqueFd))
+    real = PhysicalDevice._buffer_features
+    monkeypatch.setattr(PhysicalDevice, "_buffer_features", lambda *asked: real(*asked) and features)
+    with pytest.raises(gi.InvalidArgumentError, match=message):
+        gi.vulkan.import_array(application.vk, pattern(allocation), usage=READ)
+    assert calls.made == []
+
+
+def test_a_driver_that_wants_more_bytes_than_are_there(
+    application: Application, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = application.vk.functions.vkGetBufferMemoryRequirements
+
+    def more(device: Any, buffer: Any, found: Any) -> None:
+        real(device, buffer, found)
+        found.size += 4096
+
+    monkeypatch.setitem(application.vk.functions.__dict__, "vkGetBufferMemoryRequirements", more)
+    with pytest.raises(gi.InvalidArgumentError, match=f"expected {SIZE + 4096} bytes .* got {SIZE} to the end"):
+        gi.vulkan.import_array(application.vk, pattern(allocation))
+    assert calls.made == ["vkCreateBuffer", "vkDestroyBuffer"]
+
+
+def test_an_extension_that_was_forgotten(driver: str) -> None:
+    application = Application(driver, extensions=False)
+    with (
+        match(application.vk).allocate(SIZE) as allocation,
+        pytest.raises(gi.InvalidArgumentError, match="was created without VK_"),
+    ):
+        gi.vulkan.import_array(application.vk, allocation.buffer.view(SIZE))
+    application.close()
+
+
+@pytest.mark.parametrize("call", ["vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"])
+def test_a_call_that_fails(application: Application, device: gi.Device, calls: Calls, call: str) -> None:
+    """Each native call, once: what was made before is destroyed, and the array is let go."""
+    allocation = device.allocate(SIZE)
+    before = descriptors()
+    calls.failing = call
+    with pytest.raises(gi.OutOfMemoryError, match=call):
+        gi.vulkan.import_array(application.vk, allocation.buffer.view(SIZE))
+    assert calls.level()
+    assert descriptors() == before
+    allocation.close(timeout=10)
+
+
+# -- how long things live --------------------------------------------------------------------------------------------
+
+
+class Held(np.ndarray[Any, Any]):
+    """An array that a weak reference can be of."""
+
+
+def test_the_array_is_kept_until_both_sides_let_go(application: Application, allocation: gi.Allocation) -> None:
+    array = pattern(allocation).view(Held)
+    alive, shared = weakref.ref(array), gi.vulkan.import_array(application.vk, array)
+    seen = np.asarray(shared.view(SIZE))
+    del array
+    gc.collect()
+    assert alive() is not None
+    shared.close()
+    gc.collect()
+    assert alive() is not None, "an array of it is left"
+    del seen, shared
+    gc.collect()
+    application.vk.close()
+    assert alive() is None
+
+
+def test_a_thousand_imports(application: Application, allocation: gi.Allocation) -> None:
+    def used() -> int:
+        return sum(len(one.addresses) for one in system.mappings())
+
+    memory = pattern(allocation)
+    for turn in range(1100):
+        gi.vulkan.import_array(application.vk, memory).close()
+        if turn == 100:
+            gc.collect()
+            before = descriptors(), used()
+    gc.collect()
+    assert descriptors() == before[0]
+    assert used() - before[1] < SIZE * 100, "each tenth would have left its memory"
