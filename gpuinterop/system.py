@@ -107,7 +107,7 @@ class Mapped(NamedTuple):
 
     addresses: range
     access: str
-    """As ``rw-s``: may be read, written, executed; is shared or private."""
+    """Letters such as ``rw-s``: may be read, written, executed; is shared or private."""
     offset: int
     inode: int
     path: str

@@ -90,7 +90,7 @@ class SharedMemory(Mappable):
 
     def __init__(self, device: Device, address: int, size: int, parents: Sequence[Lifetime], noun: str = "") -> None:
         super().__init__(Lifetime(noun or "shared memory", parents=parents, device=device.streams))
-        self._warns = bool(noun)  # else it is its share's or attachment's
+        self._warns = bool(noun)  # a share or an attachment warns of its own
         self.device, self.driver, self._size, self._address = device, device.driver, size, address
         self.lifetime.open()
         self.buffer: Buffer = self._buffer(0, size, device)

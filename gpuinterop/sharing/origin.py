@@ -212,7 +212,7 @@ def check_block(device: Device, block: Block, name: str) -> None:
 
 
 Check: TypeAlias = Callable[[Device, Block, str], None]
-"""What refuses a block of an array of this name."""
+"""A call that refuses a block of an array of this name."""
 
 
 def ranges_of(device: Device, arrays: Mapping[str, Described], check: Check = check_block) -> list[Range]:

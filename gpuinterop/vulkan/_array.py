@@ -143,7 +143,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
         raise InvalidArgumentError(
             "array",
             f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {block.size:,}; "
-            "let the array's library allocate less at a time (JAX: XLA_PYTHON_CLIENT_MEM_FRACTION).",
+            "let the array's library allocate less at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
         )
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
     with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device.handle, block) as handle:
