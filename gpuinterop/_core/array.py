@@ -189,6 +189,7 @@ class ArrayLevel(NotAnArray):
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
         array, known = self._array, stream.known_as()
+        array.lifetime.copied = True
         calls = known.calls
         calls += MARK  # our captures cannot begin or end between the check and the call
         try:
@@ -197,6 +198,7 @@ class ArrayLevel(NotAnArray):
             elif known not in array.lifetime.uses:
                 note_use(array.lifetime, known, None)
             if buffer is not None:
+                buffer.mapping.copied = True
                 buffer.use_on(stream, start, self.nbytes)
             stream.enqueue(
                 lambda handle: array.driver.copy_level(

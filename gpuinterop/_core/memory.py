@@ -499,6 +499,7 @@ class Buffer(Sized):
         *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
+        self.mapping.copied = True
         if stream is not None:
             check_stream(self.device, stream)
             if array is not None:

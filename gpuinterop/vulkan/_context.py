@@ -30,6 +30,8 @@ T = TypeVar("T")
 _GRACE_S = 1.0
 """Seconds to wait for Vulkan's work after an exception leaves the block. A frame ends in that time; work that waits for
 a signal that the exception has prevented never ends."""
+_SUBMISSION_S = 10.0
+_ONE_TIME = 0x1  # VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
 
 
 class VulkanObject(lifetime.Lifetime):
@@ -104,6 +106,39 @@ class VulkanObject(lifetime.Lifetime):
         while self._made:
             name, made = self._made.pop(0)
             getattr(vk.functions, name)(vk.device, made, vk.api.ffi.NULL)
+
+
+def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObject) -> None:
+    """Submit what `record` records, which uses an object, to the context's queue, and wait until it is done.
+
+    Raises
+    ------
+    ResourceBusyError
+        The queue did not get there in time. The context's close destroys what is left.
+    """
+    new, once = vk.api.new, VulkanObject(vk, "submission", (uses,))
+
+    def make() -> Any:
+        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk.family())
+        pool = once.new("vkCreateCommandPool", "VkCommandPool", info)
+        fence = once.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
+        commands = vk.api.ffi.new("VkCommandBuffer *")
+        allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
+        vk.call("vkAllocateCommandBuffers", vk.device, allocate, commands)
+        vk.call("vkBeginCommandBuffer", commands[0], new("VkCommandBufferBeginInfo", flags=_ONE_TIME))
+        record(commands[0])
+        vk.call("vkEndCommandBuffer", commands[0])
+        submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)
+        system.under(vk._submitting, vk.call, "vkQueueSubmit", vk.queue, 1, submit, fence)
+        return fence
+
+    fence = once.make(make)
+    if not system.until(lambda: once.call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S):
+        raise ResourceBusyError(
+            f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, and earlier work still holds "
+            "it; submit what that work waits for first."
+        )
+    once.close()
 
 
 class _Fence(VulkanObject):

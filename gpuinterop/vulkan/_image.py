@@ -11,7 +11,7 @@ from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
 from . import _api as c
-from ._context import VulkanContext
+from ._context import VulkanContext, run_once
 from ._export import Bound, create_image, require_exportable
 from ._query import IMAGE_USAGE, ImageSupport
 from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_device, command_buffer, share_memory
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from .._core.array import MipmappedArray
     from .._core.device import Device
     from .._core.interchange import View
+    from .._core.lifetime import Lifetime
     from .._core.memory import Buffer, ExternalMemory
 
+
+LAYOUT_UNDEFINED: Final = 0
+_IGNORED: Final = 0xFFFFFFFF  # VK_QUEUE_FAMILY_IGNORED
 
 ImageSide: TypeAlias = tuple[int, int, int, int]
 """Stage, access, queue family, layout."""
@@ -109,12 +113,16 @@ class SharedImage(PairedMemory, NotAnArray):
         self._range = make.range
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
+        self._given: int | None = None
+        """Layout that the other side has it in; UNDEFINED while Vulkan has a new one; None before its first barrier."""
+        self._mapped: Lifetime
         if make.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
             subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
             native.call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
             self.buffer = imported.map_buffer(offset=0, size=native.size)
+            self._mapped = self.buffer.mapping
         else:
             self.array = imported.map_mipmapped_array(
                 make.name,
@@ -123,6 +131,7 @@ class SharedImage(PairedMemory, NotAnArray):
                 layers=make.layers if make.layers > 1 else 0,
                 usage=usage_of(make.usage),
             )
+            self._mapped = self.array.lifetime
 
     @property
     def vk_image(self) -> Any:
@@ -150,10 +159,13 @@ class SharedImage(PairedMemory, NotAnArray):
         *,
         stage: int = c.STAGE_ALL_COMMANDS,
         access: int = EVERYTHING,
-        layout: int = c.LAYOUT_GENERAL,
+        layout: int | None = None,
         shared_layout: int = c.LAYOUT_GENERAL,
     ) -> None:
         """Record: Vulkan gives the image away. Required after Vulkan's use and before the signal.
+
+        ``vkCmdPipelineBarrier`` to ``VK_QUEUE_FAMILY_EXTERNAL`` (``FOREIGN`` for a dma-buf). From then on the image has
+        contents.
 
         Parameters
         ----------
@@ -163,13 +175,37 @@ class SharedImage(PairedMemory, NotAnArray):
             ``VkPipelineStageFlags`` of Vulkan's use; by default all.
         access : int
             ``VkAccessFlags`` of Vulkan's use; by default all.
-        layout : int
-            ``VkImageLayout`` that Vulkan leaves it in.
+        layout : int, optional
+            ``VkImageLayout`` that Vulkan leaves it in; by default ``GENERAL``, if `acquire` came before.
+            ``VK_IMAGE_LAYOUT_UNDEFINED`` says that nothing is in it: compute writes first (see `share_image`'s
+            `initial`).
         shared_layout : int
-            That it is in while the other side has it; the same in `acquire`.
+            That it is in while the other side has it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The image is new, and `layout` does not say what Vulkan has done with it; or `layout` is ``UNDEFINED``, and
+            compute has copied to a new image or filled it.
+        ResourceClosedError
+            The image was closed, or the context.
+
+        Examples
+        --------
+        >>> image = gi.vulkan.share_image(vk, device, (64, 32), "R8G8B8A8_UNORM", tiling="linear")
+        >>> submit(record(lambda commands: image.release(commands, layout=0)))  # UNDEFINED: nothing is in it
+        >>> vk.close()  # waits for the queue
         """
-        source = stage, access, self._vk.family(), layout
+        self.check_open()
+        if layout is None and self._given is None:
+            raise InvalidArgumentError(
+                "layout",
+                "expected the layout that Vulkan leaves a new image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
+                "nothing is in it, or the layout that barriers of your own have brought it into.",
+            )
+        source = stage, access, self._vk.family(), c.LAYOUT_GENERAL if layout is None else layout
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign, shared_layout))
+        self._given = shared_layout
 
     def acquire(
         self,
@@ -178,25 +214,49 @@ class SharedImage(PairedMemory, NotAnArray):
         stage: int = c.STAGE_ALL_COMMANDS,
         access: int = EVERYTHING,
         layout: int = c.LAYOUT_GENERAL,
-        shared_layout: int = c.LAYOUT_GENERAL,
+        shared_layout: int | None = None,
     ) -> None:
         """Record: Vulkan takes the image over. Required after the wait and before Vulkan's use.
 
-        A new image's layout is undefined: make the transition from ``UNDEFINED`` yourself before the first use.
+        Before the first `release` the image has no contents and no owner: the barrier is from ``UNDEFINED``, without a
+        transfer. Submit that command buffer once: submitted again, it discards what is in the image. If you record once
+        and submit every frame, pass `initial` to :func:`share_image`.
 
         Parameters
         ----------
-        cmd, stage, access, shared_layout
+        cmd, stage, access
             As for `release`.
         layout : int
             ``VkImageLayout`` that Vulkan uses it in.
+        shared_layout : int, optional
+            ``VkImageLayout`` that the other side has it in; by default that of the last `release`. ``UNDEFINED``
+            discards what is in it.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The image is new, and compute has copied to it or filled it: the first barrier would discard that. An
+            exported array alone does not count, because Vulkan may draw first. If compute writes first, pass `initial`
+            to :func:`share_image`.
+        ResourceClosedError
+            The image was closed, or the context.
         """
-        self._transfer(cmd, (stage, 0, self._foreign, shared_layout), (stage, access, self._vk.family(), layout))
+        old = self._given or LAYOUT_UNDEFINED if shared_layout is None else shared_layout
+        theirs, ours = (_IGNORED, _IGNORED) if old == LAYOUT_UNDEFINED else (self._foreign, self._vk.family())
+        self._transfer(cmd, (stage, 0, theirs, old), (stage, access, ours, layout))
+        self._given = self._given or LAYOUT_UNDEFINED
 
     def _transfer(self, cmd: Any, source: ImageSide, target: ImageSide) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
         check_int(source[3], "layout", minimum=0, maximum=MAX_32)
-        check_int(target[3], "layout", minimum=0, maximum=MAX_32)
+        check_int(target[3], "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
+        if source[3] == LAYOUT_UNDEFINED and not self._given and self._mapped.copied:
+            raise InvalidArgumentError(
+                "image",
+                "expected a new image that compute has not used, got one that compute has copied or filled, which its "
+                "first barrier would discard; pass initial= to share_image, or submit "
+                "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
+            )
         what = image_barrier(self._vk, self.vk_image, self._range, source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
@@ -267,6 +327,7 @@ def share_image(
     levels: int = 1,
     layers: int = 1,
     usage: int | None = None,
+    initial: int | None = None,
     handle_types: Sequence[type[MemoryHandle]] | None = None,
 ) -> SharedImage:
     """Make a 2D VkImage that the compute side uses in place.
@@ -287,20 +348,27 @@ def share_image(
         Number of array layers; 1 for a linear image.
     usage : int, optional
         ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image.
+    initial : int, optional
+        ``VkImageLayout`` to bring the image into, and to give it to the compute side in, before the call returns: a
+        submission to the context's queue, which the call waits for. Pass it if compute writes first, or if a command
+        buffer with `SharedImage.acquire` is submitted more than once. ``VK_IMAGE_LAYOUT_GENERAL`` suits all uses.
     handle_types : sequence of type, optional
         See :func:`share_buffer`.
 
     Returns
     -------
     SharedImage
-        Owns both sides; close it. The image's layout is undefined at first.
+        Owns both sides; close it. Without `initial` it has no contents before Vulkan's first `release`.
 
     Raises
     ------
     UnsupportedError
         One side cannot; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large.
+        `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large; or
+        `initial` was passed, and the context has no queue.
+    ResourceBusyError
+        Earlier work held the queue for 10 seconds, so the image did not get into its `initial` layout.
     DriverError
         A native call failed.
 
@@ -309,8 +377,42 @@ def share_image(
     >>> with gi.vulkan.share_image(vk, device, (64, 32), "R32G32B32A32_SFLOAT", tiling="linear") as image:
     ...     np.asarray(image.view()).shape
     (32, 64, 4)
+
+    With `initial`, one command buffer serves every frame, and compute may write first:
+
+    >>> image = gi.vulkan.share_image(vk, device, (64, 32), "R8G8B8A8_UNORM", tiling="linear", initial=1)  # GENERAL
+    >>> def frame(commands):
+    ...     image.acquire(commands)
+    ...     image.release(commands)
+    >>> commands, handoff = record(frame), gi.vulkan.share_handoff(vk, device)
+    >>> for number in range(3):
+    ...     submit(commands, **handoff.vulkan_submit())
+    ...     handoff.acquire(stream)
+    ...     image.buffer.fill(number, stream=stream)
+    ...     handoff.release(stream)
+    >>> vk.close()  # waits for the queue
     """
     check_device(vk, device)
+    if initial is not None:
+        check_int(initial, "initial", minimum=1, maximum=MAX_32)
+        _ = vk.family()
+        if vk.queue is None:
+            raise InvalidArgumentError(
+                "initial",
+                "expected a context with a queue, got one without; pass the queue to VulkanContext, or submit "
+                "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) yourself.",
+            )
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
     native = plan.create(vk, agree_on_memory(vk, device, plan.mapping, handle_types))
-    return share_memory(device, native, lambda imported: SharedImage(vk, native, imported, plan))
+
+    def make(imported: ExternalMemory) -> SharedImage:
+        image = SharedImage(vk, native, imported, plan)
+        if initial is not None:
+
+            def give(commands: Any) -> None:
+                image.release(commands, layout=LAYOUT_UNDEFINED, shared_layout=initial)
+
+            run_once(vk, give, native)
+        return image
+
+    return share_memory(device, native, make)

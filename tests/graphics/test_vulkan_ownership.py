@@ -28,11 +28,11 @@ else:
     from vulkan_application import Application, open_exporter, require_allocations
 
 FAMILY = 7  # no device has so many: a family that was left out is 0
-EXTERNAL, FOREIGN = 0xFFFFFFFE, 0xFFFFFFFD
+EXTERNAL, FOREIGN, IGNORED = 0xFFFFFFFE, 0xFFFFFFFD, 0xFFFFFFFF
 COMPUTE, TRANSFER, BOTTOM, HOST, ALL = 0x800, 0x1000, 0x2000, 0x4000, 0x10000  # VkPipelineStageFlagBits
 SHADER_READ_WRITE, TRANSFER_READ_WRITE, TRANSFER_WRITE = 0x20 | 0x40, 0x800 | 0x1000, 0x1000  # VkAccessFlagBits
 HOST_READ, MEMORY_READ_WRITE = 0x2000, 0x8000 | 0x10000
-GENERAL, SHADER_READ_ONLY, TRANSFER_DST = 1, 5, 7  # VkImageLayout
+UNDEFINED, GENERAL, SHADER_READ_ONLY, TRANSFER_DST = 0, 1, 5, 7  # VkImageLayout
 WHOLE_BUFFER = 0, 0xFFFFFFFFFFFFFFFF
 COLOUR = 1  # VK_IMAGE_ASPECT_COLOR_BIT
 COMMANDS = 0xC0FFEE0  # a VkCommandBuffer that no driver gets to see
@@ -159,6 +159,9 @@ def check_image(shared: Any, recorder: Recorder, other: int, levels: int = 1, la
     handle = recorder.vk.api.address(shared.vk_image)
     assert handle
     whole = COLOUR, 0, levels, 0, layers
+    shared.acquire(COMMANDS, stage=TRANSFER, access=TRANSFER_WRITE, layout=TRANSFER_DST)  # of a new image
+    stages, access, layouts = (TRANSFER, TRANSFER), (0, TRANSFER_WRITE), (UNDEFINED, TRANSFER_DST)
+    assert recorder.one() == Transfer(handle, (IGNORED, IGNORED), stages, access, layouts, whole)
     layouts = GENERAL, GENERAL
     shared.release(COMMANDS)
     assert recorder.one() == released(handle, ALL, MEMORY_READ_WRITE, to=other, layouts=layouts, range=whole)
@@ -173,8 +176,10 @@ def check_image(shared: Any, recorder: Recorder, other: int, levels: int = 1, la
     # The other side's layout is the new one of a release, and the old one of an acquire.
     shared.release(COMMANDS, layout=TRANSFER_DST, shared_layout=SHADER_READ_ONLY)
     assert recorder.one().layouts == (TRANSFER_DST, SHADER_READ_ONLY)
-    shared.acquire(COMMANDS, layout=TRANSFER_DST, shared_layout=SHADER_READ_ONLY)
+    shared.acquire(COMMANDS, layout=TRANSFER_DST)
     assert recorder.one().layouts == (SHADER_READ_ONLY, TRANSFER_DST)
+    shared.acquire(COMMANDS, shared_layout=TRANSFER_DST)
+    assert recorder.one().layouts == (TRANSFER_DST, GENERAL)
 
 
 def test_a_shared_buffer(context: gi.vulkan.VulkanContext, device: gi.Device, recorder: Recorder) -> None:
@@ -207,7 +212,8 @@ def test_an_imported_buffer(
 
 
 def memory() -> Any:
-    return SimpleNamespace(closed=False, map_buffer=lambda **_: None, map_mipmapped_array=lambda *_, **__: None)
+    array = SimpleNamespace(lifetime=SimpleNamespace(copied=False))
+    return SimpleNamespace(closed=False, map_buffer=lambda **_: None, map_mipmapped_array=lambda *_, **__: array)
 
 
 HANDLE_TYPES = pytest.mark.parametrize(("handle_type", "other"), [(OpaqueFd, EXTERNAL), (DmaBufFd, FOREIGN)])

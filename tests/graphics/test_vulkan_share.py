@@ -147,16 +147,7 @@ def test_a_linear_image_in_place(application: Application, device: gi.Device, dr
         everything = vulkan.VkImageSubresourceRange(aspectMask=1, levelCount=1, layerCount=1)
 
         def record(commands: Any) -> None:
-            barrier = vulkan.VkImageMemoryBarrier(
-                dstAccessMask=vulkan.VK_ACCESS_TRANSFER_WRITE_BIT,
-                oldLayout=vulkan.VK_IMAGE_LAYOUT_UNDEFINED,
-                newLayout=vulkan.VK_IMAGE_LAYOUT_GENERAL,
-                srcQueueFamilyIndex=vulkan.VK_QUEUE_FAMILY_IGNORED,
-                dstQueueFamilyIndex=vulkan.VK_QUEUE_FAMILY_IGNORED,
-                image=shared.vk_image,
-                subresourceRange=everything,
-            )
-            vulkan.vkCmdPipelineBarrier(commands, 1, 0x1000, 0, 0, None, 0, None, 1, [barrier])
+            shared.acquire(commands)
             colour = vulkan.VkClearColorValue(float32=[1.0, 0.0, 0.2, 0.4])
             vulkan.vkCmdClearColorImage(commands, shared.vk_image, 1, colour, 1, [everything])
             shared.release(commands)
@@ -182,7 +173,12 @@ def test_a_linear_image_in_place(application: Application, device: gi.Device, dr
 def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None:
     """With a made-up image and memory: the host maps no optimal image."""
     given: dict[str, Any] = {}
-    memory: Any = SimpleNamespace(map_mipmapped_array=lambda *_, **options: given.update(options))
+
+    def map_mipmapped_array(*_: object, **options: Any) -> Any:
+        given.update(options)
+        return SimpleNamespace(lifetime=None)
+
+    memory: Any = SimpleNamespace(map_mipmapped_array=map_mipmapped_array)
     for usage, expected in (
         (None, gi.handles.ArrayUsage.SURFACE),  # storage is among the default
         (0x4, gi.handles.ArrayUsage.NONE),  # VK_IMAGE_USAGE_SAMPLED_BIT

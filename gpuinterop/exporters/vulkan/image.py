@@ -10,7 +10,7 @@ from ...handles import MemoryHandle, OpaqueFd
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
 from ...vulkan._export import create_image
-from ...vulkan._image import ImageSide, image_barrier
+from ...vulkan._image import LAYOUT_UNDEFINED, ImageSide, image_barrier
 from ...vulkan._query import IMAGE_USAGE, ImageSupport, image_type
 from ..base import ExporterImage, ImageParameters
 from .staging import TRANSFERS, Staged
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["VulkanImage", "image_gap"]
 
 _CUBE_COMPATIBLE = 0x10
-_UNDEFINED, _SOURCE, _TARGET = 0, 6, 7  # VK_IMAGE_LAYOUT_UNDEFINED, _TRANSFER_SRC_OPTIMAL, _TRANSFER_DST_OPTIMAL
-_IGNORED = 0xFFFFFFFF  # VK_QUEUE_FAMILY_IGNORED
-_TOP_OF_PIPE = 0x1
+_SOURCE, _TARGET = 6, 7  # VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL, _TRANSFER_DST_OPTIMAL
 
 
 class _Plan(NamedTuple):
@@ -95,17 +93,8 @@ class VulkanImage(Staged, ExporterImage):
             raise
 
     def _hand_over(self, vk: VulkanContext) -> None:
-        """The first transition, and to the other side."""
-
-        def record(commands: Any) -> None:
-            self._barrier(
-                commands,
-                (_TOP_OF_PIPE, 0, _IGNORED, _UNDEFINED),
-                (c.STAGE_TRANSFER, TRANSFERS, _IGNORED, _TARGET),
-            )
-            self.release(vk, commands, _TARGET)
-
-        self._copy(record)
+        """The first transition, which is to the other side."""
+        self._copy(lambda commands: self.release(vk, commands, LAYOUT_UNDEFINED))
 
     # -- the interface ------------------------------------------------------------------------------------------------
 
