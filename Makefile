@@ -48,7 +48,7 @@ EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH
 BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp)
+SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
 .PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
     test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \

@@ -38,6 +38,16 @@ def image_barrier(vk: VulkanContext, image: Any, whole: Any, source: ImageSide, 
     return source[0], target[0], 0, 0, null, 0, null, 1, one
 
 
+_USAGES: Final = {
+    "TRANSFER_SRC": c.IMAGE_TRANSFER_SRC,
+    "TRANSFER_DST": c.IMAGE_TRANSFER_DST,
+    "SAMPLED": c.IMAGE_SAMPLED,
+    "STORAGE": c.IMAGE_STORAGE,
+    "COLOR_ATTACHMENT": c.IMAGE_COLOR_ATTACHMENT,
+    "INPUT_ATTACHMENT": 0x80,
+}
+"""What a driver may offer of an image that has colours, by the name in ``VkImageUsageFlagBits``."""
+
 _NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_FEATURE_", "VK_FORMAT__")
 _FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
 _NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int", "SFLOAT": "float", "SRGB": "uint"}
@@ -297,12 +307,37 @@ class _ImagePlan:
 
     def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
         support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
+        if self.linear and not support.features & c.MEMORY_EXPORTABLE:
+            raise self._linear_gap(vk, handle_type)
         require_exportable(vk, support.features, self.mapping, handle_type)
         self._check_limits(vk, support)
         return create_image(
             vk, support, handle_type, (*self.extent, 0),
             format=self.format, mipLevels=self.levels, arrayLayers=self.layers, tiling=self.tiling, usage=self.usage,
         )  # fmt: skip
+
+    def _linear_gap(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> InvalidArgumentError:
+        """Why there is no such linear image, by a query for each usage."""
+
+        def shares(usage: int) -> bool:
+            support = vk.physical.image_support(handle_type, self.format, self.tiling, usage)
+            return bool(support.features & c.MEMORY_EXPORTABLE)
+
+        here = f"linear images of {self.name} that {vk.identity.name} shares as {handle_type.__name__}"
+        offered = [name for name, usage in _USAGES.items() if shares(usage)]
+        if not offered:
+            return InvalidArgumentError(
+                "format", f"expected one of which there are {here}, got none; use another format."
+            )
+        asked = [1 << bit for bit in range(self.usage.bit_length()) if self.usage >> bit & 1]
+        names = {usage: name for name, usage in _USAGES.items()}
+        failing = [names.get(usage, hex(usage)) for usage in asked if not shares(usage)]
+        return InvalidArgumentError(
+            "usage",
+            f"expected usages of {here}: {', '.join(offered)}; got {', '.join(failing) or 'some of these together'}; "
+            "draw into an image of optimal tiling, and copy that: vkCmdCopyImage into a linear one, or "
+            "vkCmdCopyImageToBuffer into a shared buffer.",
+        )
 
     def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
         """Refuse what is over a limit: some drivers make it all the same, and fail later."""
@@ -341,13 +376,17 @@ def share_image(
     format : int or str
         A ``VkFormat``, or its name with or without ``VK_FORMAT_``.
     tiling : str
-        ``linear``: rows of bytes, `view` on every backend. ``optimal``: a mipmapped array, where the device has them.
+        ``linear``: rows of bytes, `view` on every backend; drivers differ in what shaders may do with it.
+        ``optimal``: a mipmapped array, where the device has them.
     levels : int
         Number of mip levels; 1 for a linear image.
     layers : int
         Number of array layers; 1 for a linear image.
     usage : int, optional
-        ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image.
+        ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image. Of a linear
+        image the driver is asked (``vkGetPhysicalDeviceImageFormatProperties2``): lavapipe shares linear images that
+        shaders write, SwiftShader does not. The error says which usages there are; where shaders cannot write it, draw
+        into an image of optimal tiling, and copy that with ``vkCmdCopyImage``.
     initial : int, optional
         ``VkImageLayout`` to bring the image into, and to give it to the compute side in, before the call returns: a
         submission to the context's queue, which the call waits for. Pass it if compute writes first, or if a command
