@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import vulkan as api
 from PIL import Image
-from vulkan_application import Application
+from vulkan_application import Application, Shader
 
 import gpuinterop as gi
 
@@ -24,65 +24,18 @@ FEED, KILL = 0.0545, 0.062
 SHADER = Path(__file__).with_name("reaction.spv")
 
 
-class Reaction:
-    """The Vulkan program: a pipeline over one storage buffer."""
-
-    def __init__(self, application: Application, buffer: Any) -> None:
-        device = application.device
-        storage = api.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
-        stage = api.VK_SHADER_STAGE_COMPUTE_BIT
-        binding = api.VkDescriptorSetLayoutBinding(0, storage, 1, stage, None)
-        self.sets = api.vkCreateDescriptorSetLayout(
-            device, api.VkDescriptorSetLayoutCreateInfo(pBindings=[binding]), None
-        )
-        push = api.VkPushConstantRange(stage, 0, 16)
-        self.layout = api.vkCreatePipelineLayout(
-            device, api.VkPipelineLayoutCreateInfo(pSetLayouts=[self.sets], pPushConstantRanges=[push]), None
-        )
-        code = SHADER.read_bytes()
-        self.shader = api.vkCreateShaderModule(
-            device, api.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code), None
-        )
-        main = api.VkPipelineShaderStageCreateInfo(stage=stage, module=self.shader, pName="main")
-        info = api.VkComputePipelineCreateInfo(stage=main, layout=self.layout)
-        (self.pipeline,) = api.vkCreateComputePipelines(device, None, 1, [info], None)
-        size = api.VkDescriptorPoolSize(storage, 1)
-        self.pool = api.vkCreateDescriptorPool(
-            device, api.VkDescriptorPoolCreateInfo(maxSets=1, pPoolSizes=[size]), None
-        )
-        info = api.VkDescriptorSetAllocateInfo(descriptorPool=self.pool, pSetLayouts=[self.sets])
-        (self.set,) = api.vkAllocateDescriptorSets(device, info)
-        whole = api.VkDescriptorBufferInfo(buffer.vk_buffer, 0, buffer.size)
-        write = api.VkWriteDescriptorSet(
-            dstSet=self.set, dstBinding=0, descriptorCount=1, descriptorType=storage, pBufferInfo=[whole]
-        )
-        api.vkUpdateDescriptorSets(device, 1, [write], 0, None)
-        self.buffer = buffer
-
-    def steps(self, commands: Any) -> None:
-        """Record STEPS steps; an even number, so that the first field is the newest."""
-        compute = api.VK_PIPELINE_BIND_POINT_COMPUTE
-        self.buffer.acquire(commands)  # gpuinterop: ownership, from torch
-        api.vkCmdBindPipeline(commands, compute, self.pipeline)
-        api.vkCmdBindDescriptorSets(commands, compute, self.layout, 0, 1, [self.set], 0, None)
-        written = api.VkMemoryBarrier(
-            srcAccessMask=api.VK_ACCESS_SHADER_WRITE_BIT, dstAccessMask=api.VK_ACCESS_SHADER_READ_BIT
-        )
-        shader = api.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
-        groups = (SIZE + 15) // 16
-        for step in range(STEPS):
-            values = api.ffi.new("char[]", struct.pack("iiff", SIZE, step % 2, FEED, KILL))
-            api.vkCmdPushConstants(commands, self.layout, api.VK_SHADER_STAGE_COMPUTE_BIT, 0, 16, values)
-            api.vkCmdDispatch(commands, groups, groups, 1)
-            api.vkCmdPipelineBarrier(commands, shader, shader, 0, 1, [written], 0, None, 0, None)
-        self.buffer.release(commands)  # gpuinterop: ownership, to torch
-
-    def destroy(self, device: Any) -> None:
-        api.vkDestroyDescriptorPool(device, self.pool, None)
-        api.vkDestroyPipeline(device, self.pipeline, None)
-        api.vkDestroyShaderModule(device, self.shader, None)
-        api.vkDestroyPipelineLayout(device, self.layout, None)
-        api.vkDestroyDescriptorSetLayout(device, self.sets, None)
+def steps(shader: Shader, buffer: Any, commands: Any) -> None:
+    """Record STEPS steps; an even number, so that the first field is the newest."""
+    buffer.acquire(commands)  # gpuinterop: ownership, from torch
+    shader.bind(commands)
+    written = api.VkMemoryBarrier(
+        srcAccessMask=api.VK_ACCESS_SHADER_WRITE_BIT, dstAccessMask=api.VK_ACCESS_SHADER_READ_BIT
+    )
+    compute = api.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
+    for step in range(STEPS):
+        shader.dispatch(commands, struct.pack("iiff", SIZE, step % 2, FEED, KILL), (SIZE + 15) // 16)
+        api.vkCmdPipelineBarrier(commands, compute, compute, 0, 1, [written], 0, None, 0, None)
+    buffer.release(commands)  # gpuinterop: ownership, to torch
 
 
 class Colours:
@@ -122,8 +75,8 @@ def main() -> None:
         print(f"{application.name}, torch {torch.__version__} on {fields.device}, {handoff.mode} semaphores")
 
         fields[0] = torch.tensor([1.0, 0.0], device=fields.device)
-        reaction = Reaction(application, buffer)
-        commands = application.record(reaction.steps)
+        shader = application.shader(SHADER, buffer, push=16)
+        commands = application.record(lambda commands: steps(shader, buffer, commands))
         torch.manual_seed(7)
         colours = Colours(fields.device)
         drop = torch.tensor([0.5, 0.5], device=fields.device)
@@ -151,7 +104,7 @@ def main() -> None:
         print(f"{FRAMES} frames of {STEPS} steps; the last is what torch computes of the one before")
         print("reaction.png, reaction.gif")
         del fields, pictures, before
-        reaction.destroy(application.device)
+        shader.destroy()
         handoff.close()
         buffer.close()
 

@@ -5,7 +5,8 @@ It uses PyPI's ``vulkan``. All that concerns gpuinterop is marked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import vulkan as api
@@ -22,15 +23,19 @@ class Application:
     ----------
     transfer : bool
         Whether to take a queue that only copies, if the device has one: there a handoff costs a fortieth on NVIDIA.
+    shader_images : bool
+        Whether to prefer a device that shares linear images which shaders write.
     """
 
-    def __init__(self, *, transfer: bool = False) -> None:
+    def __init__(self, *, transfer: bool = False, shader_images: bool = False) -> None:
         # gpuinterop: the instance's extensions. They are part of Vulkan 1.1; enabling them again is allowed.
         extensions, _ = gi.vulkan.required_extensions()
         application = api.VkApplicationInfo(apiVersion=api.VK_MAKE_VERSION(1, 2, 0))
         info = api.VkInstanceCreateInfo(pApplicationInfo=application, ppEnabledExtensionNames=extensions)
         self.instance = api.vkCreateInstance(info, None)
-        self.physical_device = max(api.vkEnumeratePhysicalDevices(self.instance), key=_rank)
+        self.physical_device = max(
+            api.vkEnumeratePhysicalDevices(self.instance), key=lambda one: _rank(one, shader_images=shader_images)
+        )
         self.name = api.vkGetPhysicalDeviceProperties(self.physical_device).deviceName
         families = api.vkGetPhysicalDeviceQueueFamilyProperties(self.physical_device)
         flags = [family.queueFlags for family in families]
@@ -91,6 +96,10 @@ class Application:
         self.submit(self.record(work))
         api.vkQueueWaitIdle(self.queue)
 
+    def shader(self, file: Path, *bindings: Any, push: int) -> Shader:
+        """A compute shader over buffers and images that are shared, its bindings; and bytes of push constants."""
+        return Shader(self.device, file, bindings, push)
+
     def __enter__(self) -> Self:
         return self
 
@@ -101,11 +110,88 @@ class Application:
         api.vkDestroyInstance(self.instance, None)
 
 
-def _rank(physical_device: Any) -> tuple[bool, bool]:
-    """Take a device that computes here; of those, one whose driver shares semaphores."""
+class Shader:
+    """A pipeline, and what it is bound to."""
+
+    def __init__(self, device: Any, file: Path, bindings: Sequence[Any], push: int) -> None:
+        stage = api.VK_SHADER_STAGE_COMPUTE_BIT
+        kinds = [
+            api.VK_DESCRIPTOR_TYPE_STORAGE_IMAGE if hasattr(one, "vk_image") else api.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
+            for one in bindings
+        ]
+        self.device, self.views = device, [_view(device, one) if hasattr(one, "vk_image") else None for one in bindings]
+        numbered = [api.VkDescriptorSetLayoutBinding(number, kind, 1, stage, None) for number, kind in enumerate(kinds)]
+        self.sets = api.vkCreateDescriptorSetLayout(
+            device, api.VkDescriptorSetLayoutCreateInfo(pBindings=numbered), None
+        )
+        constants = api.VkPushConstantRange(stage, 0, push)
+        self.layout = api.vkCreatePipelineLayout(
+            device, api.VkPipelineLayoutCreateInfo(pSetLayouts=[self.sets], pPushConstantRanges=[constants]), None
+        )
+        code = file.read_bytes()
+        self.module = api.vkCreateShaderModule(
+            device, api.VkShaderModuleCreateInfo(codeSize=len(code), pCode=code), None
+        )
+        main = api.VkPipelineShaderStageCreateInfo(stage=stage, module=self.module, pName="main")
+        info = api.VkComputePipelineCreateInfo(stage=main, layout=self.layout)
+        (self.pipeline,) = api.vkCreateComputePipelines(device, None, 1, [info], None)
+        sizes = [api.VkDescriptorPoolSize(kind, 1) for kind in kinds]
+        self.pool = api.vkCreateDescriptorPool(
+            device, api.VkDescriptorPoolCreateInfo(maxSets=1, pPoolSizes=sizes), None
+        )
+        info = api.VkDescriptorSetAllocateInfo(descriptorPool=self.pool, pSetLayouts=[self.sets])
+        (self.set,) = api.vkAllocateDescriptorSets(device, info)
+        writes = []
+        for number, (one, kind, view) in enumerate(zip(bindings, kinds, self.views, strict=True)):
+            what: dict[str, Any] = {"dstSet": self.set, "dstBinding": number, "descriptorCount": 1}
+            if view is None:
+                what["pBufferInfo"] = [api.VkDescriptorBufferInfo(one.vk_buffer, 0, one.size)]
+            else:
+                what["pImageInfo"] = [api.VkDescriptorImageInfo(None, view, api.VK_IMAGE_LAYOUT_GENERAL)]
+            writes.append(api.VkWriteDescriptorSet(descriptorType=kind, **what))
+        api.vkUpdateDescriptorSets(device, len(writes), writes, 0, None)
+
+    def bind(self, commands: Any) -> None:
+        """Record: the next dispatches run it."""
+        compute = api.VK_PIPELINE_BIND_POINT_COMPUTE
+        api.vkCmdBindPipeline(commands, compute, self.pipeline)
+        api.vkCmdBindDescriptorSets(commands, compute, self.layout, 0, 1, [self.set], 0, None)
+
+    def dispatch(self, commands: Any, values: bytes, groups: int) -> None:
+        """Record: run `groups` x `groups` work groups with these push constants."""
+        constants = api.ffi.new("char[]", values)
+        api.vkCmdPushConstants(commands, self.layout, api.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(values), constants)
+        api.vkCmdDispatch(commands, groups, groups, 1)
+
+    def destroy(self) -> None:
+        api.vkDestroyDescriptorPool(self.device, self.pool, None)
+        api.vkDestroyPipeline(self.device, self.pipeline, None)
+        api.vkDestroyShaderModule(self.device, self.module, None)
+        api.vkDestroyPipelineLayout(self.device, self.layout, None)
+        api.vkDestroyDescriptorSetLayout(self.device, self.sets, None)
+        for view in filter(None, self.views):
+            api.vkDestroyImageView(self.device, view, None)
+
+
+def _view(device: Any, image: Any) -> Any:
+    """A view of a shared image, for a shader."""
+    whole = api.VkImageSubresourceRange(api.VK_IMAGE_ASPECT_COLOR_BIT, 0, 1, 0, 1)
+    info = api.VkImageViewCreateInfo(
+        image=image.vk_image,
+        viewType=api.VK_IMAGE_VIEW_TYPE_2D,
+        format=getattr(api, f"VK_FORMAT_{image.format}"),
+        subresourceRange=whole,
+    )
+    return api.vkCreateImageView(device, info, None)
+
+
+def _rank(physical_device: Any, *, shader_images: bool) -> tuple[bool, bool, bool]:
+    """Take a device that computes here; of those, one with what is preferred, and one that shares semaphores."""
     try:
         device = gi.match_device(gi.vulkan.identity(physical_device))
     except gi.GpuInteropError:
-        return False, False
+        return False, False, False
+    linear = api.vkGetPhysicalDeviceFormatProperties(physical_device, api.VK_FORMAT_R8G8B8A8_UNORM).linearTilingFeatures
     theirs = gi.vulkan.capabilities(physical_device)
-    return True, any(theirs.supports(cell) and device.capabilities.supports(cell) for cell in SEMAPHORES)
+    semaphores = any(theirs.supports(cell) and device.capabilities.supports(cell) for cell in SEMAPHORES)
+    return True, shader_images and bool(linear & api.VK_FORMAT_FEATURE_STORAGE_IMAGE_BIT), semaphores
