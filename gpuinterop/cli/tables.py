@@ -29,6 +29,7 @@ _SHARED = (
     Operation.IMPORT_SEMAPHORE,
     Operation.SIGNAL_SEMAPHORE,
     Operation.WAIT_SEMAPHORE,
+    Operation.EXPORT_ARRAY,
 )
 """What an exporter takes part in; the rest of the table is a device's own business."""
 _MARKS = {Support.SUPPORTED: "[green]✓[/green]", Support.UNVERIFIED: "[yellow]○[/yellow]"}
