@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Fetch software Vulkan (lavapipe, SwiftShader, the validation layers) into <checkout>/.vulkan, installing nothing.
+"""Fetch software Vulkan (lavapipe, SwiftShader, the validation layers) and Vulkan's headers into <checkout>/.vulkan.
 
-Debian and Ubuntu only, root not needed. Packages come from the sources apt is configured with, through private apt
-folders; of each package only what is needed is kept. `.vulkan/env`, to be sourced by sh, puts it into use:
+Nothing is installed. Debian and Ubuntu only, root not needed. Packages come from the sources apt is configured with,
+through private apt folders; of each package only what is needed is kept. `.vulkan/env`, to be sourced by sh, puts it
+into use:
 
     python3 tools/fetch_vulkan.py && . .vulkan/env
 
@@ -75,6 +76,12 @@ VALIDATION = Component(
     "vulkan-validationlayers",
     (("libVkLayer_khronos_validation.so", "layers.d"), ("VkLayer_khronos_validation.json", "layers.d")),
     "VkLayer_khronos_validation.json",
+)
+HEADERS = Component(
+    "headers",
+    "libvulkan-dev",
+    (("vulkan_core.h", "include/vulkan"), ("vk_platform.h", "include/vulkan"), ("vulkan_video*.h", "include/vk_video")),
+    "",
 )
 HIP5 = Component("HIP 5", "libamdhip64-5", (("libamdhip64.so.5*", "hip5"),), "")
 GLSLANG = Component("glslangValidator", "glslang-tools", (("glslang", "bin"), ("glslangValidator", "bin")), "")
@@ -176,6 +183,8 @@ def manifests(folder: str) -> list[str]:
 def system_has(component: Component, system: dict[str, Any], chosen: list[str]) -> bool:
     if component is LOADER:
         return bool(system["loader"])
+    if component is HEADERS:
+        return Path("/usr/include/vulkan/vulkan_core.h").is_file()
     if component is GLSLANG:
         return shutil.which("glslangValidator") is not None
     if component is HIP5:
@@ -509,7 +518,8 @@ def env_text(system: dict[str, Any]) -> str:
     layers = any(TREE.glob("layers.d/*.json"))
     libraries = any(TREE.glob("lib/*"))
     programs = any(TREE.glob("bin/*"))
-    if not (drivers or layers or libraries or programs):
+    headers = any(TREE.glob("include/*"))
+    if not (drivers or layers or libraries or programs or headers):
         return "\n".join([*lines, "# There is nothing in it: the system's own Vulkan is used, or none.", ""])
     lines += [
         f"gi_tree=${{GPUINTEROP_VULKAN_ROOT:-{shlex.quote(str(HOME))}}}/tree",
@@ -517,6 +527,12 @@ def env_text(system: dict[str, Any]) -> str:
     ]
     if programs:
         lines.append('if ! gi_has "${PATH-}" "$gi_tree/bin"; then export PATH="$gi_tree/bin${PATH:+:$PATH}"; fi')
+    if headers:
+        lines += [
+            'if ! gi_has "${C_INCLUDE_PATH-}" "$gi_tree/include"; then',
+            '    export C_INCLUDE_PATH="$gi_tree/include${C_INCLUDE_PATH:+:$C_INCLUDE_PATH}"',
+            "fi",
+        ]
     if libraries:
         lines += [
             "# The loader and the libraries that the drivers link to: what the system lacks, so it comes last.",
@@ -607,11 +623,15 @@ def advice(components: list[Component]) -> list[str]:
         if packages:
             lines.append("sudo apt install " + " ".join(packages))
     elif "fedora" in family:
-        lines.append("sudo dnf install vulkan-loader mesa-vulkan-drivers vulkan-validation-layers glslang")
+        lines.append(
+            "sudo dnf install vulkan-loader mesa-vulkan-drivers vulkan-validation-layers vulkan-headers glslang"
+        )
     elif "arch" in family:
-        lines.append("sudo pacman -S vulkan-icd-loader vulkan-swrast vulkan-validation-layers glslang")
+        lines.append("sudo pacman -S vulkan-icd-loader vulkan-swrast vulkan-validation-layers vulkan-headers glslang")
     else:
-        lines.append("install your system's Vulkan loader, Mesa's lavapipe driver, the Khronos validation layers")
+        lines.append(
+            "install your system's Vulkan loader and headers, Mesa's lavapipe driver, the Khronos validation layers"
+        )
     if SWIFTSHADER.name in names:
         lines.append("SwiftShader: build https://github.com/google/swiftshader, put its manifest into VK_DRIVER_FILES")
     return lines
@@ -631,7 +651,7 @@ def main() -> int:
         print(json.dumps(answer) if options.json else "\n".join(answer["devices"] + answer["layers"]))
         return 0
     tools = [component for component, asked in ((GLSLANG, options.glslang), (HIP5, options.hip5)) if asked]
-    wanted = tools or [LOADER, LAVAPIPE, SWIFTSHADER, VALIDATION]
+    wanted = tools or [LOADER, LAVAPIPE, SWIFTSHADER, VALIDATION, HEADERS]
     try:
         missing = provide(wanted, options.software or options.require or bool(tools))
     except OSError as error:  # the checkout cannot be written to

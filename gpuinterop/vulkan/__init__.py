@@ -1,7 +1,7 @@
 """Vulkan's side of sharing, in one call each, from the application's own Vulkan objects.
 
-Handles are PyPI vulkan's, or raw integers with the address of ``vkGetInstanceProcAddr``. Importing this module needs
-neither PyPI's ``vulkan`` nor a loader; its functions do.
+Handles are PyPI vulkan's, or integers of any other binding; handles come back in the same form. Importing this module
+needs neither cffi nor a Vulkan loader; its functions do. PyPI's ``vulkan`` is not needed.
 
 Examples
 --------

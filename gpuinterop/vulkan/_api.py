@@ -1,4 +1,4 @@
-"""All calls to Vulkan: cffi types of PyPI's `vulkan`, function pointers that this module looks up.
+"""All calls to Vulkan: cffi's types of PyPI's `vulkan` or our own, function pointers that this module looks up.
 
 PyPI's own wrappers raise ``KeyError`` for unknown results (such as ``VK_ERROR_INVALID_EXTERNAL_HANDLE``), and do not
 accept raw handles. Here a VkResult is an int, and a handle is any value that can be cast to one, unless its type shows
@@ -7,8 +7,10 @@ another kind. `Any` does not leave this package: cffi has no static types.
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -16,7 +18,7 @@ from weakref import WeakKeyDictionary
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
-# -- numbers of the API; repeated here for default arguments, because `vulkan` is imported late ----------------------
+# -- numbers of the API ----------------------------------------------------------------------------------------------
 
 QUEUE_FAMILY_EXTERNAL: Final = 0xFFFFFFFE
 QUEUE_FAMILY_FOREIGN: Final = 0xFFFFFFFD
@@ -149,31 +151,63 @@ def check_call(functions: Functions, call: str, *arguments: Any) -> int:
     return check(call, getattr(functions, call)(*arguments) or 0)  # void functions return None
 
 
-def load() -> tuple[Any, Any]:
-    """PyPI's ``vulkan`` module and its cffi ``ffi``.
+def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
+    """Find the ffi that made one of `handles`: PyPI vulkan's or our own; our own, and False, if neither did.
 
     Raises
     ------
     BackendUnavailableError
-        The module is not installed, or does not find a Vulkan loader.
+        cffi is not installed.
     """
+    theirs = getattr(sys.modules.get("vulkan"), "ffi", None)
+    if theirs is not None and _made(theirs, handles):
+        return theirs, True
     try:
-        import vulkan
+        from ._declarations import ffi
     except ImportError:
         raise BackendUnavailableError(
-            "the Python package 'vulkan' is not installed.", fix="pip install gpuinterop[vulkan]"
+            "the Python package 'cffi' is not installed.", fix="pip install gpuinterop[vulkan]"
         ) from None
-    except OSError as error:  # the import opens the loader
+    return ffi, _made(ffi, handles)
+
+
+def _made(ffi: Any, handles: Mapping[str, Any]) -> bool:
+    """Whether this ffi made one of `handles`, which are given by kind."""
+    return any(
+        isinstance(handle, ffi.CData) and ffi.typeof(handle) == ffi.typeof(kind) for kind, handle in handles.items()
+    )
+
+
+_LOADERS: Final = {"win32": "vulkan-1.dll", "darwin": "libvulkan.dylib"}
+
+
+@cache
+def _loader() -> ctypes.CDLL:
+    """The Vulkan loader, which PyPI's `vulkan` opens by the same name.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is no loader.
+    """
+    try:
+        return ctypes.CDLL(_LOADERS.get(sys.platform, "libvulkan.so.1"))
+    except OSError as error:
         raise BackendUnavailableError(
             f"the Vulkan loader could not be opened ({error}).",
             fix="Install a Vulkan loader: libvulkan1 (Debian, Ubuntu), vulkan-loader (Fedora), or the GPU's driver.",
         ) from None
-    return vulkan, vulkan.ffi
+
+
+def _exported(name: str) -> int:
+    """The address of a function that the loader exports; 0 if it does not."""
+    function = getattr(_loader(), name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 # Objects that a struct points to must live as long as the struct: cffi does not keep them alive.
 _kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
-_stypes: dict[str, int] = {}
+_stypes: dict[str, int | None] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
 
 
@@ -202,18 +236,14 @@ class Functions:
         self._lookup = lookup
         self._owner = owner
 
-    def _find(self, name: str) -> Any:
-        # A promoted function has only its extension's name if the version that has it in core is not enabled.
-        return self._lookup(name) or (None if name.endswith(("KHR", "EXT")) else self._lookup(name + "KHR"))
-
     def has(self, *names: str) -> bool:
         """Whether all these functions can be called."""
-        return all(name in self.__dict__ or self._find(name) is not None for name in names)
+        return all(name in self.__dict__ or self._lookup(name) is not None for name in names)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("vk"):
             raise AttributeError(name)
-        function = self._find(name)
+        function = self._lookup(name)
         if function is None:
             raise self._missing(name)
         self.__dict__[name] = function
@@ -231,27 +261,33 @@ class Functions:
 
 
 class Api:
-    """Types of PyPI's cffi, and functions from a ``vkGetInstanceProcAddr``.
+    """Types of one cffi, and functions from a ``vkGetInstanceProcAddr``.
 
     Parameters
     ----------
+    handles : mapping
+        The caller's handles by kind. Where one is PyPI vulkan's, all types are PyPI's.
     get_instance_proc_addr : int or cffi pointer, optional
-        The address of ``vkGetInstanceProcAddr``. Default: that of the loader that PyPI's `vulkan` opened.
+        The address of ``vkGetInstanceProcAddr``. Default: that of the system's loader.
+
+    Attributes
+    ----------
+    typed : bool
+        Whether one of `handles` has a type of `ffi`.
 
     Raises
     ------
     BackendUnavailableError
-        `vulkan` or the loader is missing.
+        cffi or the loader is missing.
     """
 
-    def __init__(self, get_instance_proc_addr: Any = None) -> None:
-        self.module, self.ffi = load()
+    def __init__(self, handles: Mapping[str, Any], get_instance_proc_addr: Any = None) -> None:
+        self.ffi, self.typed = _choose(handles)
         if get_instance_proc_addr is None:
-            self._get_instance_proc_addr = self.module.lib.vkGetInstanceProcAddr
-        else:
-            self._get_instance_proc_addr = self.handle(
-                "PFN_vkGetInstanceProcAddr", get_instance_proc_addr, "get_instance_proc_addr"
-            )
+            get_instance_proc_addr = _exported("vkGetInstanceProcAddr")
+        self._get_instance_proc_addr = self.handle(
+            "PFN_vkGetInstanceProcAddr", get_instance_proc_addr, "get_instance_proc_addr"
+        )
 
     def handle(self, kind: str, handle: Any, argument: str = "") -> Any:
         """Cast a handle and refuse null, which drivers dereference without a check."""
@@ -295,13 +331,27 @@ class Api:
         """The value of a handle."""
         return int(self.ffi.cast("uintptr_t", handle))
 
+    def for_caller(self, handle: Any) -> Any:
+        """A handle as the caller has given his: of the caller's cffi, or an int."""
+        return handle if self.typed else self.address(handle)
+
+    def enumerators(self, kind: str) -> dict[str, int]:
+        """The values of an enumeration by name."""
+        values: dict[str, int] = self.ffi.typeof(kind).relements
+        return values
+
+    def _stype(self, kind: str) -> int | None:
+        """A struct's ``VkStructureType``; None if it has none."""
+        if self.ffi.typeof(kind).fields[0][0] != "sType":
+            return None
+        return self.enumerators("VkStructureType")["VK_STRUCTURE_TYPE_" + _WORDS.sub("_", kind[2:]).upper()]
+
     def new(self, kind: str, **fields: Any) -> Any:
         """Make a struct with sType set; it keeps the objects that it points to alive."""
-        if kind not in _stypes and kind.startswith("Vk"):
-            constant = "VK_STRUCTURE_TYPE_" + _WORDS.sub("_", kind[2:]).upper()
-            _stypes[kind] = getattr(self.module, constant, -1)
-        stype = _stypes.get(kind, -1)
-        struct = self.ffi.new(kind + " *", {"sType": stype, **fields} if stype >= 0 else fields)
+        if kind not in _stypes:
+            _stypes[kind] = self._stype(kind)
+        stype = _stypes[kind]
+        struct = self.ffi.new(kind + " *", fields if stype is None else {"sType": stype, **fields})
         pointers = tuple(value for value in fields.values() if isinstance(value, self.ffi.CData))
         if pointers:
             _kept[struct] = pointers
@@ -330,34 +380,31 @@ class Api:
         """Decode a C string."""
         return str(self.ffi.string(chars).decode("utf-8", "replace"))
 
-    def _functions(self, lookup: Callable[[bytes], Any], owner: str) -> Functions:
+    def _functions(self, lookup: Callable[[str], Any], owner: str) -> Functions:
         ffi = self.ffi
 
         def find(name: str) -> Any:
-            pointer = lookup(name.encode())
-            if pointer == ffi.NULL:
-                return None
-            try:
-                return ffi.cast("PFN_" + name, pointer)
-            except ffi.error:  # an unknown name with a suffix
-                return None
+            # A promoted function has only its extension's name if the version that has it in core is not enabled.
+            for symbol in (name,) if name.endswith(("KHR", "EXT")) else (name, f"{name}KHR"):
+                if (pointer := lookup(symbol)) != ffi.NULL:
+                    return ffi.cast(f"PFN_{name}", pointer)
+            return None
 
         return Functions(find, owner)
 
     def global_functions(self) -> Functions:
         """Functions that can be called without an instance."""
-        return self._functions(lambda name: self._get_instance_proc_addr(self.ffi.NULL, name), "loader")
+        return self._functions(lambda name: self._get_instance_proc_addr(self.ffi.NULL, name.encode()), "loader")
 
     def exported_functions(self) -> Functions:
-        """Symbols of the loader that PyPI's `vulkan` opened, which work for every instance of that loader."""
-        library = self.module.lib
-        return Functions(lambda name: getattr(library, name, None), "loader")
+        """Symbols of the system's loader, which work for every instance of that loader."""
+        return self._functions(lambda name: self.ffi.cast("void *", _exported(name)), "loader")
 
     def instance_functions(self, instance: Any) -> Functions:
         """Functions of a ``VkInstance`` and of its physical devices."""
-        return self._functions(lambda name: self._get_instance_proc_addr(instance, name), "VkInstance")
+        return self._functions(lambda name: self._get_instance_proc_addr(instance, name.encode()), "VkInstance")
 
     def device_functions(self, instance_functions: Functions, device: Any) -> Functions:
         """Functions of a ``VkDevice``, its queues and command buffers, which bypass the loader."""
         get_device_proc_addr = instance_functions.vkGetDeviceProcAddr
-        return self._functions(lambda name: get_device_proc_addr(device, name), "VkDevice")
+        return self._functions(lambda name: get_device_proc_addr(device, name.encode()), "VkDevice")

@@ -78,9 +78,12 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        """The VkBuffer: PyPI vulkan's handle or an int, see `VulkanContext`.
+
+        Raises `ResourceClosedError` after `close`, or the context's.
+        """
         self.check_open()
-        return self.vulkan_object.handle
+        return self._vk.api.for_caller(self.vulkan_object.handle)
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -141,7 +144,8 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
-        what = buffer_barrier(self._vk, self.vk_buffer, source, target)
+        self.check_open()
+        what = buffer_barrier(self._vk, self.vulkan_object.handle, source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
     @property

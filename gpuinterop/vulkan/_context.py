@@ -157,6 +157,9 @@ class VulkanContext(Sole):
     The application still owns them. Call `close`, or leave the ``with`` block, before you destroy the VkDevice: that
     destroys the objects made through the context to be shared. Exported arrays and pending compute work live on.
 
+    If one of the handles is an object of PyPI's ``vulkan``, what is shared through the context hands out such objects,
+    as `SharedBuffer.vk_buffer` does; otherwise it hands out ints. PyPI's ``vulkan`` need not be installed.
+
     Parameters
     ----------
     instance : VkInstance
@@ -172,12 +175,12 @@ class VulkanContext(Sole):
         Family of the queue that uses the shared objects: ownership is transferred from and to this family. On NVIDIA a
         handoff to CUDA costs a fortieth on a transfer-only family, compared with a graphics or compute family.
     get_instance_proc_addr : int, optional
-        Address of ``vkGetInstanceProcAddr``, if another loader than that of PyPI's `vulkan` made the handles.
+        Address of ``vkGetInstanceProcAddr``, if another loader than the system's made the handles.
 
     Raises
     ------
     BackendUnavailableError
-        PyPI's `vulkan` or the loader is missing.
+        cffi or the loader is missing.
     ArgumentTypeError
         A value is not a handle, or its type shows another kind of handle.
     InvalidArgumentError
@@ -199,7 +202,13 @@ class VulkanContext(Sole):
         queue_family_index: int | None = None,
         get_instance_proc_addr: Any = None,
     ) -> None:
-        self.api = Api(get_instance_proc_addr)
+        handles = {
+            "VkInstance": instance,
+            "VkPhysicalDevice": physical_device,
+            "VkDevice": device,
+            "VkQueue": queue,
+        }
+        self.api = Api(handles, get_instance_proc_addr)
         self.instance = self.api.handle("VkInstance", instance, "instance")
         self.physical_device = self.api.handle("VkPhysicalDevice", physical_device, "physical_device")
         self.device = self.api.handle("VkDevice", device, "device")

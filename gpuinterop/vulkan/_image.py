@@ -48,7 +48,7 @@ _USAGES: Final = {
 }
 """What a driver may offer of an image that has colours, by the name in ``VkImageUsageFlagBits``."""
 
-_NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_FEATURE_", "VK_FORMAT__")
+_NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_MAX_ENUM")
 _FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
 _NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int", "SFLOAT": "float", "SRGB": "uint"}
 
@@ -57,8 +57,8 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     """A VkFormat by number and by name without its prefix."""
     known = {
         name.removeprefix("VK_FORMAT_"): value
-        for name, value in sorted(vars(vk.api.module).items())
-        if name.startswith("VK_FORMAT_") and not name.startswith(_NO_FORMATS) and isinstance(value, int)
+        for name, value in sorted(vk.api.enumerators("VkFormat").items())
+        if name not in _NO_FORMATS
     }
     if isinstance(format, str):
         name = format.removeprefix("VK_FORMAT_")
@@ -70,7 +70,7 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     for name, value in known.items():
         if value == format:
             return value, name
-    raise InvalidArgumentError("format", f"expected a VkFormat that PyPI's vulkan knows, got {format}.")
+    raise InvalidArgumentError("format", f"expected a VkFormat, got {format}.")
 
 
 def _texel(name: str) -> tuple[int, str, int]:
@@ -145,9 +145,12 @@ class SharedImage(PairedMemory, NotAnArray):
 
     @property
     def vk_image(self) -> Any:
-        """The VkImage, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        """The VkImage: PyPI vulkan's handle or an int, see `VulkanContext`.
+
+        Raises `ResourceClosedError` after `close`, or the context's.
+        """
         self.check_open()
-        return self.vulkan_object.handle
+        return self._vk.api.for_caller(self.vulkan_object.handle)
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -267,7 +270,8 @@ class SharedImage(PairedMemory, NotAnArray):
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )
-        what = image_barrier(self._vk, self.vk_image, self._range, source, target)
+        self.check_open()
+        what = image_barrier(self._vk, self.vulkan_object.handle, self._range, source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
 

@@ -80,7 +80,7 @@ class PhysicalDevice:
         if isinstance(found, PhysicalDevice):
             physical_device.check_open()
             return found
-        api = Api(get_instance_proc_addr)
+        api = Api({"VkPhysicalDevice": physical_device, "VkInstance": instance}, get_instance_proc_addr)
         handle = api.handle("VkPhysicalDevice", physical_device, "physical_device")
         if instance is None and get_instance_proc_addr is None:
             return cls(api, api.exported_functions(), handle)
@@ -294,7 +294,7 @@ def identity(
     physical_device : VulkanContext or VkPhysicalDevice
         A context, PyPI vulkan's handle, or the handle's value as an int.
     instance : VkInstance, optional
-        Needed if another loader than that of PyPI's `vulkan` made the handle.
+        Needed if another loader than the system's made the handle.
     get_instance_proc_addr : int, optional
         Address of that loader's ``vkGetInstanceProcAddr``.
 
@@ -305,7 +305,7 @@ def identity(
     Raises
     ------
     BackendUnavailableError
-        PyPI's `vulkan` or the loader is missing.
+        cffi or the loader is missing.
     ArgumentTypeError
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError
@@ -347,7 +347,7 @@ def capabilities(
     Raises
     ------
     BackendUnavailableError
-        PyPI's `vulkan` or the loader is missing.
+        cffi or the loader is missing.
     ArgumentTypeError
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError
@@ -387,7 +387,7 @@ def required_extensions(
     Raises
     ------
     BackendUnavailableError
-        PyPI's `vulkan` or the loader is missing.
+        cffi or the loader is missing.
     ArgumentTypeError
         A value is not a handle, or is a handle of another kind.
     ResourceClosedError

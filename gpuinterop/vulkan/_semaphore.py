@@ -48,15 +48,19 @@ class SharedSemaphore(Pair, Generic[K]):
 
     @property
     def vk_semaphore(self) -> Any:
-        """The VkSemaphore, PyPI vulkan's handle. Raises `ResourceClosedError` after `close`, or the context's."""
+        """The VkSemaphore: PyPI vulkan's handle or an int, see `VulkanContext`.
+
+        Raises `ResourceClosedError` after `close`, or the context's.
+        """
         self.check_open()
-        return self.vulkan_object.handle
+        return self._vk.api.for_caller(self.vulkan_object.handle)
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
-        return counter(self._vk, self.vulkan_object, self.vk_semaphore)
+        self.check_open()
+        return counter(self._vk, self.vulkan_object, self.vulkan_object.handle)
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""

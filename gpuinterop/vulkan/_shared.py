@@ -162,9 +162,12 @@ class PairedMemory(Pair):
 
     @property
     def vk_memory(self) -> Any:
-        """The VkDeviceMemory. Raises `ResourceClosedError` after `close`, or the context's."""
+        """The VkDeviceMemory: PyPI vulkan's handle or an int, see `VulkanContext`.
+
+        Raises `ResourceClosedError` after `close`, or the context's.
+        """
         self.check_open()
-        return self.vulkan_object.memory
+        return self._vk.api.for_caller(self.vulkan_object.memory)
 
 
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:

@@ -59,9 +59,10 @@ def signalling(driver: str, exporter: VulkanExporter) -> VulkanExporter:
     return exporter
 
 
-@pytest.fixture
-def application(driver: str) -> Iterator[Application]:
-    application = Application(driver)
+@pytest.fixture(params=[False, True], ids=["typed", "raw"])
+def application(driver: str, request: pytest.FixtureRequest) -> Iterator[Application]:
+    """Each test runs with PyPI vulkan's handles and with ints."""
+    application = Application(driver, raw=request.param)
     yield application
     application.close()
     assert application.messages == []

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.vulkan._api import load
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -68,7 +67,7 @@ def frames(application: Application, device: gi.Device, shared: Any, handoff: An
         yield Frames(application, shared, handoff, stream)
 
 
-def test_each_frame_submits_its_own_commands(frames: Frames) -> None:
+def test_each_frame_submits_its_own_commands(frames: Frames, application: Application) -> None:
     """Also from a list that the application changes in place, and from a handle whose value changes."""
     one, two = frames.commands(1), frames.commands(2)
     assert [frames.run([one]), frames.run([one]), frames.run([two]), frames.run((one, two))] == [1, 1, 2, 2]
@@ -79,7 +78,7 @@ def test_each_frame_submits_its_own_commands(frames: Frames) -> None:
     assert frames.run([]) == 0, "nothing was submitted that fills"
     number = ctypes.c_void_p()
     for word, each in ((1, one), (2, two)):
-        number.value = int(load()[1].cast("uintptr_t", each))
+        number.value = int(application.api.ffi.cast("uintptr_t", each))
         assert frames.run([number]) == word
 
 

@@ -37,9 +37,9 @@ def open_exporter(driver: str, **options: Any) -> VulkanExporter:
 
 
 class Application:
-    """A program that uses PyPI's vulkan, as its users write it."""
+    """A program that uses PyPI's vulkan, as its users write it; with `raw`, it hands over its handles as ints."""
 
-    def __init__(self, driver: str, *, extensions: bool = True) -> None:
+    def __init__(self, driver: str, *, extensions: bool = True, raw: bool = False) -> None:
         import vulkan
 
         self.api = vulkan
@@ -83,7 +83,13 @@ class Application:
         )
         self.queue = vulkan.vkGetDeviceQueue(self.device, 0, 0)
         self.pool = vulkan.vkCreateCommandPool(self.device, vulkan.VkCommandPoolCreateInfo(queueFamilyIndex=0), None)
-        self.vk = gi.vulkan.VulkanContext(self.instance, self.physical_device, self.device, self.queue, 0)
+        handles = (self.instance, self.physical_device, self.device, self.queue)
+        instance, physical, device, queue = (self.number(each) if raw else each for each in handles)
+        self.vk = gi.vulkan.VulkanContext(instance, physical, device, queue, 0)
+
+    def number(self, handle: Any) -> int:
+        """The value of a handle."""
+        return int(self.api.ffi.cast("uintptr_t", handle))
 
     def record(self, record: Callable[[Any], None]) -> Any:
         vulkan = self.api

@@ -1,6 +1,6 @@
 """Vulkan as the independent party, on an instance and a device of its own.
 
-Importable without PyPI's `vulkan`; only making a :class:`VulkanExporter` needs it.
+Importable without cffi; only making a :class:`VulkanExporter` needs it.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def list_drivers() -> DriverList:
     Returns
     -------
     DriverList
-        Empty, with its `reason`, where PyPI's `vulkan`, the loader or every driver is missing. A device whose driver
+        Empty, with its `reason`, where cffi, the loader or every driver is missing. A device whose driver
         fails is left out, and stands in the `reason`.
     """
     found = DriverList()
@@ -104,7 +104,7 @@ class Instance(Sole):
     """A VkInstance, with the validation layer's messages where it was asked for."""
 
     def __init__(self, *, validation: bool) -> None:
-        self.api = api = Api()
+        self.api = api = Api({})
         self.validation_messages: list[str] = []
         ffi, new = api.ffi, api.new
         loader = api.global_functions()

@@ -120,7 +120,7 @@ class VulkanExporter(Exporter):
     Raises
     ------
     BackendUnavailableError
-        PyPI's `vulkan`, the loader, a driver, or the validation layer that was asked for is missing.
+        cffi, the loader, a driver, or the validation layer that was asked for is missing.
     DeviceNotFoundError
         No device matches; the message lists those that there are.
     """

@@ -36,7 +36,7 @@ class _Plan(NamedTuple):
 
 def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
     """Ask the driver; the first usage that it shares."""
-    number = getattr(vk.api.module, f"VK_FORMAT_{p.format.removeprefix('VK_FORMAT_')}")
+    number = vk.api.enumerators("VkFormat")[f"VK_FORMAT_{p.format.removeprefix('VK_FORMAT_')}"]
     flags = _CUBE_COMPATIBLE if p.cube else 0
     for usage in (IMAGE_USAGE, IMAGE_USAGE & ~c.IMAGE_STORAGE) if p.usage is None else (p.usage,):
         support = vk.physical.image_support(OpaqueFd, number, c.TILING_OPTIMAL, usage, image_type(p.extent), flags)

@@ -1,0 +1,64 @@
+"""The C compiler compares declarations.h, of which gpuinterop.vulkan makes its types, with Vulkan's own headers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from importlib.resources import files
+
+from gpuinterop.testing.missing_vulkan import give_up
+from gpuinterop.vulkan._api import _RESULTS
+from gpuinterop.vulkan._declarations import ffi
+
+HEADER = "#include <vulkan/vulkan_core.h>\n"
+DECLARATIONS = (files("gpuinterop.vulkan") / "declarations.h").read_text(encoding="ascii")
+
+
+def complaint(source: str) -> str:
+    """What the compiler says against a C program; empty if it accepts it."""
+    command = ["gcc", "-std=c11", "-Wall", "-Werror", "-fsyntax-only", "-xc", "-"]
+    try:
+        done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError as error:
+        return str(error)
+    return done.stderr if done.returncode else ""
+
+
+def ours() -> str:
+    """The declarations without their enumerations; the names that they give to other types begin with Our.
+
+    A declaration refers to the header's types. A handle is declared again: C allows that where nothing differs.
+    """
+    text = re.sub(r"typedef enum \{.*?\} \w+;", "", DECLARATIONS, flags=re.DOTALL)
+    text = re.sub(r"\} (Vk\w+);", r"} Our\1;", text)
+    text = re.sub(r"\(\*(PFN_\w+)\)", r"(*Our\1)", text)
+    return re.sub(r"typedef u?int\d+_t [^;]*;", lambda found: re.sub(r"\bVk", "OurVk", found[0]), text)
+
+
+def claims() -> Iterator[str]:
+    """What has to hold, in C. The values, sizes and offsets are cffi's."""
+    for name in ffi.list_types()[0]:
+        kind = ffi.typeof(name)
+        if kind.kind == "enum":
+            yield from (f"{name} == {value}" for name, value in kind.relements.items())
+        elif kind.kind == "primitive":
+            yield f"sizeof({name}) == {ffi.sizeof(name)}"
+            yield f"(({name})-1 < 0) == ((Our{name})-1 < 0)"
+        elif kind.kind == "struct" and kind.fields is not None:
+            yield f"sizeof({name}) == {ffi.sizeof(name)}"
+            for member, field in kind.fields:
+                yield f"offsetof({name}, {member}) == {field.offset}"
+                yield f"SAME((({name} *)0)->{member}, ((Our{name} *)0)->{member})"
+        elif name.startswith("PFN_"):
+            yield f"SAME(({name})0, (Our{name})0)"
+    yield from (f"{name} == {code}" for code, (name, _) in _RESULTS.items())
+
+
+def test_the_headers_declare_the_same() -> None:
+    """Values of enumerations and results; sizes, offsets and types of structs; what functions take and return."""
+    if missing := complaint(HEADER):
+        give_up(f"there is no gcc with Vulkan's headers: {missing}")
+    same = "#include <stddef.h>\n#define SAME(a, b) __builtin_types_compatible_p(__typeof__(a), __typeof__(b))\n"
+    checks = "".join(f'_Static_assert({claim}, "not so");\n' for claim in claims())
+    assert complaint(HEADER + same + ours() + checks) == ""
