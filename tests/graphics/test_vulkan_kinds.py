@@ -22,13 +22,13 @@ PROGRAM = Path(__file__).with_name("wrong_kinds.py")
 LIMIT = 60.0
 
 
-def outcomes(driver: str) -> tuple[dict[tuple[str, str, str], dict[str, Any]], list[dict[str, Any]]]:
+def outcomes(driver: str, handles: str) -> tuple[dict[tuple[str, str, str], dict[str, Any]], list[dict[str, Any]]]:
     """What came of each case, by parameter, its kind and what was given; and what else was said."""
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     others: list[dict[str, Any]] = []
     while True:
         before = len(found)
-        child = python(str(PROGRAM), driver, str(before), seconds=LIMIT)
+        child = python(str(PROGRAM), driver, handles, str(before), seconds=LIMIT)
         case = None
         for line in map(json.loads, child.stdout.splitlines()):
             if "parameter" in line:
@@ -48,10 +48,9 @@ def named(kind: str, text: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(kind)}(?![\w*])", text) is not None
 
 
-@pytest.mark.usefixtures("application")  # which skips where the validation layer is not installed
 @pytest.mark.timeout(1800)  # on a library that refuses nothing each case is a process of its own
-def test_every_entry_refuses_every_other_kind(driver: str) -> None:
-    found, others = outcomes(driver)
+def test_every_entry_refuses_every_other_kind(driver: str, application: Application) -> None:
+    found, others = outcomes(driver, "raw" if application.raw else "typed")
     assert others[0] == {"missing": []}, "an entry that takes a handle and is not tried, or the other way round"
     assert others[-1] == {"messages": []}, "no driver and no layer got to see any of them"
     bad = {}
@@ -87,3 +86,20 @@ def test_what_does_not_tell_its_kind_is_taken(application: Application) -> None:
     ).close()
     with pytest.raises(gi.ArgumentTypeError, match="VkInstance, got a VkPhysicalDevice"):
         gi.vulkan.VulkanContext(theirs, theirs, application.device)
+
+
+def test_handles_come_back_in_the_form_of_those_given(application: Application, device: gi.Device) -> None:
+    ffi, vk = application.api.ffi, application.vk
+    with (
+        gi.vulkan.share_buffer(vk, device, 4096) as buffer,
+        gi.vulkan.share_image(vk, device, (8, 8), "R8_UNORM", tiling="linear") as image,
+        gi.vulkan.share_handoff(vk, device, allow=("timeline", "binary", "bridged")) as handoff,
+    ):
+        handles = {
+            "VkBuffer": buffer.vk_buffer,
+            "VkDeviceMemory": image.vk_memory,
+            "VkImage": image.vk_image,
+            "VkSemaphore": handoff.vulkan_submit()["signal_semaphores"][0],
+        }
+    for kind, handle in handles.items():
+        assert type(handle) is int if application.raw else ffi.typeof(handle) == ffi.typeof(kind)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from ctypes import CFUNCTYPE, c_char_p, c_void_p, cast
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -110,22 +111,41 @@ def test_an_unknown_driver_names_those_there_are(driver: str) -> None:
 
 
 def test_identity_by_every_way(application: Application, driver: str) -> None:
-    vulkan, ffi = application.api, application.api.ffi
     identity = gi.vulkan.identity(application.physical_device)
     assert identity.name
     assert identity.uuid is not None
     assert len(identity.uuid) == 16
     assert gi.vulkan.identity(application.vk) == identity == application.vk.identity
     assert gi.vulkan.identity(application.physical_device, instance=application.instance) == identity
-    raw = int(ffi.cast("uintptr_t", application.physical_device))
+    raw = application.number(application.physical_device)
     assert gi.vulkan.identity(raw) == identity
-    address = int(ffi.cast("uintptr_t", vulkan.lib.vkGetInstanceProcAddr))
-    instance = int(ffi.cast("uintptr_t", application.instance))
+    address = application.number(application.api.lib.vkGetInstanceProcAddr)
+    instance = application.number(application.instance)
     assert gi.vulkan.identity(raw, instance=instance, get_instance_proc_addr=address) == identity
     if driver in ("swiftshader", "lavapipe"):
         assert identity.is_cpu
         assert identity.uuid.startswith(b"SwiftShaderUUID" if driver == "swiftshader" else b"mesa")
         assert identity.pci_bus_id is None
+
+
+def test_an_instance_that_has_extensions_names_alone(application: Application) -> None:
+    """An instance of Vulkan 1.0 has vkGetPhysicalDeviceProperties2KHR, and no vkGetPhysicalDeviceProperties2."""
+    lookup, number = CFUNCTYPE(c_void_p, c_void_p, c_char_p), application.number
+    real, asked = lookup(number(application.api.lib.vkGetInstanceProcAddr)), []
+
+    def old(instance: int, name: bytes) -> Any:
+        asked.append(name)
+        return None if name.endswith(b"2") else real(instance, name.removesuffix(b"KHR"))
+
+    callback = lookup(old)
+    address = cast(callback, c_void_p).value
+    for physical, instance in (
+        (application.physical_device, application.instance),
+        (number(application.physical_device), number(application.instance)),
+    ):
+        found = gi.vulkan.identity(physical, instance=instance, get_instance_proc_addr=address)
+        assert found == application.vk.identity
+    assert asked.count(b"vkGetPhysicalDeviceProperties2KHR") == 2
 
 
 def test_a_thing_that_is_no_handle(application: Application) -> None:

@@ -69,27 +69,6 @@ def test_one_buffer_on_both_sides(application: Application, device: gi.Device) -
         gi.vulkan.share_buffer(application.vk, device, 4096)
 
 
-def test_raw_handles_and_an_address(application: Application, device: gi.Device) -> None:
-    ffi = application.api.ffi
-
-    def number(handle: Any) -> int:
-        return int(ffi.cast("uintptr_t", handle))
-
-    context = gi.vulkan.VulkanContext(
-        number(application.instance),
-        number(application.physical_device),
-        number(application.device),
-        number(application.queue),
-        0,
-        get_instance_proc_addr=number(application.api.lib.vkGetInstanceProcAddr),
-    )
-    with context as vk, gi.vulkan.share_buffer(vk, device, 4096) as shared:
-        fill(application, shared, 0x01010101)
-        host = np.zeros(4096, np.uint8)
-        shared.copy_to_host(host)
-        assert (host == 1).all()
-
-
 def test_a_forgotten_extension_is_named(driver: str) -> None:
     application = Application(driver, extensions=False)
     try:

@@ -78,7 +78,7 @@ def test_each_frame_submits_its_own_commands(frames: Frames, application: Applic
     assert frames.run([]) == 0, "nothing was submitted that fills"
     number = ctypes.c_void_p()
     for word, each in ((1, one), (2, two)):
-        number.value = int(application.api.ffi.cast("uintptr_t", each))
+        number.value = application.number(each)
         assert frames.run([number]) == word
 
 

@@ -42,7 +42,7 @@ class Application:
     def __init__(self, driver: str, *, extensions: bool = True, raw: bool = False) -> None:
         import vulkan
 
-        self.api = vulkan
+        self.api, self.raw = vulkan, raw
         app = vulkan.VkApplicationInfo(apiVersion=vulkan.VK_MAKE_VERSION(1, 2, 0))
         self.messages: list[str] = []
         layers = ["VK_LAYER_KHRONOS_validation"]

@@ -1,9 +1,10 @@
 """A program: every public entry of gpuinterop.vulkan that takes a Vulkan handle, given every other kind of object.
 
-    python wrong_kinds.py DRIVER FIRST
+    python wrong_kinds.py DRIVER HANDLES FIRST
 
-From case FIRST on it prints what it is about to do and what came of it, as JSON. It ends behind a case that was not
-refused: what the driver has made of that is not known. Drivers crash over such cases, so a test starts it again there.
+HANDLES says what the context is given: "typed", PyPI vulkan's handles, or "raw", ints. From case FIRST on the program
+prints what it is about to do and what came of it, as JSON. It ends behind a case that was not refused: what the driver
+has made of that is not known. Drivers crash over such cases, so a test starts it again there.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ def give(call: Callable[..., object], right: dict[str, Any], argument: str, thin
 class Objects:
     """One real object of each kind, and what takes them."""
 
-    def __init__(self, driver: str) -> None:
-        self.application = application = Application(driver)
+    def __init__(self, driver: str, *, raw: bool) -> None:
+        self.application = application = Application(driver, raw=raw)
         vulkan, self.vk = application.api, application.vk
         device = match(self.vk)
         self.semaphore = vulkan.vkCreateSemaphore(application.device, vulkan.VkSemaphoreCreateInfo(), None)
@@ -84,9 +85,9 @@ class Objects:
             "VkQueue": application.queue,
             "VkCommandPool": application.pool,
             "VkCommandBuffer": application.record(lambda _: None),
-            "VkDeviceMemory": self.buffer.vk_memory,
-            "VkBuffer": self.buffer.vk_buffer,
-            "VkImage": self.image.vk_image,
+            "VkDeviceMemory": self.buffer.vulkan_object.memory,
+            "VkBuffer": self.buffer.vulkan_object.handle,
+            "VkImage": self.image.vulkan_object.handle,
             "VkSemaphore": self.semaphore,
             "VkFence": self.fence,
         }
@@ -147,8 +148,8 @@ class Objects:
         self.application.close()
 
 
-def main(driver: str, first: int) -> None:
-    objects = Objects(driver)
+def main(driver: str, handles: str, first: int) -> None:
+    objects = Objects(driver, raw=handles == "raw")
     entries = list(objects.entries())
     say(missing=sorted(parameters() ^ {parameter for parameter, _, _ in entries}))
     cases = [(*entry, name, thing) for entry in entries for name, thing in objects.wrong(entry[1])]
@@ -177,4 +178,4 @@ def say(**what: object) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
