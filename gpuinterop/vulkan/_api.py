@@ -332,7 +332,7 @@ class Api:
         return int(self.ffi.cast("uintptr_t", handle))
 
     def for_caller(self, handle: Any) -> Any:
-        """A handle as the caller has given his: of the caller's cffi, or an int."""
+        """A handle in the form of the caller's own handles: an object of `ffi`, or an int."""
         return handle if self.typed else self.address(handle)
 
     def enumerators(self, kind: str) -> dict[str, int]:

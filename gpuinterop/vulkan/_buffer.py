@@ -78,7 +78,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer: PyPI vulkan's handle or an int, see `VulkanContext`.
+        """The VkBuffer, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """

@@ -110,7 +110,10 @@ class Submission:
     def _set_commands(self, commands: tuple[Any, ...]) -> None:
         handles = [self._api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
         self._array = self._api.array("VkCommandBuffer", handles)
-        self._commands = tuple(handles)  # a caller's own handle, such as one of ctypes, may change its value
+        # For the next frame to compare with: an int stays; a caller's own handle, as of ctypes, may change its value.
+        self._commands = tuple(
+            each if type(each) is int else handle for each, handle in zip(commands, handles, strict=True)
+        )
         self.info.commandBufferCount = len(handles)
         self.info.pCommandBuffers = self._array
 

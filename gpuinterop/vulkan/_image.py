@@ -145,7 +145,7 @@ class SharedImage(PairedMemory, NotAnArray):
 
     @property
     def vk_image(self) -> Any:
-        """The VkImage: PyPI vulkan's handle or an int, see `VulkanContext`.
+        """The VkImage, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """

@@ -48,7 +48,7 @@ class SharedSemaphore(Pair, Generic[K]):
 
     @property
     def vk_semaphore(self) -> Any:
-        """The VkSemaphore: PyPI vulkan's handle or an int, see `VulkanContext`.
+        """The VkSemaphore, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """

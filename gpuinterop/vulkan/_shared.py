@@ -162,7 +162,7 @@ class PairedMemory(Pair):
 
     @property
     def vk_memory(self) -> Any:
-        """The VkDeviceMemory: PyPI vulkan's handle or an int, see `VulkanContext`.
+        """The VkDeviceMemory, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """

@@ -80,6 +80,7 @@ def test_each_frame_submits_its_own_commands(frames: Frames, application: Applic
     for word, each in ((1, one), (2, two)):
         number.value = application.number(each)
         assert frames.run([number]) == word
+    assert [frames.run([application.number(each)]) for each in (one, one, two)] == [1, 1, 2]
 
 
 def test_what_a_frame_waits_for_and_in_which_stage(frames: Frames, handoff: Any, monkeypatch: Any) -> None:
