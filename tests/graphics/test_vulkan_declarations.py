@@ -8,11 +8,28 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 from gpuinterop.testing.missing_vulkan import give_up
-from gpuinterop.vulkan._api import _RESULTS
+from gpuinterop.vulkan import _api
 from gpuinterop.vulkan._declarations import ffi
 
 HEADER = "#include <vulkan/vulkan_core.h>\n"
 DECLARATIONS = (files("gpuinterop.vulkan") / "declarations.h").read_text(encoding="ascii")
+
+NAMES = (
+    ("(MEMORY|SEMAPHORE)_HANDLE_(.*)", r"EXTERNAL_\1_HANDLE_TYPE_\2_BIT"),
+    ("(.*_FOREIGN|.*_HOST_ALLOCATION_BIT|.*_DMA_BUF_BIT)", r"\1_EXT"),
+    ("FEATURE_(DEDICATED_ONLY)", r"EXTERNAL_MEMORY_FEATURE_\1_BIT"),
+    ("(MEMORY|SEMAPHORE)_((EX|IM)PORTABLE)", r"EXTERNAL_\1_FEATURE_\2_BIT"),
+    ("SEMAPHORE_(BINARY|TIMELINE)", r"SEMAPHORE_TYPE_\1"),
+    ("BUFFER_STORAGE", "BUFFER_STORAGE_BUFFER"),
+    ("(BUFFER|IMAGE)_((TRANSFER|STORAGE|SAMPLED|COLOR).*)", r"\1_USAGE_\2_BIT"),
+    ("(TILING|LAYOUT)_(.*)", r"IMAGE_\1_\2"),
+    ("ASPECT_(.*)", r"IMAGE_ASPECT_\1_BIT"),
+    ("MEMORY_((DEVICE|HOST)_.*)", r"MEMORY_PROPERTY_\1_BIT"),
+    ("(QUEUE_(?!FAMILY)|ACCESS_)(.*)", r"\1\2_BIT"),
+    ("STAGE_(.*)", r"PIPELINE_STAGE_\1_BIT"),
+    ("DEVICE_TYPE_(.*)", r"PHYSICAL_DEVICE_TYPE_\1"),
+)
+"""Patterns of the names in _api.py, and what the headers have for them behind VK_."""
 
 
 def complaint(source: str) -> str:
@@ -52,7 +69,12 @@ def claims() -> Iterator[str]:
                 yield f"SAME((({name} *)0)->{member}, ((Our{name} *)0)->{member})"
         elif name.startswith("PFN_"):
             yield f"SAME(({name})0, (Our{name})0)"
-    yield from (f"{name} == {code}" for code, (name, _) in _RESULTS.items())
+    yield from (f"{name} == {code}" for code, (name, _) in _api._RESULTS.items())
+    for name in _api.__annotations__:
+        if type(value := getattr(_api, name)) is int:
+            for pattern, full in NAMES:
+                name = re.sub(f"^{pattern}$", full, name)
+            yield f"VK_{name} == {value:#x}"
 
 
 def test_the_headers_declare_the_same() -> None:
