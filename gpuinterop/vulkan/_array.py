@@ -158,7 +158,6 @@ def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: in
     from .._core.memory import round_up
 
     agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
-    _ = vk.functions.vkGetMemoryHostPointerPropertiesEXT  # says which extension the application forgot
     new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
     limits = vk.physical.extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
     step = int(limits.minImportedHostPointerAlignment)

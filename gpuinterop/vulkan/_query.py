@@ -329,8 +329,8 @@ def capabilities(
     it exports such buffers, ``map_mipmapped_array:opaque_fd`` if it exports images of optimal tiling,
     ``import_semaphore:timeline_fd`` if it exports timelines, ``export_allocation:vmm_fd`` if it imports a device's
     allocations, ``export_array:vmm_fd`` if :func:`import_array` takes a GPU's arrays, and ``export_array:opaque_fd`` if
-    it takes the host's. All other cells are gaps with a reason. Cells that a driver reports are UNVERIFIED until a run has
-    shown them.
+    it takes the host's. All other cells are gaps with a reason. Cells that a driver reports are UNVERIFIED until a run
+    has shown them.
 
     Calls ``vkGetPhysicalDeviceExternalBufferProperties``, ``vkGetPhysicalDeviceExternalSemaphoreProperties`` and
     ``vkGetPhysicalDeviceImageFormatProperties2``.

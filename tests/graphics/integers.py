@@ -157,9 +157,7 @@ def image(renderer: Renderer, vk: Any, device: gi.Device) -> int:
     with gi.vulkan.share_image(vk, device, (60, 32), "R8G8B8A8_UNORM", tiling="linear") as shared:
 
         def work(commands: int) -> None:
-            begin = 45, 0, 0, 0x1000, 0, GENERAL, IGNORED, IGNORED  # a transition from UNDEFINED to GENERAL
-            first = made("iPIIiiIIQ5I", *begin, shared.vk_image, *WHOLE)
-            call("vkCmdPipelineBarrier", commands, 1, 0x1000, 0, 0, 0, 0, 0, 1, first)
+            shared.acquire(commands)
             colour = made("4f", 1.0, 0.0, 1.0, 0.0)
             call("vkCmdClearColorImage", commands, shared.vk_image, GENERAL, colour, 1, made("5I", *WHOLE))
             shared.release(commands)
@@ -174,7 +172,7 @@ def image(renderer: Renderer, vk: Any, device: gi.Device) -> int:
 
 def allocation(renderer: Renderer, vk: Any, device: gi.Device) -> None:
     """Vulkan fills memory that the device has allocated."""
-    with device.allocate(65536) as memory, gi.vulkan.import_allocation(vk, memory) as imported:
+    with device.allocate(65536) as memory, gi.vulkan.import_array(vk, memory.buffer.view(65536)) as imported:
         assert type(imported.vk_memory) is int
 
         def work(commands: int) -> None:

@@ -230,7 +230,7 @@ def test_refused(
 
 @pytest.mark.parametrize(
     ("features", "message"),
-    [(0, "imports no buffers of usage 0x1"), (DEDICATED_ONLY | IMPORTABLE, "for that buffer alone")],
+    [(0, "imports no buffers of usage 0x81|host memory"), (DEDICATED_ONLY | IMPORTABLE, "for that buffer alone")],
 )
 def test_a_driver_that_does_not_import_such_buffers(
     application: Application,
@@ -241,10 +241,15 @@ def test_a_driver_that_does_not_import_such_buffers(
     message: str,
 ) -> None:
     assert application.vk.capabilities.supports((gi.Operation.EXPORT_ARRAY, gi.OpaqueFd))
-    real = PhysicalDevice._buffer_features
-    monkeypatch.setattr(PhysicalDevice, "_buffer_features", lambda *asked: real(*asked) and features)
+    real, usage = PhysicalDevice._buffer_features, READ | VERTEX
+
+    def answer(physical: PhysicalDevice, extension: str, bit: int, asked: int) -> int:
+        found = real(physical, extension, bit, asked)
+        return features if found and asked == usage else found
+
+    monkeypatch.setattr(PhysicalDevice, "_buffer_features", answer)
     with pytest.raises(gi.InvalidArgumentError, match=message):
-        gi.vulkan.import_array(application.vk, pattern(allocation), usage=READ)
+        gi.vulkan.import_array(application.vk, pattern(allocation), usage=usage)
     assert calls.made == []
 
 
@@ -271,6 +276,18 @@ def test_an_extension_that_was_forgotten(driver: str) -> None:
     ):
         gi.vulkan.import_array(application.vk, allocation.buffer.view(SIZE))
     application.close()
+
+
+def test_a_driver_that_has_no_memory_type_for_these_pages(
+    application: Application, driver: str, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if driver == "swiftshader":
+        pytest.skip("SwiftShader imports no addresses")
+    name = "vkGetMemoryHostPointerPropertiesEXT"  # which leaves the types at 0
+    monkeypatch.setitem(application.vk.functions.__dict__, name, lambda *_: 0)
+    with pytest.raises(gi.InvalidArgumentError, match="no memory type"):
+        gi.vulkan.import_array(application.vk, pattern(allocation))
+    assert calls.level()
 
 
 @pytest.mark.parametrize("call", ["vkCreateBuffer", "vkAllocateMemory", "vkBindBufferMemory"])
@@ -306,6 +323,20 @@ def test_the_array_is_kept_until_both_sides_let_go(application: Application, all
     del seen, shared
     gc.collect()
     application.vk.close()
+    assert alive() is None
+
+
+def test_the_array_is_kept_as_long_as_the_queue_may_use_it(application: Application, allocation: gi.Allocation) -> None:
+    """An exception ends the block: Vulkan's half waits for the context's close, and needs the bytes until then."""
+    array = pattern(allocation).view(Held)
+    alive = weakref.ref(array)
+    with pytest.raises(KeyError), gi.vulkan.import_array(application.vk, array):
+        raise KeyError
+    del array
+    gc.collect()
+    assert alive() is not None
+    application.vk.close()
+    gc.collect()
     assert alive() is None
 
 

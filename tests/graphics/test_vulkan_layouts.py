@@ -77,9 +77,8 @@ class Model:
     def submit(self, application: Application, commands: Any) -> None:
         """Submit by the functions that the model watches."""
         new, call = self.vk.api.new, self.vk.call
-        info = new(
-            "VkSubmitInfo", commandBufferCount=1, pCommandBuffers=self.vk.api.array("VkCommandBuffer", [commands])
-        )
+        handles = self.vk.api.array("VkCommandBuffer", [self.vk.api.handle("VkCommandBuffer", commands)])
+        info = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=handles)
         call("vkQueueSubmit", self.vk.queue, 1, info, self.vk.api.ffi.NULL)
         application.idle()
 
@@ -194,12 +193,14 @@ def test_barriers_of_the_applications_own(application: Application, model: Model
         )  # what remains
         one = vk.api.new(
             "VkImageMemoryBarrier", dstAccessMask=TRANSFER_WRITE, oldLayout=UNDEFINED, newLayout=TRANSFER_DST,
-            srcQueueFamilyIndex=IGNORED, dstQueueFamilyIndex=IGNORED, image=shared.vk_image, subresourceRange=whole[0],
+            srcQueueFamilyIndex=IGNORED, dstQueueFamilyIndex=IGNORED, image=shared.vulkan_object.handle,
+            subresourceRange=whole[0],
         )  # fmt: skip
         null = vk.api.ffi.NULL
 
         def draw(commands: Any) -> None:
-            vk.functions.vkCmdPipelineBarrier(commands, TRANSFER, TRANSFER, 0, 0, null, 0, null, 1, one)
+            handle = vk.api.handle("VkCommandBuffer", commands)
+            vk.functions.vkCmdPipelineBarrier(handle, TRANSFER, TRANSFER, 0, 0, null, 0, null, 1, one)
             clear(application, shared, TRANSFER_DST, 1.0)(commands)
             shared.release(commands, layout=TRANSFER_DST)
 

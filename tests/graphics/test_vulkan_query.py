@@ -170,7 +170,7 @@ def test_capabilities(application: Application, driver: str) -> None:
         assert gap.scope is Scope.DRIVER
     elif driver == "lavapipe":
         assert memory <= usable
-        assert "export_allocation:vmm_fd" in usable
+        assert "export_array:opaque_fd" in usable
 
 
 def test_a_run_on_this_driver_promotes_its_cells(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
