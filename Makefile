@@ -155,8 +155,8 @@ test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	    $(PYTEST) -n0 tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
-test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE)
-	@PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
+test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
+	@. .vulkan/env; PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
 # Where Python finds what was installed beside .venv.

@@ -6,6 +6,7 @@ import ctypes
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
@@ -87,8 +88,11 @@ def _by_dlpack(array: Any) -> Described | str:
     if found is None:
         return f"{capsule!r} is not a capsule of DLPack."
     address, offset = pointer_of(capsule, found[0]), found[1]
-    # A capsule without a version says nothing of it: JAX's array interface does.
-    read_only = ctypes.c_uint64.from_address(address + _FLAGS_AT).value & _READ_ONLY if offset else _is_read_only(array)
+    # A capsule without a version says nothing of it: JAX's array interface does, and on the CPU its array of NumPy.
+    if offset:
+        read_only = ctypes.c_uint64.from_address(address + _FLAGS_AT).value & _READ_ONLY
+    else:
+        read_only = _is_read_only(array, on_host=place[0] in _HOST_TYPES)
     tensor = DLTensor.from_address(address + offset)
     if tensor.code not in _CODES or tensor.lanes != 1 or tensor.bits % 8:
         return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; share a view of uint8."
@@ -134,8 +138,12 @@ def _interface(array: object) -> tuple[str, Mapping[str, Any]] | None:
     return None
 
 
-def _is_read_only(array: object) -> bool:
-    return (found := _interface(array)) is not None and bool(found[1]["data"][1])
+def _is_read_only(array: Any, *, on_host: bool) -> bool:
+    if (found := _interface(array)) is not None:
+        return bool(found[1]["data"][1])
+    with suppress(Exception):  # each library has its own
+        return on_host and not array.__array__().flags.writeable
+    return False
 
 
 def _by_interface(array: Any) -> Described | str:

@@ -29,7 +29,7 @@ from ...vulkan._api import Api, check
 from ...vulkan._context import VulkanContext
 from ...vulkan._export import import_binary_fd
 from ...vulkan._handoff import VulkanSubmit
-from ...vulkan._query import PhysicalDevice
+from ...vulkan._query import BUFFER_USAGE, PhysicalDevice
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
 from .device import Device
 from .drivers import Instance, choose
@@ -187,9 +187,9 @@ class VulkanExporter(Exporter):
             raise HandleError(f"handle: was allocated on {maker.name or 'another device'}, and this is {self.device}.")
         return VulkanMemory(self, size, handle)
 
-    def import_array(self, array: object) -> VulkanMemory:
+    def import_array(self, array: object, usage: int = BUFFER_USAGE) -> VulkanMemory:
         """An array that exists, as memory of this party in place (:func:`gpuinterop.vulkan.import_array`)."""
-        return VulkanMemory(self, 0, array=array)
+        return VulkanMemory(self, 0, array=array, usage=usage)
 
     def image_gap(self, parameters: ImageParameters) -> str:
         return image_gap(self.open(), parameters)

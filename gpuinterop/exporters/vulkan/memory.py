@@ -31,22 +31,21 @@ class VulkanMemory(Staged, ExporterMemory):
     """
 
     def __init__(
-        self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None, array: object = None
-    ) -> None:
+        self, exporter: VulkanExporter, size: int, handle: AllocationHandle | None = None, array: object = None,
+        usage: int = BUFFER_USAGE,
+    ) -> None:  # fmt: skip
         super().__init__(exporter)
         vk = exporter.open()
         self._imported = handle is not None or array is not None
         self._shared: SharedBuffer | None = None
         if array is not None:
-            self._shared = import_array(vk, array)
+            self._shared = import_array(vk, array, usage=usage)
             native, self.size = self._shared.vulkan_object, self._shared.size
         elif handle is not None:
             self.size = check_nbytes(size)
-            native = import_fd(
-                vk, handle, self.size, BUFFER_USAGE, argument="size", user="VulkanExporter.import_memory()"
-            )
+            native = import_fd(vk, handle, self.size, usage, argument="size", user="VulkanExporter.import_memory()")
         else:
-            native = create_buffer(vk, size, BUFFER_USAGE)
+            native = create_buffer(vk, size, usage)
             self.size = native.size
         self.vulkan_object = native
         self.dedicated = native.dedicated
