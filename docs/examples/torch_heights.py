@@ -113,6 +113,7 @@ def main() -> None:
         print(f"{FRAMES} frames, each of them what torch computes; nothing was copied")
         print("heights.png, heights.gif")
         del pixels
+        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that torch has waited for its work
         shader.destroy()
         handoff.close()
         heights.close()

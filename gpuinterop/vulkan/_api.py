@@ -114,7 +114,8 @@ _FUNCTIONS: Final = {
     "VK_KHR_get_memory_requirements2": ("vkGetBufferMemoryRequirements2", "vkGetImageMemoryRequirements2"),
     "VK_EXT_debug_utils": ("vkCreateDebugUtilsMessengerEXT", "vkDestroyDebugUtilsMessengerEXT"),
     "VK_KHR_get_physical_device_properties2": (
-        "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2", "vkGetPhysicalDeviceImageFormatProperties2",
+        "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2", "vkGetPhysicalDeviceFormatProperties2",
+        "vkGetPhysicalDeviceImageFormatProperties2",
     ),
     "VK_KHR_external_memory_capabilities": ("vkGetPhysicalDeviceExternalBufferProperties",),
     "VK_KHR_external_semaphore_capabilities": ("vkGetPhysicalDeviceExternalSemaphoreProperties",),

@@ -34,6 +34,8 @@ _MEMORY_EXTENSION: dict[type[Handle], str] = {
     OpaqueFd: "VK_KHR_external_memory_fd",
     DmaBufFd: "VK_EXT_external_memory_dma_buf",
 }
+_VIEWS = {c.IMAGE_SAMPLED: 0x1, c.IMAGE_STORAGE: 0x2, c.IMAGE_COLOR_ATTACHMENT: 0x80}
+"""The ``VkFormatFeatureFlagBits`` that a usage needs of the format."""
 _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
 
 
@@ -199,6 +201,13 @@ class PhysicalDevice:
     ) -> ImageSupport:
         """Query the limits of shared images."""
         if _MEMORY_EXTENSION[handle_type] not in self.extensions:
+            return ImageSupport()
+        # NVIDIA says below that it makes linear images for attachments, and has no views of them.
+        formats = self.api.new("VkFormatProperties2")
+        self.functions.vkGetPhysicalDeviceFormatProperties2(self.handle, format_, formats)
+        of_tilings = formats.formatProperties
+        has = of_tilings.linearTilingFeatures if tiling == c.TILING_LINEAR else of_tilings.optimalTilingFeatures
+        if any(usage & bit and not has & feature for bit, feature in _VIEWS.items()):
             return ImageSupport()
         external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
         info = self.api.new(

@@ -371,7 +371,7 @@ def test_a_devices_allocation_in_vulkan(application: Application, device: gi.Dev
     require_allocations(application, device)
     with (
         device.allocate(8192) as allocation,
-        gi.vulkan.import_array(application.vk, allocation.buffer.view(8192)) as imported,
+        gi.vulkan.import_array(application.vk, allocation.buffer.view(allocation.size)) as imported,
     ):
         fill(application, imported, 0x11223344)
         host = np.zeros(allocation.size // 4, np.uint32)
