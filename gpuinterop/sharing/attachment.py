@@ -57,16 +57,15 @@ def _forked() -> None:
 
 
 class Import(Lifetime):
-    """Another process's region, mapped once for all attachments of this process; or memory of this process."""
+    """Another process's region, mapped once for all attachments of this process."""
 
     __slots__ = ("__weakref__", "address", "keys", "kind", "owner", "sizes")
 
-    def __init__(self, device: Device, region: Region, owner: bytes = b"", *, keep: object = None) -> None:
-        backend = device.driver
+    def __init__(self, device: Device, region: Region, owner: bytes) -> None:
+        backend = cast(SharingBackend, device.driver)
         blocks = backend.releases_block or getattr(backend, "map_allocation_blocks", False)
-        detach = None if keep is not None else cast(SharingBackend, backend).detach_blocks
-        gate = device.gate if blocks and keep is None else None
-        super().__init__("shared memory", detach, gate=gate, keep=keep, device=device.streams)
+        gate = device.gate if blocks else None
+        super().__init__("shared memory", backend.detach_blocks, gate=gate, device=device.streams)
         self.ends_with_children = True
         self.owner, self.kind, self.keys, self.sizes = owner, region.kind, region.keys, region.sizes
         self.address = 0
@@ -86,10 +85,16 @@ _imports: WeakSet[Import] = WeakSet()
 
 
 class SharedMemory(Mappable):
-    """A region as one share or attachment has it: its arrays keep this, and not the other attachments."""
+    """A region as one share or attachment has it: its arrays keep this, and not the other attachments.
 
-    def __init__(self, device: Device, address: int, size: int, parents: Sequence[Lifetime], noun: str = "") -> None:
-        super().__init__(Lifetime(noun or "shared memory", parents=parents, device=device.streams))
+    Memory that this process has already stays as long as `keep`, which this holds.
+    """
+
+    def __init__(
+        self, device: Device, address: int, size: int, parents: Sequence[Lifetime] = (), *, keep: object = None,
+        noun: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(Lifetime(noun or "shared memory", parents=parents, keep=keep, device=device.streams))
         self._warns = bool(noun)  # a share or an attachment warns of its own
         self.device, self.driver, self._size, self._address = device, device.driver, size, address
         self.lifetime.open()
@@ -130,27 +135,16 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
     make = partial(fresh.create, attach)
     if blocks:
         make = partial(behind_default_stream, device.gate, make, "attaching arrays")
-    found = _held(device, fresh, region.size, (lease,), make)
+    found = _held(device, fresh, region.size, lease, make)
     _imports.add(fresh)
     return found
 
 
-def lent(
-    device: Device, region: Region, address: int, keep: object, *parents: Lifetime, noun: str = ""
-) -> SharedMemory:
-    """A region that this process has already; what is made of it holds `keep`."""
-    known = Import(device, region, keep=keep)
-    known.address = address
-    return _held(device, known, region.size, parents, known.open, noun)
-
-
-def _held(
-    device: Device, memory: Import, size: int, parents: Sequence[Lifetime], make: Callable[[], object], noun: str = ""
-) -> SharedMemory:
+def _held(device: Device, memory: Import, size: int, lease: Lifetime, make: Callable[[], object]) -> SharedMemory:
     """Make an import, and what holds it."""
     try:
         make()
-        return SharedMemory(device, memory.address, size, (memory, *parents), noun)
+        return SharedMemory(device, memory.address, size, (memory, lease))
     except BaseException:
         retire(memory)
         raise

@@ -21,7 +21,7 @@ from .._core.stream import Stream
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, IpcMemHandle, TimelineFd
-from .attachment import Arrays, AttachedArrays, Lease, SharedMemory, driver_lock, lent
+from .attachment import Arrays, AttachedArrays, Lease, SharedMemory, driver_lock
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Described, Laid, Range, describe, device_of
@@ -142,7 +142,7 @@ class _Offer(Sole):
     def regions(self, lease: Lifetime) -> list[SharedMemory]:
         """The memory as this process has it already; what is made of it keeps the arrays."""
         device, laid = self.laid.device, self.laid
-        return [lent(device, one.region, one.address, laid, lease) for one in laid.ranges]
+        return [SharedMemory(device, one.address, one.region.size, (lease,), keep=laid) for one in laid.ranges]
 
     def attach_here(self) -> AttachedArrays:
         """Attach in the process that shares: the same memory."""

@@ -89,8 +89,7 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     >>> field[0, :3]
     array([7, 7, 7], dtype=uint32)
     """
-    from ..sharing.attachment import lent
-    from ..sharing.descriptor import Region
+    from ..sharing.attachment import SharedMemory
     from ..sharing.origin import describe, device_of
 
     check_context(vk)
@@ -107,10 +106,9 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     native = (_import_pages if by_address else _import_handle)(vk, device, found, usage)
     native.keep = found.keep
     start, end = found.span
-    region = Region(native.handle_type.type_name, (0,), (end - start,))
     return share(
         native,
-        lambda: lent(device, region, start, found.keep, noun="imported array"),
+        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array"),
         lambda memory: SharedBuffer(vk, native, memory, memory.buffer),
     )
 
