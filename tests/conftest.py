@@ -23,6 +23,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") and sys.platform == "linux":
         _end_children_with_this_worker()
     config.pluginmanager.register(leftovers, "leftovers")
+    config.addinivalue_line("markers", "unjustified(*names): the validation layer says so, and nothing is wrong")
+    config.addinivalue_line(
+        "markers",
+        "signals_beside: one thread signals a Vulkan timeline while another waits, or polls a fence. Synchronization "
+        "validation (1.3.239) has one lock for both and blocks for ten seconds: it is off, other validation is on",
+    )
     config.addinivalue_line("markers", "whole_run: the test looks at what those before it did, in whichever process")
 
 

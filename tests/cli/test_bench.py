@@ -233,7 +233,7 @@ def test_frames_by_hand_reach_their_last_value(
         monkeypatch.setattr(gi.vulkan.VulkanContext, "call", call)
         monkeypatch.setattr(frames, "share_semaphore", share_semaphore)
         host.by_hand = Bridged(host.device, shared)
-        instance = scope.enter_context(Instance(validation=False))
+        instance = scope.enter_context(Instance())
         physical = instance.physical_devices()[host.need_vulkan().index]
         by_hand = frames._ByHand(frames._Rig(host, scope, Device(instance, physical, 0)), scope, [])
         scope.enter_context(host.by_hand.used)

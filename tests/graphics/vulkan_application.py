@@ -44,29 +44,7 @@ class Application:
 
         self.api, self.raw = vulkan, raw
         app = vulkan.VkApplicationInfo(apiVersion=vulkan.VK_MAKE_VERSION(1, 2, 0))
-        self.messages: list[str] = []
-        layers = ["VK_LAYER_KHRONOS_validation"]
-        info = vulkan.VkInstanceCreateInfo(
-            pApplicationInfo=app, ppEnabledLayerNames=layers, ppEnabledExtensionNames=["VK_EXT_debug_utils"]
-        )
-        try:
-            self.instance = vulkan.vkCreateInstance(info, None)
-        except vulkan.VkErrorLayerNotPresent:
-            give_up("the validation layer is not installed")
-        create = vulkan.vkGetInstanceProcAddr(self.instance, "vkCreateDebugUtilsMessengerEXT")
-
-        def message(*arguments: Any) -> int:
-            self.messages.append(vulkan.ffi.string(arguments[2].pMessage).decode())
-            return 0
-
-        self.callback = vulkan.ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", message)
-        self.messenger = create(
-            self.instance,
-            vulkan.VkDebugUtilsMessengerCreateInfoEXT(
-                messageSeverity=0x1100, messageType=0x6, pfnUserCallback=self.callback
-            ),
-            None,
-        )
+        self.instance = vulkan.vkCreateInstance(vulkan.VkInstanceCreateInfo(pApplicationInfo=app), None)
         wanted = driver.replace("lavapipe", "llvmpipe")
         self.physical_device = next(
             device
@@ -120,8 +98,6 @@ class Application:
         self.vk.close()
         self.api.vkDestroyCommandPool(self.device, self.pool, None)
         self.api.vkDestroyDevice(self.device, None)
-        destroy = self.api.vkGetInstanceProcAddr(self.instance, "vkDestroyDebugUtilsMessengerEXT")
-        destroy(self.instance, self.messenger, None)
         self.api.vkDestroyInstance(self.instance, None)
 
 
@@ -141,7 +117,3 @@ def require_allocations(application: Application, device: gi.Device) -> None:
         if application.vk.is_cpu:
             give_up("the host should have shareable allocations")
         pytest.skip("the device has no shareable allocations")
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

@@ -170,7 +170,7 @@ def main(driver: str, handles: str, first: int) -> None:
         finally:
             faulthandler.cancel_dump_traceback_later()
     objects.close()
-    say(messages=objects.application.messages)
+    say(ended=True)
 
 
 def say(**what: object) -> None:

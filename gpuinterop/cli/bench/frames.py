@@ -52,7 +52,7 @@ def on_compute_queue(bench: Bench) -> Iterator[Figure]:
 def _on_queue(bench: Bench, name: str, wanted: int) -> Iterator[Figure]:
     driver = bench.need_vulkan()
     with ExitStack() as scope:
-        instance = scope.enter_context(Instance(validation=False))
+        instance = scope.enter_context(Instance())
         physical = instance.physical_devices()[driver.index]
         kinds = [flags & (wanted | c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE) for flags, _ in physical.queue_families]
         if wanted not in kinds:

@@ -21,8 +21,6 @@ from ...vulkan._query import PhysicalDevice
 
 __all__ = ["DriverList", "Instance", "VulkanDriver", "choose", "list_drivers"]
 
-_VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VulkanDriver:
@@ -72,7 +70,7 @@ def list_drivers() -> DriverList:
     """
     found = DriverList()
     try:
-        with Instance(validation=False) as instance:
+        with Instance() as instance:
             problems = []
             for index, physical in enumerate(instance.physical_devices()):
                 label = f"physical device {index}"
@@ -101,30 +99,12 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
 
 
 class Instance(Sole):
-    """A VkInstance, with the validation layer's messages where it was asked for."""
+    """A VkInstance."""
 
-    def __init__(self, *, validation: bool) -> None:
+    def __init__(self) -> None:
         self.api = api = Api({})
-        self.validation_messages: list[str] = []
         ffi, new = api.ffi, api.new
         loader = api.global_functions()
-        layers: list[str] = []
-        extensions: list[str] = []
-        chain = ffi.NULL
-        if validation:
-            if _VALIDATION_LAYER not in _layers(api, loader):
-                raise BackendUnavailableError(
-                    f"validation was asked for, and the loader finds no {_VALIDATION_LAYER}.",
-                    fix="Install the Vulkan validation layers (vulkan-validationlayers), or set VK_LAYER_PATH.",
-                )
-            layers, extensions = [_VALIDATION_LAYER], ["VK_EXT_debug_utils"]
-            self._callback = ffi.callback("PFN_vkDebugUtilsMessengerCallbackEXT", self._message)
-            chain = new(
-                "VkDebugUtilsMessengerCreateInfoEXT",
-                messageSeverity=0x1000 | 0x100,  # error, warning
-                messageType=0x2 | 0x4,  # validation, performance; "general" is the loader on others' drivers
-                pfnUserCallback=self._callback,
-            )
         application = new("VkApplicationInfo", apiVersion=1 << 22 | 1 << 12)
         version = ffi.new("uint32_t *")
         if loader.has("vkEnumerateInstanceVersion"):
@@ -132,28 +112,11 @@ class Instance(Sole):
             if version[0] >= (1 << 22 | 2 << 12):  # 1.2: timeline semaphores without an extension
                 application.apiVersion = 1 << 22 | 2 << 12
         _keep_drivers_loaded(api, loader)
-        info = new(
-            "VkInstanceCreateInfo",
-            pNext=chain,
-            pApplicationInfo=application,
-            enabledLayerCount=len(layers),
-            ppEnabledLayerNames=api.strings(layers),
-            enabledExtensionCount=len(extensions),
-            ppEnabledExtensionNames=api.strings(extensions),
-        )
+        info = new("VkInstanceCreateInfo", pApplicationInfo=application)
         out = ffi.new("VkInstance *")
         check_call(loader, "vkCreateInstance", info, ffi.NULL, out)
         self.handle = out[0]
         self.functions = api.instance_functions(self.handle)
-        self._messenger = ffi.NULL
-        if validation:
-            messenger = ffi.new("VkDebugUtilsMessengerEXT *")
-            check_call(self.functions, "vkCreateDebugUtilsMessengerEXT", self.handle, chain, ffi.NULL, messenger)
-            self._messenger = messenger[0]
-
-    def _message(self, severity: int, kind: int, data: Any, user: Any) -> int:
-        self.validation_messages.append(self.api.text(data.pMessage))
-        return 0
 
     def physical_devices(self) -> list[PhysicalDevice]:
         """List the physical devices in the loader's order."""
@@ -161,12 +124,9 @@ class Instance(Sole):
         return [PhysicalDevice(self.api, self.functions, handle) for handle in listed]
 
     def close(self) -> None:
-        null = self.api.ffi.NULL
         handle, self.handle = self.handle, None
         if handle is not None:
-            if self._messenger != null:
-                self.functions.vkDestroyDebugUtilsMessengerEXT(handle, self._messenger, null)
-            self.functions.vkDestroyInstance(handle, null)
+            self.functions.vkDestroyInstance(handle, self.api.ffi.NULL)
 
     def __enter__(self) -> Instance:
         return self
@@ -190,11 +150,6 @@ def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
             out = api.ffi.new("VkInstance *")
             check_call(loader, "vkCreateInstance", api.new("VkInstanceCreateInfo"), api.ffi.NULL, out)
             _anchor.append(out[0])
-
-
-def _layers(api: Api, loader: Functions) -> set[str]:
-    listed = api.listed("VkLayerProperties", loader, "vkEnumerateInstanceLayerProperties")
-    return {api.text(each.layerName) for each in listed}
 
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:

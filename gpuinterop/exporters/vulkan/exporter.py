@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -101,8 +100,6 @@ class VulkanExporter(Exporter):
     driver : str, optional
         Part of the device's or driver's name, in any case: ``swiftshader``, ``lavapipe``, ``nvidia``. Default: a GPU,
         else a driver that exports semaphores (SwiftShader), else any.
-    validation : bool, optional
-        Enable the Khronos validation layer and collect what it says. Default: whether ``GPUINTEROP_VALIDATION`` is 1.
     device_index : int, optional
         Which of those that match `driver`, from 0 in the loader's order. Without `driver`: which of all, so that
         ``VulkanExporter(device_index=found.index)`` opens exactly what :func:`list_drivers` has listed.
@@ -111,16 +108,10 @@ class VulkanExporter(Exporter):
     identity : DeviceIdentity, optional
         See :func:`gpuinterop.exporters.open_exporter`.
 
-    Attributes
-    ----------
-    validation_messages : list of str
-        Warnings and errors of the validation layer, in order. Those of the destruction of the instance follow when
-        the exporter is closed.
-
     Raises
     ------
     BackendUnavailableError
-        cffi, the loader, a driver, or the validation layer that was asked for is missing.
+        cffi, the loader or a driver is missing.
     DeviceNotFoundError
         No device matches; the message lists those that there are.
     """
@@ -131,24 +122,20 @@ class VulkanExporter(Exporter):
         self,
         driver: str | None = None,
         *,
-        validation: bool | None = None,
         device_index: int | None = None,
         staged: bool = False,
         identity: DeviceIdentity | None = None,
     ) -> None:
         self._closed = True  # until all is there: close() may be called on the way out
-        if validation is None:
-            validation = os.environ.get("GPUINTEROP_VALIDATION") == "1"
         with ExitStack() as undo:
             try:
-                instance = undo.enter_context(Instance(validation=validation))
+                instance = undo.enter_context(Instance())
             except DriverError as error:
                 raise BackendUnavailableError(
                     f"the Vulkan loader found no usable driver ({error}).",
                     fix="Install a Vulkan driver: the GPU's, or mesa-vulkan-drivers for lavapipe.",
                 ) from error
             self._instance = instance
-            self.validation_messages = instance.validation_messages
             self.physical = physical = choose(instance.physical_devices(), driver, device_index)
             self._device = Device(instance, physical)
             undo.callback(self._device.close)
