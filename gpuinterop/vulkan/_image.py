@@ -155,6 +155,9 @@ class SharedImage(PairedMemory, NotAnArray):
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
 
+        If compute writes through an array of it before Vulkan's first use, pass `initial` to :func:`share_image`:
+        gpuinterop does not see such writes, and Vulkan's first `acquire` would discard them.
+
         Raises
         ------
         InvalidArgumentError
@@ -330,9 +333,7 @@ class _ImagePlan:
         here = f"linear images of {self.name} that {vk.identity.name} shares as {handle_type.__name__}"
         offered = [name for name, usage in _USAGES.items() if shares(usage)]
         if not offered:
-            return InvalidArgumentError(
-                "format", f"expected one of which there are {here}, got none; use another format."
-            )
+            return InvalidArgumentError("format", f"expected {here}, got none; use another format.")
         asked = [1 << bit for bit in range(self.usage.bit_length()) if self.usage >> bit & 1]
         names = {usage: name for name, usage in _USAGES.items()}
         failing = [names.get(usage, hex(usage)) for usage in asked if not shares(usage)]
@@ -438,7 +439,7 @@ def share_image(
     check_device(vk, device)
     if initial is not None:
         check_int(initial, "initial", minimum=1, maximum=MAX_32)
-        _ = vk.family()
+        _ = vk.family()  # says what the application forgot, before anything is made
         if vk.queue is None:
             raise InvalidArgumentError(
                 "initial",

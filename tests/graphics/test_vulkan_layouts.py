@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop.exporters.base import ImageParameters
 from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.vulkan import _context, _image
@@ -295,6 +296,21 @@ def test_an_initial_layout_needs_a_queue(application: Application, device: gi.De
     for wrong in (UNDEFINED, -1, "GENERAL"):
         with pytest.raises(gi.InvalidArgumentError, match="initial"):
             gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="linear", initial=wrong)  # type: ignore[arg-type]
+
+
+def test_a_submission_that_fails(application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made under the queue's lock, and leaves nothing."""
+    vk, locked = application.vk, []
+
+    def refuse(*_: object) -> int:
+        locked.append(system.holds(vk._submitting))
+        return -4
+
+    monkeypatch.setitem(vk.functions.__dict__, "vkQueueSubmit", refuse)
+    with pytest.raises(gi.DriverError, match="VK_ERROR_DEVICE_LOST"):
+        gi.vulkan.share_image(vk, device, (8, 8), "R8_UNORM", tiling="linear", initial=GENERAL)
+    assert locked == [True]
+    assert not vk.lifetime.standing
 
 
 def test_a_queue_that_is_held(application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch) -> None:
