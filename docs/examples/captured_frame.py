@@ -83,6 +83,7 @@ def main() -> None:
             graph.close()
             timeline.close()
         stream.close()
+        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that the stream has waited for its work
         buffer.close()
 
 

@@ -29,7 +29,8 @@ def steps(shader: Shader, buffer: Any, commands: Any) -> None:
     buffer.acquire(commands)  # gpuinterop: ownership, from torch
     shader.bind(commands)
     written = api.VkMemoryBarrier(
-        srcAccessMask=api.VK_ACCESS_SHADER_WRITE_BIT, dstAccessMask=api.VK_ACCESS_SHADER_READ_BIT
+        srcAccessMask=api.VK_ACCESS_SHADER_WRITE_BIT,
+        dstAccessMask=api.VK_ACCESS_SHADER_READ_BIT | api.VK_ACCESS_SHADER_WRITE_BIT,
     )
     compute = api.VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT
     for step in range(STEPS):
@@ -104,6 +105,7 @@ def main() -> None:
         print(f"{FRAMES} frames of {STEPS} steps; the last is what torch computes of the one before")
         print("reaction.png, reaction.gif")
         del fields, pictures, before
+        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that torch has waited for its work
         shader.destroy()
         handoff.close()
         buffer.close()

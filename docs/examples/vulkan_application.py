@@ -104,6 +104,7 @@ class Application:
         return self
 
     def __exit__(self, *_: object) -> None:
+        api.vkQueueWaitIdle(self.queue)
         self.vk.close()  # gpuinterop: before vkDestroyDevice
         api.vkDestroyCommandPool(self.device, self.pool, None)
         api.vkDestroyDevice(self.device, None)

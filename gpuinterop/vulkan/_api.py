@@ -112,7 +112,6 @@ _FUNCTIONS: Final = {
     "VK_EXT_external_memory_host": ("vkGetMemoryHostPointerPropertiesEXT",),
     "VK_KHR_timeline_semaphore": ("vkGetSemaphoreCounterValue", "vkSignalSemaphore"),
     "VK_KHR_get_memory_requirements2": ("vkGetBufferMemoryRequirements2", "vkGetImageMemoryRequirements2"),
-    "VK_EXT_debug_utils": ("vkCreateDebugUtilsMessengerEXT", "vkDestroyDebugUtilsMessengerEXT"),
     "VK_KHR_get_physical_device_properties2": (
         "vkGetPhysicalDeviceProperties2", "vkGetPhysicalDeviceFeatures2", "vkGetPhysicalDeviceFormatProperties2",
         "vkGetPhysicalDeviceImageFormatProperties2",

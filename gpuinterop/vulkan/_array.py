@@ -78,7 +78,9 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
 
     Examples
     --------
-    >>> field = np.asarray(device.allocate(4096).buffer.view((32, 32), "uint32"))  # or a tensor that you have
+    >>> import vulkan
+    >>> allocation = device.allocate(4096)
+    >>> field = np.asarray(allocation.buffer.view((32, 32), "uint32"))  # or a tensor that you have
     >>> shared = gi.vulkan.import_array(vk, field)
     >>> def work(commands):
     ...     shared.acquire(commands)  # the compute side had it
@@ -88,6 +90,7 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     >>> vk.close()  # waits for the queue, and destroys the VkBuffer
     >>> field[0, :3]
     array([7, 7, 7], dtype=uint32)
+    >>> allocation.close()
     """
     from ..sharing.attachment import SharedMemory
     from ..sharing.origin import describe, device_of

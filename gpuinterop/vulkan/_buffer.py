@@ -72,7 +72,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
         --------
         >>> with gi.vulkan.import_array(vk, buffer.view(512, offset=256)) as shared:
         ...     shared.exposes
-        '4,096 bytes, of which the buffer is 512'
+        '65,536 bytes, of which the buffer is 512'
         """
         return f"{self.allocation_size:,} bytes, of which the buffer is {self.size:,}"
 

@@ -6,7 +6,7 @@ typedef uint32_t VkBool32, VkFlags, VkPipelineStageFlags;
 typedef uint64_t VkDeviceSize;
 
 typedef int32_t VkResult;
-typedef uint32_t VkCommandBufferLevel, VkDebugUtilsMessageSeverityFlagBitsEXT, VkDescriptorType, VkDriverId,
+typedef uint32_t VkCommandBufferLevel, VkDescriptorType, VkDriverId,
     VkExternalMemoryHandleTypeFlagBits, VkExternalSemaphoreHandleTypeFlagBits, VkImageLayout, VkImageTiling,
     VkImageType, VkPhysicalDeviceType, VkPipelineBindPoint, VkSampleCountFlagBits, VkSemaphoreType,
     VkShaderStageFlagBits, VkSharingMode;
@@ -15,7 +15,6 @@ typedef struct VkBuffer_T *VkBuffer;
 typedef struct VkBufferView_T *VkBufferView;
 typedef struct VkCommandBuffer_T *VkCommandBuffer;
 typedef struct VkCommandPool_T *VkCommandPool;
-typedef struct VkDebugUtilsMessengerEXT_T *VkDebugUtilsMessengerEXT;
 typedef struct VkDescriptorPool_T *VkDescriptorPool;
 typedef struct VkDescriptorSet_T *VkDescriptorSet;
 typedef struct VkDescriptorSetLayout_T *VkDescriptorSetLayout;
@@ -36,8 +35,6 @@ typedef struct VkShaderModule_T *VkShaderModule;
 typedef struct VkAllocationCallbacks VkAllocationCallbacks;
 typedef struct VkCommandBufferInheritanceInfo VkCommandBufferInheritanceInfo;
 typedef struct VkCopyDescriptorSet VkCopyDescriptorSet;
-typedef struct VkDebugUtilsLabelEXT VkDebugUtilsLabelEXT;
-typedef struct VkDebugUtilsObjectNameInfoEXT VkDebugUtilsObjectNameInfoEXT;
 typedef struct VkDescriptorImageInfo VkDescriptorImageInfo;
 typedef struct VkSpecializationInfo VkSpecializationInfo;
 
@@ -89,8 +86,6 @@ typedef enum {
     VK_STRUCTURE_TYPE_SEMAPHORE_GET_FD_INFO_KHR = 1000079001,
     VK_STRUCTURE_TYPE_MEMORY_DEDICATED_REQUIREMENTS = 1000127000,
     VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO = 1000127001,
-    VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CALLBACK_DATA_EXT = 1000128003,
-    VK_STRUCTURE_TYPE_DEBUG_UTILS_MESSENGER_CREATE_INFO_EXT = 1000128004,
     VK_STRUCTURE_TYPE_BUFFER_MEMORY_REQUIREMENTS_INFO_2 = 1000146000,
     VK_STRUCTURE_TYPE_IMAGE_MEMORY_REQUIREMENTS_INFO_2 = 1000146001,
     VK_STRUCTURE_TYPE_MEMORY_REQUIREMENTS_2 = 1000146003,
@@ -216,20 +211,6 @@ typedef struct {
     uint32_t enabledLayerCount; const char *const *ppEnabledLayerNames; uint32_t enabledExtensionCount;
     const char *const *ppEnabledExtensionNames;
 } VkInstanceCreateInfo;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; const char *pMessageIdName; int32_t messageIdNumber;
-    const char *pMessage; uint32_t queueLabelCount; const VkDebugUtilsLabelEXT *pQueueLabels; uint32_t cmdBufLabelCount;
-    const VkDebugUtilsLabelEXT *pCmdBufLabels; uint32_t objectCount; const VkDebugUtilsObjectNameInfoEXT *pObjects;
-} VkDebugUtilsMessengerCallbackDataEXT;
-typedef VkBool32 (*PFN_vkDebugUtilsMessengerCallbackEXT)(VkDebugUtilsMessageSeverityFlagBitsEXT, VkFlags,
-    const VkDebugUtilsMessengerCallbackDataEXT *, void *);
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags, messageSeverity, messageType;
-    PFN_vkDebugUtilsMessengerCallbackEXT pfnUserCallback; void *pUserData;
-} VkDebugUtilsMessengerCreateInfoEXT;
-typedef struct {
-    char layerName[256]; uint32_t specVersion, implementationVersion; char description[256];
-} VkLayerProperties;
 typedef struct { char extensionName[256]; uint32_t specVersion; } VkExtensionProperties;
 typedef struct {
     uint32_t maxImageDimension1D, maxImageDimension2D, maxImageDimension3D, maxImageDimensionCube, maxImageArrayLayers,
@@ -501,13 +482,8 @@ typedef struct {
 
 typedef PFN_vkVoidFunction (*PFN_vkGetInstanceProcAddr)(VkInstance, const char *);
 typedef VkResult (*PFN_vkEnumerateInstanceVersion)(uint32_t *);
-typedef VkResult (*PFN_vkEnumerateInstanceLayerProperties)(uint32_t *, VkLayerProperties *);
 typedef VkResult (*PFN_vkCreateInstance)(const VkInstanceCreateInfo *, const VkAllocationCallbacks *, VkInstance *);
 typedef void (*PFN_vkDestroyInstance)(VkInstance, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkCreateDebugUtilsMessengerEXT)(VkInstance, const VkDebugUtilsMessengerCreateInfoEXT *,
-    const VkAllocationCallbacks *, VkDebugUtilsMessengerEXT *);
-typedef void (*PFN_vkDestroyDebugUtilsMessengerEXT)(VkInstance, VkDebugUtilsMessengerEXT,
-    const VkAllocationCallbacks *);
 typedef VkResult (*PFN_vkEnumeratePhysicalDevices)(VkInstance, uint32_t *, VkPhysicalDevice *);
 typedef VkResult (*PFN_vkEnumerateDeviceExtensionProperties)(VkPhysicalDevice, const char *, uint32_t *,
     VkExtensionProperties *);

@@ -19,11 +19,12 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.vulkan._query import PhysicalDevice
+from tests.validation import descriptors
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import Application, descriptors, match
+    from tests.graphics.vulkan_application import Application, match
 else:
-    from vulkan_application import Application, descriptors, match
+    from vulkan_application import Application, match
 
 SIZE = 1 << 16
 READ, READ_WRITE, STORAGE, VERTEX = 0x1, 0x3, 0x20, 0x80
