@@ -24,7 +24,7 @@ class Sharing(SharingBackend):
     def block_at(self, address: Address) -> Block:
         """``/proc/self/maps``. Raises `HandleError` if another process could not safely map the memfd."""
         found = next((one for one in system.mappings() if address in one.addresses), None)
-        if found is None or found.offset or not found.path.startswith(_MEMFD):
+        if found is None or found.offset or "s" not in found.access or not found.path.startswith(_MEMFD):
             return Block(behind=Behind.HOST)
         if (fd := _descriptor_of(found.inode)) is None:
             return Block(behind=Behind.HOST)

@@ -189,7 +189,6 @@ class ArrayLevel(NotAnArray):
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
         array, known = self._array, stream.known_as()
-        array.lifetime.copied = True
         calls = known.calls
         calls += MARK  # our captures cannot begin or end between the check and the call
         try:
@@ -198,7 +197,6 @@ class ArrayLevel(NotAnArray):
             elif known not in array.lifetime.uses:
                 note_use(array.lifetime, known, None)
             if buffer is not None:
-                buffer.mapping.copied = True
                 buffer.use_on(stream, start, self.nbytes)
             stream.enqueue(
                 lambda handle: array.driver.copy_level(
@@ -208,6 +206,10 @@ class ArrayLevel(NotAnArray):
                 *(() if buffer is None else (buffer.mapping,)),
                 host=host,
             )
+            if to_array:
+                array.lifetime.written = True
+            elif buffer is not None:
+                buffer.mapping.written = True
         finally:
             del calls[-1]
 

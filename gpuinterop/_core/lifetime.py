@@ -112,8 +112,8 @@ class Lifetime(Sole):
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "copied", "device", "ends_with_children", "gate", "handle", "how", "keep",
-        "label", "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses",
+        "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "label",
+        "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses", "written",
     )  # fmt: skip
 
     arrays: list[Any] = Marks()
@@ -150,8 +150,8 @@ class Lifetime(Sole):
         """Use by each stream: the bytes, or the last value signalled."""
         self.untracked: Sequence[Any] = ()
         """Devices (`Streams`) whose streams may all use the object: its address was handed out."""
-        self.copied = False
-        """Whether a copy or fill of its bytes or texels was asked for: it may have contents."""
+        self.written = False
+        """Whether a copy or a fill has been enqueued that writes its bytes or texels."""
         self.behind: list[Point] | None = None
         """Points that the release waits for, set once a drain has looked."""
         self.handle: Any = None

@@ -445,6 +445,7 @@ class Buffer(Sized):
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start, count = self.range_of(offset, size, "the buffer")
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
+        self.mapping.written = True
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -454,6 +455,7 @@ class Buffer(Sized):
         start, count = self.range_of(offset, size, "the buffer")
         here = self.address + start
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
+        self.mapping.written = True
 
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
@@ -461,6 +463,8 @@ class Buffer(Sized):
         here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
+        if not to_host:
+            self.mapping.written = True
 
     @inside
     def use_on(self, stream: Stream, start: int, size: int) -> None:
@@ -499,7 +503,6 @@ class Buffer(Sized):
         *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
-        self.mapping.copied = True
         if stream is not None:
             check_stream(self.device, stream)
             if array is not None:

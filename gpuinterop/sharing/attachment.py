@@ -110,7 +110,7 @@ class SharedMemory(Mappable):
 
 
 def _nothing(_: object) -> None:
-    """Unmap nothing: the import does."""
+    """Unmap nothing: an import does, or another library."""
 
 
 def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> SharedMemory | None:
@@ -135,19 +135,14 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
     make = partial(fresh.create, attach)
     if blocks:
         make = partial(behind_default_stream, device.gate, make, "attaching arrays")
-    found = _held(device, fresh, region.size, lease, make)
-    _imports.add(fresh)
-    return found
-
-
-def _held(device: Device, memory: Import, size: int, lease: Lifetime, make: Callable[[], object]) -> SharedMemory:
-    """Make an import, and what holds it."""
     try:
         make()
-        return SharedMemory(device, memory.address, size, (memory, lease))
+        found = SharedMemory(device, fresh.address, region.size, (fresh, lease))
     except BaseException:
-        retire(memory)
+        retire(fresh)
         raise
+    _imports.add(fresh)
+    return found
 
 
 class Arrays(Resource):

@@ -140,9 +140,8 @@ class _Offer(Sole):
     # -- this process ------------------------------------------------------------------------------------------------
 
     def regions(self, lease: Lifetime) -> list[SharedMemory]:
-        """The memory as this process has it already; what is made of it keeps the arrays."""
-        device, laid = self.laid.device, self.laid
-        return [SharedMemory(device, one.address, one.region.size, (lease,), keep=laid) for one in laid.ranges]
+        """The memory as this process has it already. What is made of it keeps the lease, by which the offer has it."""
+        return [SharedMemory(self.laid.device, one.address, one.region.size, (lease,)) for one in self.laid.ranges]
 
     def attach_here(self) -> AttachedArrays:
         """Attach in the process that shares: the same memory."""

@@ -57,7 +57,7 @@ def _data_ptr(array: object) -> object:
 
 def describe(array: object, name: str) -> Described:
     """Describe an array by DLPack or an array interface, without a copy, and without ordering any stream."""
-    found = _by_dlpack(array) if hasattr(array, "__dlpack__") else _by_interface(array)
+    found = _by_dlpack(array) if hasattr(array, "__dlpack__") else _by_interface(array, name)
     if isinstance(found, str):
         raise InvalidArgumentError(name, f"expected an array that DLPack can describe, got a {_kind(array)}: {found}")
     if 0 in found.shape:
@@ -68,7 +68,7 @@ def describe(array: object, name: str) -> Described:
             raise InvalidArgumentError(
                 name,
                 f"expected elements that each have their own bytes, got the strides {list(found.strides)}, by which "
-                "some overlap; share the array that it is a view of, or a copy.",
+                "some overlap; take the array that it is a view of, or a copy.",
             )
         reach += (count - 1) * step
     return found
@@ -95,7 +95,7 @@ def _by_dlpack(array: Any) -> Described | str:
         read_only = _is_read_only(array, on_host=place[0] in _HOST_TYPES)
     tensor = DLTensor.from_address(address + offset)
     if tensor.code not in _CODES or tensor.lanes != 1 or tensor.bits % 8:
-        return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; share a view of uint8."
+        return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; take a view of uint8."
     dtype = "bool" if tensor.code == 6 else f"{_CODES[tensor.code]}{tensor.bits}"
     shape, size = tuple(tensor.shape[: tensor.ndim]), tensor.bits // 8
     steps = tuple(step * size for step in tensor.strides[: tensor.ndim]) if tensor.strides else contiguous(shape, size)
@@ -119,8 +119,10 @@ def _capsule(array: Any, stream: dict[str, int]) -> Any:
             try:
                 return array.__dlpack__(**more)
             except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
-                if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
-                    return library.to_dlpack(array)  # torch: of another device than the current one, or with a gradient
+                # torch: of another device than the current one, or with a gradient. It takes no notice of lazy signs.
+                lazy = any(getattr(array, sign, bool)() for sign in ("is_conj", "is_neg"))
+                if isinstance(error, BufferError) and hasattr(library, "to_dlpack") and not lazy:
+                    return library.to_dlpack(array)
                 failure = error
         assert failure is not None
         raise failure
@@ -146,10 +148,10 @@ def _is_read_only(array: Any, *, on_host: bool) -> bool:
     return False
 
 
-def _by_interface(array: Any) -> Described | str:
+def _by_interface(array: Any, argument: str) -> Described | str:
     if (found := _interface(array)) is None:
         raise ArgumentTypeError(
-            "arrays", f"expected an array with __dlpack__ or an array interface, or names of such, got {_kind(array)}."
+            argument, f"expected an array with __dlpack__ or an array interface, got {_kind(array)}."
         )
     name, facts = found
     try:
@@ -205,12 +207,12 @@ class Range:
         return Region(self.blocks[0].behind.handle_type.type_name, keys, sizes)
 
 
-def check_block(device: Device, block: Block, name: str) -> None:
-    """Refuse memory that cannot get to another process."""
+def check_block(device: Device, block: Block, name: str, or_else: str = ", or pass copy=True") -> None:
+    """Refuse memory that cannot get to another process; `or_else` is one more way out."""
     where = f"{device.name}, array {name!r}"
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
     if not block.behind.travels:
-        raise UnsupportedError(_gap(cell, block.behind), context=where)
+        raise UnsupportedError(_gap(cell, block.behind, or_else), context=where)
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name, f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}."
@@ -265,14 +267,12 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str, 
     return block
 
 
-def _gap(cell: Cell, behind: Behind) -> Capability:
+def _gap(cell: Cell, behind: Behind, or_else: str) -> Capability:
     """Why memory of a kind cannot travel, and what to change."""
-    allocate = (
-        "put the array into Device.allocate(size).buffer.view(shape, dtype); gpuinterop.share does with copy=True."
-    )
+    allocate = f"put the array into Device.allocate(size).buffer.view(shape, dtype){or_else}."
     pools = (
         f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
-        "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool; or pass copy=True."
+        f"backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool{or_else}."
     )
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),

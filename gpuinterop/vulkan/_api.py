@@ -39,6 +39,8 @@ SEMAPHORE_TIMELINE: Final = 1
 BUFFER_TRANSFER_SRC: Final = 0x1
 BUFFER_TRANSFER_DST: Final = 0x2
 BUFFER_STORAGE: Final = 0x20
+BUFFER_DEVICE_ADDRESS: Final = 0x20000
+MEMORY_ALLOCATE_DEVICE_ADDRESS: Final = 0x2
 
 IMAGE_TRANSFER_SRC: Final = 0x1
 IMAGE_TRANSFER_DST: Final = 0x2
@@ -152,7 +154,7 @@ def check_call(functions: Functions, call: str, *arguments: Any) -> int:
 
 
 def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
-    """Find the ffi that made one of `handles`: PyPI vulkan's or our own; our own, and False, if neither did.
+    """PyPI vulkan's ffi, and True, if it made one of `handles`; else our own, and False.
 
     Raises
     ------
@@ -160,7 +162,10 @@ def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
         cffi is not installed.
     """
     theirs = getattr(sys.modules.get("vulkan"), "ffi", None)
-    if theirs is not None and _made(theirs, handles):
+    if theirs is not None and any(
+        isinstance(handle, theirs.CData) and theirs.typeof(handle) == theirs.typeof(kind)
+        for kind, handle in handles.items()
+    ):
         return theirs, True
     try:
         from ._declarations import ffi
@@ -168,14 +173,7 @@ def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
         raise BackendUnavailableError(
             "the Python package 'cffi' is not installed.", fix="pip install gpuinterop[vulkan]"
         ) from None
-    return ffi, _made(ffi, handles)
-
-
-def _made(ffi: Any, handles: Mapping[str, Any]) -> bool:
-    """Whether this ffi made one of `handles`, which are given by kind."""
-    return any(
-        isinstance(handle, ffi.CData) and ffi.typeof(handle) == ffi.typeof(kind) for kind, handle in handles.items()
-    )
+    return ffi, False
 
 
 _LOADERS: Final = {"win32": "vulkan-1.dll", "darwin": "libvulkan.dylib"}
@@ -273,7 +271,7 @@ class Api:
     Attributes
     ----------
     typed : bool
-        Whether one of `handles` has a type of `ffi`.
+        Whether one of `handles` is PyPI vulkan's.
 
     Raises
     ------

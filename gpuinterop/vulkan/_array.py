@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ..backend import Block
     from ..sharing.origin import Described
 
-_READS: Final = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100 | 0x80000
+_READS: Final = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100
 """``VkBufferUsageFlags`` by which Vulkan only reads: transfers from it, uniform texels, uniforms, indices, vertices,
-indirect commands, inputs of acceleration structures."""
-_MEMORY: Final = ("/memfd:", "/dev/", "/SYSV")
-"""Paths of shared mappings that are memory and no disk's: memfds, ``/dev/shm``, anonymous ones, drivers'."""
+indirect commands."""
+_MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon_hugepage", "/SYSV")
+"""Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
 
 def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE) -> SharedBuffer:
@@ -53,14 +53,16 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
         allocation; NumPy's own memory often does not, that of ``device.allocate(nbytes).buffer.view(...)`` does.
     usage : int
         ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
-        takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect.
+        takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
+        ``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT`` the memory is allocated for addresses.
 
     Returns
     -------
     SharedBuffer
         Owns Vulkan's objects; close it. `SharedBuffer.memory` stands for the array's memory, and
         `SharedBuffer.exposes` tells what else Vulkan could touch. It does not order any stream: hand over by
-        :func:`share_handoff`, as with :func:`share_buffer`.
+        :func:`share_handoff`, as with :func:`share_buffer`. A memfd that is imported as a descriptor is sealed
+        against shrinking.
 
     Raises
     ------
@@ -105,6 +107,8 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
             "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
         )
     device = device_of(found)
+    if device.info.is_cpu:
+        agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = device.info.is_cpu and vk.physical.host_pointer_features(usage) & c.MEMORY_IMPORTABLE
     native = (_import_pages if by_address else _import_handle)(vk, device, found, usage)
     native.keep = found.keep
@@ -112,7 +116,7 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     return share(
         native,
         lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array"),
-        lambda memory: SharedBuffer(vk, native, memory, memory.buffer),
+        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=found.read_only),
     )
 
 
@@ -121,15 +125,16 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
     from ..sharing.attachment import driver_lock
     from ..sharing.origin import check_block, ranges_of
 
-    name = vk.identity.name
     if vk.identity.conflicts(device.identity):
         raise InvalidArgumentError(
-            "array", f"expected memory of Vulkan's {name}, got that of {device.name}; create the VkDevice on that GPU."
+            "array",
+            f"expected memory of Vulkan's {vk.identity.name}, got that of {device.name}; create the VkDevice on that "
+            "GPU.",
         )
 
     def check(device: Device, block: Block, what: str) -> None:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
-        check_block(device, block, what)
+        check_block(device, block, what, or_else="")
 
     blocks = [block for one in ranges_of(device, {"array": array}, check) for block in one.blocks]
     if len(blocks) > 1:
@@ -139,13 +144,6 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
             "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
         )
     (block,) = blocks
-    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
-    if block.size > most:
-        raise InvalidArgumentError(
-            "array",
-            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {block.size:,}; "
-            "let the array's library allocate less at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
-        )
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
     with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device.handle, block) as handle:
         assert isinstance(handle, FdHandle)
@@ -158,7 +156,6 @@ def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: in
     """A VkBuffer on the pages that an array of the host lies in."""
     from .._core.memory import round_up
 
-    agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
     limits = vk.physical.extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
     step = int(limits.minImportedHostPointerAlignment)
@@ -167,12 +164,18 @@ def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: in
     size = round_up(end - start, system.PAGE)
     if start % step or size % step:  # only whole pages are certain to be mapped
         raise InvalidArgumentError(
-            "array", f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}."
+            "array",
+            f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}; put the array into "
+            "Device.allocate(nbytes).buffer.view(shape, dtype).",
         )
-
+    mapped = 0
     for one in system.mappings():
-        if one.addresses.start < start + size and start < one.addresses.stop:
+        within = min(one.addresses.stop, start + size) - max(one.addresses.start, start)
+        if within > 0:
+            mapped += within
             _check_pages(one)
+    if mapped < size:
+        raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
 
     def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
         pointer = vk.api.ffi.cast("void *", start)
@@ -189,7 +192,7 @@ def _check_pages(one: system.Mapped) -> None:
     """Refuse pages that NVIDIA's driver does not import: it says that it does, fails, and imports nothing any more."""
     problem = "" if "w" in one.access else "which it may only read"
     if "s" in one.access and not one.path.startswith(_MEMORY):
-        problem = f"which are those of the file {one.path}"
+        problem = f"which are those of {one.path}"
     if problem:
         raise InvalidArgumentError(
             "array", f"expected pages of memory that this process may write, got some {problem}; import a copy."
@@ -230,10 +233,18 @@ def _buffer(
     if features & c.FEATURE_DEDICATED_ONLY:
         raise InvalidArgumentError(
             argument,
-            f"{name} imports a buffer's memory only if it was allocated for that buffer alone; copy the array.",
+            f"expected memory that {name} imports, which it does only if that was allocated for one buffer alone; copy "
+            "the array into that of share_buffer.",
+        )
+    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
+    if size > most:
+        raise InvalidArgumentError(
+            argument,
+            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {size:,}; take less "
+            "at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
         )
     native = Bound(vk, "Buffer", OpaqueFd)
-    native.size = size
+    native.size, native.addressed = size, bool(usage & c.BUFFER_DEVICE_ADDRESS)
 
     def make() -> Any:
         external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)

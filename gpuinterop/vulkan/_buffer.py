@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arguments import NotAnArray
 from ..capabilities import Operation
+from ..errors import InvalidArgumentError
 from ..handles import MemoryHandle
 from . import _api as c
 from ._context import VulkanContext
@@ -35,12 +36,10 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     Attributes
     ----------
-    buffer : Buffer
-        The compute side's; `ptr`, `size`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
     memory : ExternalMemory or SharedMemory
         What the buffer is of: the import of Vulkan's memory, or what stands for the array's.
     handle_type : type
-        The type of the handle that Vulkan exported it as, or imports such memory as.
+        The type of the handle that Vulkan exported it as; ``OpaqueFd`` for an imported array.
     allocation_size : int
         Size of the VkDeviceMemory, in bytes.
     dedicated : bool
@@ -57,9 +56,26 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     _as_array = "numpy.asarray(shared.view(shape, dtype))"
 
-    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer) -> None:
+    def __init__(
+        self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer, *, immutable: bool = False
+    ) -> None:
         super().__init__(vk, native, memory)
-        self.buffer = buffer
+        self._buffer, self._immutable = buffer, immutable
+
+    @property
+    def buffer(self) -> Buffer:
+        """The compute side's buffer; `ptr`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is an imported array that its library takes for immutable: read the array itself.
+        """
+        if self._immutable:
+            raise InvalidArgumentError(
+                "array", "expected an array that may be written, got an immutable one; read it by its own library."
+            )
+        return self._buffer
 
     @property
     def exposes(self) -> str:
@@ -155,8 +171,8 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     @property
     def size(self) -> int:
-        """Size in bytes that was asked for (`Buffer.size`)."""
-        return self.buffer.size
+        """Size in bytes that was asked for, or of the imported array."""
+        return self._buffer.size
 
     def view(
         self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,

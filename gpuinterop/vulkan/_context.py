@@ -133,7 +133,12 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
         return fence
 
     fence = once.make(make)
-    if not system.until(lambda: once.call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S):
+    try:
+        done = system.until(lambda: once.call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S)
+    except GpuInteropError:  # the VkDevice is lost, and does no more work
+        once.close()
+        raise
+    if not done:
         raise ResourceBusyError(
             f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, and earlier work still holds "
             "it; submit what that work waits for first."

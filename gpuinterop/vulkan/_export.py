@@ -39,6 +39,8 @@ class Bound(VulkanObject):
     dedicated : bool
     flags : int
         ``VkMemoryPropertyFlags`` of the memory's type.
+    addressed : bool
+        Whether shaders may use addresses in it (``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT``).
     kind : str
         ``Buffer`` or ``Image``.
     handle_type : type
@@ -49,6 +51,7 @@ class Bound(VulkanObject):
     size: int
     dedicated: bool = False
     flags: int
+    addressed: bool = False
 
     def __init__(self, vk: VulkanContext, kind: str, handle_type: type[MemoryHandle]) -> None:
         super().__init__(vk, f"Vk{kind}")
@@ -61,6 +64,8 @@ class Bound(VulkanObject):
         host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
         # Near the device on a GPU; on a CPU what the host can see as well.
         index, self.flags = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+        if self.addressed:
+            chain = vk.api.new("VkMemoryAllocateFlagsInfo", pNext=chain, flags=c.MEMORY_ALLOCATE_DEVICE_ADDRESS)
         info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
         self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
         vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
@@ -94,6 +99,7 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
     external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=MEMORY_BITS[handle_type])
     info = vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
     native = Bound(vk, "Buffer", handle_type)
+    native.addressed = bool(usage & c.BUFFER_DEVICE_ADDRESS)
     native.make(lambda: _make(vk, native, info, features))
     return native
 

@@ -123,8 +123,10 @@ class SharedImage(PairedMemory, NotAnArray):
         self._range = make.range
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
-        self._given: int | None = None
-        """Layout that the other side has it in; UNDEFINED while Vulkan has a new one; None before its first barrier."""
+        self._given = LAYOUT_UNDEFINED
+        """Layout that the other side has it in, by what was recorded; UNDEFINED while it is new."""
+        self._taken: int | None = None
+        """Layout that the last `acquire` has brought it into."""
         self._mapped: Lifetime
         if make.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
@@ -192,7 +194,7 @@ class SharedImage(PairedMemory, NotAnArray):
         access : int
             ``VkAccessFlags`` of Vulkan's use; by default all.
         layout : int, optional
-            ``VkImageLayout`` that Vulkan leaves it in; by default ``GENERAL``, if `acquire` came before.
+            ``VkImageLayout`` that Vulkan leaves it in; by default the one that the last `acquire` brought it into.
             ``VK_IMAGE_LAYOUT_UNDEFINED`` says that nothing is in it: compute writes first (see `share_image`'s
             `initial`).
         shared_layout : int
@@ -213,13 +215,14 @@ class SharedImage(PairedMemory, NotAnArray):
         >>> vk.close()  # waits for the queue
         """
         self.check_open()
-        if layout is None and self._given is None:
+        layout = self._taken if layout is None else layout
+        if layout is None:
             raise InvalidArgumentError(
                 "layout",
-                "expected the layout that Vulkan leaves a new image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
+                "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
                 "nothing is in it, or the layout that barriers of your own have brought it into.",
             )
-        source = stage, access, self._vk.family(), c.LAYOUT_GENERAL if layout is None else layout
+        source = stage, access, self._vk.family(), layout
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign, shared_layout))
         self._given = shared_layout
 
@@ -237,6 +240,9 @@ class SharedImage(PairedMemory, NotAnArray):
         Before the first `release` the image has no contents and no owner: the barrier is from ``UNDEFINED``, without a
         transfer. Submit that command buffer once: submitted again, it discards what is in the image. If you record once
         and submit every frame, pass `initial` to :func:`share_image`.
+
+        The image goes by what was recorded: submit in the order of recording, each command buffer. If one with the
+        first barriers was given up, pass ``shared_layout=VK_IMAGE_LAYOUT_UNDEFINED`` to the next.
 
         Parameters
         ----------
@@ -257,19 +263,19 @@ class SharedImage(PairedMemory, NotAnArray):
         ResourceClosedError
             The image was closed, or the context.
         """
-        old = self._given or LAYOUT_UNDEFINED if shared_layout is None else shared_layout
+        old = self._given if shared_layout is None else shared_layout
         theirs, ours = (_IGNORED, _IGNORED) if old == LAYOUT_UNDEFINED else (self._foreign, self._vk.family())
         self._transfer(cmd, (stage, 0, theirs, old), (stage, access, ours, layout))
-        self._given = self._given or LAYOUT_UNDEFINED
+        self._taken = layout
 
     def _transfer(self, cmd: Any, source: ImageSide, target: ImageSide) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
         check_int(source[3], "layout", minimum=0, maximum=MAX_32)
         check_int(target[3], "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
-        if source[3] == LAYOUT_UNDEFINED and not self._given and self._mapped.copied:
+        if source[3] == LAYOUT_UNDEFINED and not self._given and self._mapped.written:
             raise InvalidArgumentError(
                 "image",
-                "expected a new image that compute has not used, got one that compute has copied or filled, which its "
+                "expected a new image that compute has not written, got one that it has copied to or filled, which its "
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )

@@ -34,7 +34,7 @@ _MEMORY_EXTENSION: dict[type[Handle], str] = {
     OpaqueFd: "VK_KHR_external_memory_fd",
     DmaBufFd: "VK_EXT_external_memory_dma_buf",
 }
-_VIEWS = {c.IMAGE_SAMPLED: 0x1, c.IMAGE_STORAGE: 0x2, c.IMAGE_COLOR_ATTACHMENT: 0x80}
+_VIEWS = {c.IMAGE_SAMPLED: 0x1, c.IMAGE_STORAGE: 0x2, c.IMAGE_COLOR_ATTACHMENT: 0x80, 0x80: 0x80}  # 0x80: input
 """The ``VkFormatFeatureFlagBits`` that a usage needs of the format."""
 _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
 

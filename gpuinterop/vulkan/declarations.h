@@ -63,6 +63,7 @@ typedef enum {
     VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER = 44,
     VK_STRUCTURE_TYPE_IMAGE_MEMORY_BARRIER = 45,
     VK_STRUCTURE_TYPE_MEMORY_BARRIER = 46,
+    VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO = 1000060000,
     VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2 = 1000059000,
     VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2 = 1000059001,
     VK_STRUCTURE_TYPE_FORMAT_PROPERTIES_2 = 1000059002,
@@ -349,6 +350,7 @@ typedef struct {
 typedef struct {
     VkStructureType sType; const void *pNext; VkDeviceSize allocationSize; uint32_t memoryTypeIndex;
 } VkMemoryAllocateInfo;
+typedef struct { VkStructureType sType; const void *pNext; VkFlags flags; uint32_t deviceMask; } VkMemoryAllocateFlagsInfo;
 typedef struct {
     VkStructureType sType; const void *pNext; VkImage image; VkBuffer buffer;
 } VkMemoryDedicatedAllocateInfo;

@@ -589,13 +589,13 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
         array = memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (32, 16), levels=3)
         assert [array.level(n).nbytes for n in range(3)] == [8192, 2048, 512]
         assert array.level(2).extent == (8, 4, 0)
-        copied = [array.lifetime.copied]
+        written = [array.lifetime.written]
         array.level(1).copy_from_host(np.zeros(2048, "uint8"), stream=stream)
-        copied.append(array.lifetime.copied)
+        written.append(array.lifetime.written)
         buffer = device.import_memory(gi.OpaqueWin32(handle=9), size=8192).map_buffer()
-        copied.append(buffer.mapping.copied)
+        written.append(buffer.mapping.written)
         array.level(0).copy_to_buffer(buffer, stream=stream)
-        assert [*copied, buffer.mapping.copied] == [False, True, False, True]
+        assert [*written, buffer.mapping.written] == [False, True, False, True]
         assert backend.calls[-1] == ("copy_level", 0, 8192, False)
         array.level(1).copy_from_buffer(buffer, offset=64, stream=stream)
         assert backend.calls[-1] == ("copy_level", 1, 2048, True)

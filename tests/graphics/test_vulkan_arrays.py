@@ -6,12 +6,14 @@ Vulkan's own. tests/vendors/test_vulkan_arrays.py has a GPU's memory.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import mmap
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 else:
     from vulkan_application import Application, match
 
+LIBC = ctypes.CDLL(None)
 SIZE = 1 << 16
 READ, READ_WRITE, STORAGE, VERTEX = 0x1, 0x3, 0x20, 0x80
 DEDICATED_ONLY, IMPORTABLE = 0x1, 0x4
@@ -152,11 +155,15 @@ def test_memory_of_numpys_own(application: Application, driver: str) -> None:
 def test_an_immutable_array_is_read(application: Application, allocation: gi.Allocation) -> None:
     memory = pattern(allocation)
     memory.flags.writeable = False
-    for usage in (READ_WRITE, STORAGE):
+    for usage in (READ_WRITE, STORAGE, 0x2, 0x8, 0x800, 0x20000):  # texels, transform feedback, addresses
         with pytest.raises(gi.InvalidArgumentError, match="only reads an immutable array"):
             gi.vulkan.import_array(application.vk, memory, usage=usage)
     with gi.vulkan.import_array(application.vk, memory, usage=READ | VERTEX) as shared:
         assert (fetch(application, shared) == memory).all()
+        assert shared.size == SIZE
+        for write in (shared.fill, lambda: shared.copy_from_host(bytes(4)), lambda: shared.view(4), lambda: shared.ptr):
+            with pytest.raises(gi.InvalidArgumentError, match="got an immutable one"):
+                write()
 
 
 def test_frames_of_an_array(application: Application, device: gi.Device, allocation: gi.Allocation) -> None:
@@ -184,54 +191,128 @@ def test_frames_of_an_array(application: Application, device: gi.Device, allocat
 # -- what is refused, and what fails ---------------------------------------------------------------------------------
 
 
-def unaligned(memory: Any, _: Path) -> Any:
-    return memory[1:5]
+def mapped(size: int, *protections: int, of: int = -1, flags: int = mmap.MAP_PRIVATE) -> Any:
+    """New pages, or those of a descriptor, each with a protection of its own."""
+    flags |= mmap.MAP_ANONYMOUS if of < 0 else 0
+    pages = mmap.mmap(of, size, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+    array = np.frombuffer(pages, np.uint8)
+    for number, protection in enumerate(protections):
+        address = array.ctypes.data + number * system.PAGE
+        assert LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(system.PAGE), protection) == 0
+    return array
 
 
-def read_only_pages(_memory: Any, _folder: Path) -> Any:
-    return np.frombuffer(mmap.mmap(-1, 8192, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ), np.uint8)
+def unaligned(allocation: gi.Allocation, _: Path) -> Any:
+    return pattern(allocation)[1:5]
 
 
-def a_files_pages(_: Any, folder: Path) -> Any:
+def overlapping(allocation: gi.Allocation, _: Path) -> Any:
+    return np.broadcast_to(pattern(allocation)[:4], (4, 4))
+
+
+def one_read_only_page(_: gi.Allocation, __: Path) -> Any:
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    return mapped(3 * system.PAGE, both, mmap.PROT_READ, both)
+
+
+def a_hole(_: gi.Allocation, __: Path) -> Any:
+    array = mapped(3 * system.PAGE)
+    assert LIBC.munmap(ctypes.c_void_p(array.ctypes.data + system.PAGE), ctypes.c_size_t(system.PAGE)) == 0
+    return array
+
+
+def a_files_pages(_: gi.Allocation, folder: Path) -> Any:
     return np.memmap(folder / "file", np.uint8, "w+", shape=8192)
 
 
-def overlapping(memory: Any, _: Path) -> Any:
-    return np.broadcast_to(memory[:4], (4, 4))
+HOST = "host memory"  # SwiftShader takes memfds alone
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "swiftshader", "lavapipe"),
     [
-        (unaligned, r"first byte at a multiple of \d+ bytes, .* got one at 1 behind"),
-        (read_only_pages, "which it may only read|host memory"),
-        (a_files_pages, "those of the file|host memory"),
-        (overlapping, "each have their own bytes"),
+        (
+            unaligned,
+            r"a multiple of \d+ bytes, .* got one at 1 behind",
+            r"a multiple of \d+ bytes, .* got one at 1 behind",
+        ),
+        (overlapping, "each have their own bytes", "each have their own bytes"),
+        (one_read_only_page, HOST, "which it may only read"),
+        (a_hole, HOST, f"expected {3 * system.PAGE} bytes mapped from .*, got {2 * system.PAGE}"),
+        (a_files_pages, HOST, "those of .*file"),
     ],
 )
 def test_refused(
-    application: Application,
-    allocation: gi.Allocation,
-    calls: Calls,
-    tmp_path: Path,
-    make: Callable[..., Any],
-    message: str,
-) -> None:
+    request: pytest.FixtureRequest, application: Application, allocation: gi.Allocation, calls: Calls, tmp_path: Path,
+    make: Callable[..., Any], swiftshader: str, lavapipe: str,
+) -> None:  # fmt: skip
     """Nothing is imported, and the same VkDevice takes good ones afterwards."""
-    memory, before = pattern(allocation), descriptors()
+    array, before = make(allocation, tmp_path), descriptors()
+    message = swiftshader if request.node.callspec.params["driver"] == "swiftshader" else lavapipe
     with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match=message):
-        gi.vulkan.import_array(application.vk, make(memory, tmp_path), usage=READ)
+        gi.vulkan.import_array(application.vk, array, usage=READ)
     assert "vkAllocateMemory" not in calls.made
     assert calls.level()
     assert descriptors() == before
+    memory = pattern(allocation)
     with gi.vulkan.import_array(application.vk, memory) as shared:
         fill(application, shared, 0)
     assert not memory.any()
 
 
+@pytest.mark.parametrize(("path", "is_memory"), [("/dev/zero (deleted)", True), ("/dev/nvidia-uvm", False)])
+def test_whose_pages_are_imported(
+    application: Application, allocation: gi.Allocation, driver: str, calls: Calls, monkeypatch: pytest.MonkeyPatch,
+    path: str, is_memory: bool,
+) -> None:  # fmt: skip
+    """Pinned memory is; a device's is not."""
+    if driver == "swiftshader":
+        pytest.skip("SwiftShader imports no addresses")
+    array = pattern(allocation)
+    start = array.ctypes.data
+    monkeypatch.setattr(
+        system, "mappings", lambda: iter([system.Mapped(range(start, start + SIZE), "rw-s", 0, 7, path)])
+    )
+    if is_memory:
+        gi.vulkan.import_array(application.vk, array).close()
+        return
+    with pytest.raises(gi.InvalidArgumentError, match=path):
+        gi.vulkan.import_array(application.vk, array)
+    assert calls.made == []
+
+
+def test_a_private_mapping_of_a_memfd_is_not_the_memfd(
+    application: Application, device: gi.Device, driver: str
+) -> None:
+    """Its bytes are the process's own: SwiftShader would see the memfd's."""
+    with device.allocate(SIZE) as allocation, allocation.export() as handle:
+        allocation.buffer.fill(1)
+        array = mapped(SIZE, of=cast(Any, handle).fd)
+        array[:] = 2
+        if driver == "swiftshader":
+            with pytest.raises(gi.UnsupportedError, match=HOST):
+                gi.vulkan.import_array(application.vk, array)
+        else:
+            with gi.vulkan.import_array(application.vk, array) as shared:
+                assert (fetch(application, shared) == 2).all()
+        with pytest.raises(gi.UnsupportedError, match=HOST):
+            gi.share(array)
+
+
+def test_memory_larger_than_the_driver_imports(
+    application: Application, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = application.vk.physical.extended
+    limits = {"VkPhysicalDeviceMaintenance3Properties": SimpleNamespace(maxMemoryAllocationSize=SIZE - 1)}
+    monkeypatch.setattr(application.vk.physical, "extended", lambda kind: limits.get(kind) or real(kind))
+    with pytest.raises(gi.InvalidArgumentError, match=f"expected an allocation of {SIZE - 1:,} bytes or fewer"):
+        gi.vulkan.import_array(application.vk, pattern(allocation))
+    assert calls.made == []
+
+
 @pytest.mark.parametrize(
     ("features", "message"),
-    [(0, "imports no buffers of usage 0x81|host memory"), (DEDICATED_ONLY | IMPORTABLE, "for that buffer alone")],
+    [(0, "imports no buffers of usage 0x81|host memory"), (DEDICATED_ONLY | IMPORTABLE, "for one buffer alone")],
 )
 def test_a_driver_that_does_not_import_such_buffers(
     application: Application,
@@ -261,11 +342,11 @@ def test_a_driver_that_wants_more_bytes_than_are_there(
 
     def more(device: Any, buffer: Any, found: Any) -> None:
         real(device, buffer, found)
-        found.size += 4096
+        found.size = SIZE - 4096 + 1
 
     monkeypatch.setitem(application.vk.functions.__dict__, "vkGetBufferMemoryRequirements", more)
-    with pytest.raises(gi.InvalidArgumentError, match=f"expected {SIZE + 4096} bytes .* got {SIZE} to the end"):
-        gi.vulkan.import_array(application.vk, pattern(allocation))
+    with pytest.raises(gi.InvalidArgumentError, match=f"expected {SIZE - 4095} bytes .* got {SIZE - 4096} to the end"):
+        gi.vulkan.import_array(application.vk, pattern(allocation)[4096:])
     assert calls.made == ["vkCreateBuffer", "vkDestroyBuffer"]
 
 
@@ -302,6 +383,29 @@ def test_a_call_that_fails(application: Application, device: gi.Device, calls: C
     assert calls.level()
     assert descriptors() == before
     allocation.close(timeout=10)
+
+
+@pytest.mark.parametrize("way", ["imported", "shared"])
+def test_memory_for_addresses(
+    application: Application, allocation: gi.Allocation, device: gi.Device, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """A buffer that shaders address is bound to memory that was allocated for it, which Vulkan demands."""
+    flags: list[int] = []
+    ffi = application.vk.api.ffi
+
+    def allocate(_: Any, info: Any, *__: Any) -> int:
+        chain = ffi.cast("VkMemoryAllocateFlagsInfo *", info.pNext)
+        flags.append(chain.flags if chain.sType == 1000060000 else 0)
+        return -1  # the application has not enabled the feature
+
+    monkeypatch.setitem(application.vk.functions.__dict__, "vkAllocateMemory", allocate)
+    for usage in (STORAGE, STORAGE | 0x20000):
+        with pytest.raises(gi.OutOfMemoryError):
+            if way == "shared":
+                gi.vulkan.share_buffer(application.vk, device, SIZE, usage=usage)
+            else:
+                gi.vulkan.import_array(application.vk, pattern(allocation), usage=usage)
+    assert flags == [0, 2]
 
 
 # -- how long things live --------------------------------------------------------------------------------------------

@@ -58,6 +58,25 @@ def test_usages_of_linear_images(application: Application, device: gi.Device, dr
             gi.vulkan.share_image(application.vk, device, (8, 8), format, tiling="linear", usage=everything)
 
 
+def test_a_format_that_has_no_views_of_the_usage(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA says of linear images for attachments that it makes them, and has no such feature of the format."""
+    name = "vkGetPhysicalDeviceFormatProperties2"
+    functions = application.vk.physical.functions
+    real = getattr(functions, name)
+
+    def without(physical: Any, format: int, found: Any) -> None:
+        real(physical, format, found)
+        found.formatProperties.linearTilingFeatures &= ~USAGES["SAMPLED"][1]
+
+    monkeypatch.setitem(functions.__dict__, name, without)
+    share = partial(gi.vulkan.share_image, application.vk, device, (8, 8), FORMAT, tiling="linear")
+    with pytest.raises(gi.InvalidArgumentError, match="got SAMPLED"):
+        share(usage=TRANSFERS | USAGES["SAMPLED"][0])
+    share(usage=TRANSFERS).close()
+
+
 def test_a_format_without_linear_images(application: Application, device: gi.Device) -> None:
     with pytest.raises(gi.InvalidArgumentError, match="linear images of R8G8B8_UNORM") as caught:
         gi.vulkan.share_image(application.vk, device, (8, 8), "R8G8B8_UNORM", tiling="linear")

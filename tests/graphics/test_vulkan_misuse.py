@@ -248,7 +248,7 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ("allow", lambda: g.share_handoff(vk, dev, allow=())),
         ("allow", lambda: g.share_handoff(vk, dev, allow="timeline")),
         ("vk", lambda: g.import_array(3, np.zeros(4))),
-        ("arrays", lambda: g.import_array(vk, 3)),
+        ("array", lambda: g.import_array(vk, 3)),
         ("usage", lambda: g.import_array(vk, np.zeros(4), usage=0)),
         ("size", lambda: g.export_memory(vk, 1, size="1", dedicated=False)),
         ("queue_family_index", lambda: g.VulkanContext(application.instance, vk.physical_device, vk.device, None, "0")),

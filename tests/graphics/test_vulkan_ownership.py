@@ -162,9 +162,10 @@ def check_image(shared: Any, recorder: Recorder, other: int, levels: int = 1, la
     shared.acquire(COMMANDS, stage=TRANSFER, access=TRANSFER_WRITE, layout=TRANSFER_DST)  # of a new image
     stages, access, layouts = (TRANSFER, TRANSFER), (0, TRANSFER_WRITE), (UNDEFINED, TRANSFER_DST)
     assert recorder.one() == Transfer(handle, (IGNORED, IGNORED), stages, access, layouts, whole)
-    layouts = GENERAL, GENERAL
+    layouts = TRANSFER_DST, GENERAL  # as it was acquired
     shared.release(COMMANDS)
     assert recorder.one() == released(handle, ALL, MEMORY_READ_WRITE, to=other, layouts=layouts, range=whole)
+    layouts = GENERAL, GENERAL
     shared.acquire(COMMANDS)
     assert recorder.one() == acquired(handle, ALL, MEMORY_READ_WRITE, source=other, layouts=layouts, range=whole)
     shared.release(COMMANDS, stage=TRANSFER, access=TRANSFER_WRITE, layout=TRANSFER_DST)
@@ -212,7 +213,7 @@ def test_an_imported_buffer(
 
 
 def memory() -> Any:
-    array = SimpleNamespace(lifetime=SimpleNamespace(copied=False))
+    array = SimpleNamespace(lifetime=SimpleNamespace(written=False))
     return SimpleNamespace(closed=False, map_buffer=lambda **_: None, map_mipmapped_array=lambda *_, **__: array)
 
 

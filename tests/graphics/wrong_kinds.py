@@ -75,6 +75,7 @@ class Objects:
         self.fence = vulkan.vkCreateFence(application.device, vulkan.VkFenceCreateInfo(), None)
         self.buffer = gi.vulkan.share_buffer(self.vk, device, 4096)
         self.image = gi.vulkan.share_image(self.vk, device, (8, 8), "R8_UNORM", tiling="linear", initial=1)
+        self.application.record(self.image.acquire)
         self.allocation = device.allocate(8192)
         self.imported = gi.vulkan.import_array(self.vk, self.allocation.buffer.view(8192))
         self.handoff = gi.vulkan.share_handoff(self.vk, device, allow=("binary", "bridged"))

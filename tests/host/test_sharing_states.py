@@ -116,9 +116,9 @@ BAD: Final = [
     ("shares(np.lib.stride_tricks.as_strided(array(), (4, 4), (1, 1)))", "InvalidArgumentError: .*overlap"),
     ("shares(np.broadcast_to(array()[:1], 5))", "InvalidArgumentError: .*overlap"),
     ("shares(np.array([object()]))", "InvalidArgumentError: "),
-    ("shares({})", "InvalidArgumentError: arrays: expected an array or more"),
+    ("shares({})", "InvalidArgumentError: array: expected an array or more"),
     ("shares({1: array()})", "ArgumentTypeError: arrays: expected names"),
-    ("shares(None)", "ArgumentTypeError: arrays: expected an array"),
+    ("shares(None)", "ArgumentTypeError: array: expected an array"),
     (
         "shares(Image({'data': b'xyz', 'shape': (3,), 'typestr': '|u1'}))",
         "InvalidArgumentError: .*its __array_interface",
