@@ -116,7 +116,7 @@ BAD: Final = [
     ("shares(np.lib.stride_tricks.as_strided(array(), (4, 4), (1, 1)))", "InvalidArgumentError: .*overlap"),
     ("shares(np.broadcast_to(array()[:1], 5))", "InvalidArgumentError: .*overlap"),
     ("shares(np.array([object()]))", "InvalidArgumentError: "),
-    ("shares({})", "InvalidArgumentError: array: expected an array or more"),
+    ("shares({})", "InvalidArgumentError: arrays: expected an array or more"),
     ("shares({1: array()})", "ArgumentTypeError: arrays: expected names"),
     ("shares(None)", "ArgumentTypeError: array: expected an array"),
     (
