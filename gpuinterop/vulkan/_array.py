@@ -144,6 +144,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
             "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
         )
     (block,) = blocks
+    _check_size(vk, block.size)
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
     with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device.handle, block) as handle:
         assert isinstance(handle, FdHandle)
@@ -162,6 +163,7 @@ def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: in
     first, end = array.span
     start = first - first % system.PAGE
     size = round_up(end - start, system.PAGE)
+    _check_size(vk, size)
     if start % step or size % step:  # only whole pages are certain to be mapped
         raise InvalidArgumentError(
             "array",
@@ -186,6 +188,16 @@ def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: in
 
     features = vk.physical.host_pointer_features(usage)
     return _buffer(vk, size, usage, (first - start, end - first), bit, features, "array", bind)
+
+
+def _check_size(vk: VulkanContext, size: int) -> None:
+    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
+    if size > most:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an allocation of {most:,} bytes or fewer, which {vk.identity.name} imports, got one of "
+            f"{size:,}; take less at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
+        )
 
 
 def _check_pages(one: system.Mapped) -> None:
@@ -235,13 +247,6 @@ def _buffer(
             argument,
             f"expected memory that {name} imports, which it does only if that was allocated for one buffer alone; copy "
             "the array into that of share_buffer.",
-        )
-    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
-    if size > most:
-        raise InvalidArgumentError(
-            argument,
-            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {size:,}; take less "
-            "at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
         )
     native = Bound(vk, "Buffer", OpaqueFd)
     native.size, native.addressed = size, bool(usage & c.BUFFER_DEVICE_ADDRESS)

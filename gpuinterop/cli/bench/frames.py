@@ -95,7 +95,7 @@ class _Rig:
         vk.call("vkAllocateCommandBuffers", vk.device, info, out)
         vk.call("vkBeginCommandBuffer", out[0], api.new("VkCommandBufferBeginInfo", flags=_AT_ONCE))
         self.buffer.acquire(out[0])
-        vk.functions.vkCmdFillBuffer(out[0], self.buffer.vk_buffer, 0, nbytes, 0x01010101)
+        vk.functions.vkCmdFillBuffer(out[0], self.buffer.vulkan_object.handle, 0, nbytes, 0x01010101)
         self.buffer.release(out[0])
         vk.call("vkEndCommandBuffer", out[0])
         return [out[0]]
@@ -140,7 +140,7 @@ class _Frames:
             self.rig.fill(self.nbytes)
             timeline.semaphore.signal(stream, 2)
         scope.enter_context(graph)
-        submission = _Submission(self.rig, timeline.vk_semaphore, self.commands)
+        submission = _Submission(self.rig, timeline.vulkan_object.handle, self.commands)
         values, semaphores = Values(), graph.semaphores
 
         def frames(count: int) -> None:
@@ -272,7 +272,7 @@ class _ByHand:
         self.stream, self._floor = bench.by_hand.stream(), bench.in_c
         # The pair's Vulkan half alone is used.
         self._shared = scope.enter_context(share_semaphore(vk, bench.device, Timeline))
-        semaphore = self._shared.vk_semaphore
+        semaphore = self._shared.vulkan_object.handle
         info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
         fd = api.ffi.new("int *")
         vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
