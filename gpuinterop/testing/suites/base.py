@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from ... import system
 from ..._core.device import Device
 from ..._core.memory import Buffer, ExternalMemory
 from ..._core.semaphore import ExternalSemaphore
@@ -243,7 +244,9 @@ def leaves_nothing(round_trip: Callable[[int], object], *, rounds: int = 10) -> 
     open_before, mapped_before = fds(), mappings()
     for turn in range(rounds):
         round_trip(turn)
-    assert len(fds()) <= len(open_before), f"descriptors leak: {sorted(fds() - open_before)}"
+    now = fds()
+    more = {one: system.link(int(one)) for one in now - open_before}
+    assert len(now) <= len(open_before), f"descriptors leak: {more}"
     assert mappings() <= mapped_before, "mappings leak"
 
 
