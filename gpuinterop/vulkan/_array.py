@@ -14,7 +14,7 @@ from ..handles import AllocationHandle, FdHandle, OpaqueFd
 from . import _api as c
 from ._buffer import SharedBuffer
 from ._context import VulkanContext, check_context
-from ._export import Bound
+from ._export import Bound, plan_buffer
 from ._query import BUFFER_USAGE
 from ._shared import agree, share
 
@@ -23,9 +23,15 @@ if TYPE_CHECKING:
     from ..backend import Block
     from ..sharing.origin import Described
 
-_READS: Final = 0x1 | 0x4 | 0x10 | 0x40 | 0x80 | 0x100
-"""``VkBufferUsageFlags`` by which Vulkan only reads: transfers from it, uniform texels, uniforms, indices, vertices,
-indirect commands."""
+_READS: Final = (
+    c.BUFFER_TRANSFER_SRC
+    | c.BUFFER_USAGE_UNIFORM_TEXEL_BUFFER
+    | c.BUFFER_USAGE_UNIFORM_BUFFER
+    | c.BUFFER_USAGE_INDEX_BUFFER
+    | c.BUFFER_USAGE_VERTEX_BUFFER
+    | c.BUFFER_USAGE_INDIRECT_BUFFER
+)
+"""``VkBufferUsageFlags`` by which Vulkan only reads."""
 _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon_hugepage", "/SYSV")
 """Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
@@ -110,7 +116,7 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     if device.info.is_cpu:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = device.info.is_cpu and vk.physical.host_pointer_features(usage) & c.MEMORY_IMPORTABLE
-    native = (_import_pages if by_address else _import_handle)(vk, device, found, usage)
+    native = _import_pages(vk, found, usage) if by_address else _import_handle(vk, device, found, usage)
     native.keep = found.keep
     start, end = found.span
     return share(
@@ -153,7 +159,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
         return import_fd(vk, handle, block.size, usage, part, argument="array", user="import_array()")
 
 
-def _import_pages(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     """A VkBuffer on the pages that an array of the host lies in."""
     from .._core.memory import round_up
 
@@ -248,12 +254,10 @@ def _buffer(
             f"expected memory that {name} imports, which it does only if that was allocated for one buffer alone; copy "
             "the array into that of share_buffer.",
         )
-    native = Bound(vk, "Buffer", OpaqueFd)
-    native.size, native.addressed = size, bool(usage & c.BUFFER_DEVICE_ADDRESS)
+    native, info = plan_buffer(vk, count, usage, bit)
+    native.size = size
 
     def make() -> Any:
-        external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
-        info = vk.api.new("VkBufferCreateInfo", pNext=external, size=count, usage=usage)
         buffer = native.new("vkCreateBuffer", "VkBuffer", info)
         needs = vk.api.ffi.new("VkMemoryRequirements *")
         vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, needs)

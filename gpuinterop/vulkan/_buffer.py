@@ -98,8 +98,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        self.check_open()
-        return self._vk.api.for_caller(self.vulkan_object.handle)
+        return self._vk.api.for_caller(self.open_handle())
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -160,8 +159,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
     def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
-        self.check_open()
-        what = buffer_barrier(self._vk, self.vulkan_object.handle, source, target)
+        what = buffer_barrier(self._vk, self.open_handle(), source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
     @property

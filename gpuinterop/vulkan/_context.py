@@ -18,7 +18,7 @@ from .._core.monitor import locked, refuse_reentry
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
 from ..handles import DeviceIdentity
-from ._api import NOT_READY, Api, check_call
+from ._api import COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT, NOT_READY, Api, check_call
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _GRACE_S = 1.0
 """Seconds to wait for Vulkan's work after an exception leaves the block. A frame ends in that time; work that waits for
 a signal that the exception has prevented never ends."""
 _SUBMISSION_S = 10.0
-_ONE_TIME = 0x1  # VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
 
 
 class VulkanObject(lifetime.Lifetime):
@@ -125,7 +124,8 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
         commands = vk.api.ffi.new("VkCommandBuffer *")
         allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
         vk.call("vkAllocateCommandBuffers", vk.device, allocate, commands)
-        vk.call("vkBeginCommandBuffer", commands[0], new("VkCommandBufferBeginInfo", flags=_ONE_TIME))
+        begin = new("VkCommandBufferBeginInfo", flags=COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT)
+        vk.call("vkBeginCommandBuffer", commands[0], begin)
         record(commands[0])
         vk.call("vkEndCommandBuffer", commands[0])
         submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)

@@ -96,12 +96,19 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
     usage = check_flags(usage, "usage")
     features = vk.physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
-    external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=MEMORY_BITS[handle_type])
-    info = vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
-    native = Bound(vk, "Buffer", handle_type)
-    native.addressed = bool(usage & c.BUFFER_DEVICE_ADDRESS)
+    native, info = plan_buffer(vk, size, usage, MEMORY_BITS[handle_type], handle_type)
     native.make(lambda: _make(vk, native, info, features))
     return native
+
+
+def plan_buffer(
+    vk: VulkanContext, size: int, usage: int, bit: int, handle_type: type[MemoryHandle] = OpaqueFd
+) -> tuple[Bound, Any]:
+    """A buffer on external memory that is to be made, and its ``VkBufferCreateInfo``."""
+    external = vk.api.new("VkExternalMemoryBufferCreateInfo", handleTypes=bit)
+    native = Bound(vk, "Buffer", handle_type)
+    native.addressed = bool(usage & c.BUFFER_DEVICE_ADDRESS)
+    return native, vk.api.new("VkBufferCreateInfo", pNext=external, size=size, usage=usage)
 
 
 def create_image(

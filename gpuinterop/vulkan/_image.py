@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from .._core.memory import Buffer, ExternalMemory
 
 
-LAYOUT_UNDEFINED: Final = 0
-_IGNORED: Final = 0xFFFFFFFF  # VK_QUEUE_FAMILY_IGNORED
-
 ImageSide: TypeAlias = tuple[int, int, int, int]
 """Stage, access, queue family, layout."""
 
@@ -44,7 +41,7 @@ _USAGES: Final = {
     "SAMPLED": c.IMAGE_SAMPLED,
     "STORAGE": c.IMAGE_STORAGE,
     "COLOR_ATTACHMENT": c.IMAGE_COLOR_ATTACHMENT,
-    "INPUT_ATTACHMENT": 0x80,
+    "INPUT_ATTACHMENT": c.IMAGE_INPUT_ATTACHMENT,
 }
 """What a driver may offer of an image that has colours, by the name in ``VkImageUsageFlagBits``."""
 
@@ -123,7 +120,7 @@ class SharedImage(PairedMemory, NotAnArray):
         self._range = make.range
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
-        self._given = LAYOUT_UNDEFINED
+        self._given = c.LAYOUT_UNDEFINED
         """Layout that the other side has it in, by what was recorded; UNDEFINED while it is new."""
         self._taken: int | None = None
         """Layout that the last `acquire` has brought it into."""
@@ -151,8 +148,7 @@ class SharedImage(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        self.check_open()
-        return self._vk.api.for_caller(self.vulkan_object.handle)
+        return self._vk.api.for_caller(self.open_handle())
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -264,7 +260,11 @@ class SharedImage(PairedMemory, NotAnArray):
             The image was closed, or the context.
         """
         old = self._given if shared_layout is None else shared_layout
-        theirs, ours = (_IGNORED, _IGNORED) if old == LAYOUT_UNDEFINED else (self._foreign, self._vk.family())
+        theirs, ours = (
+            (c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED)
+            if old == c.LAYOUT_UNDEFINED
+            else (self._foreign, self._vk.family())
+        )
         self._transfer(cmd, (stage, 0, theirs, old), (stage, access, ours, layout))
         self._taken = layout
 
@@ -272,15 +272,14 @@ class SharedImage(PairedMemory, NotAnArray):
         commands = command_buffer(self._vk, cmd, source, target)
         check_int(source[3], "layout", minimum=0, maximum=MAX_32)
         check_int(target[3], "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
-        if source[3] == LAYOUT_UNDEFINED and not self._given and self._mapped.written:
+        if source[3] == c.LAYOUT_UNDEFINED and not self._given and self._mapped.written:
             raise InvalidArgumentError(
                 "image",
                 "expected a new image that compute has not written, got one that it has copied to or filled, which its "
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )
-        self.check_open()
-        what = image_barrier(self._vk, self.vulkan_object.handle, self._range, source, target)
+        what = image_barrier(self._vk, self.open_handle(), self._range, source, target)
         self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
 
 
@@ -460,7 +459,7 @@ def share_image(
         if initial is not None:
 
             def give(commands: Any) -> None:
-                image.release(commands, layout=LAYOUT_UNDEFINED, shared_layout=initial)
+                image.release(commands, layout=c.LAYOUT_UNDEFINED, shared_layout=initial)
 
             run_once(vk, give, native)
         return image

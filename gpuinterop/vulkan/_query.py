@@ -34,7 +34,12 @@ _MEMORY_EXTENSION: dict[type[Handle], str] = {
     OpaqueFd: "VK_KHR_external_memory_fd",
     DmaBufFd: "VK_EXT_external_memory_dma_buf",
 }
-_VIEWS = {c.IMAGE_SAMPLED: 0x1, c.IMAGE_STORAGE: 0x2, c.IMAGE_COLOR_ATTACHMENT: 0x80, 0x80: 0x80}  # 0x80: input
+_VIEWS = {
+    c.IMAGE_SAMPLED: c.FORMAT_FEATURE_SAMPLED_IMAGE,
+    c.IMAGE_STORAGE: c.FORMAT_FEATURE_STORAGE_IMAGE,
+    c.IMAGE_COLOR_ATTACHMENT: c.FORMAT_FEATURE_COLOR_ATTACHMENT,
+    c.IMAGE_INPUT_ATTACHMENT: c.FORMAT_FEATURE_COLOR_ATTACHMENT,
+}
 """The ``VkFormatFeatureFlagBits`` that a usage needs of the format."""
 _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
 

@@ -52,15 +52,13 @@ class SharedSemaphore(Pair, Generic[K]):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        self.check_open()
-        return self._vk.api.for_caller(self.vulkan_object.handle)
+        return self._vk.api.for_caller(self.open_handle())
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
-        self.check_open()
-        return counter(self._vk, self.vulkan_object, self.vulkan_object.handle)
+        return counter(self._vk, self.vulkan_object, self.open_handle())
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""

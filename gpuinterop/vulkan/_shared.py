@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type
+from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type, inside
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -120,6 +120,12 @@ class Pair(Shared):
         self._vk.check_open()
         if self._other.closed:
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
+
+    @inside
+    def open_handle(self) -> Any:
+        """Vulkan's handle, after `check_open`."""
+        self.check_open()
+        return self.vulkan_object.handle
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides. Idempotent; never blocks unless `timeout` is given.

@@ -15,6 +15,7 @@ HEADER = "#include <vulkan/vulkan_core.h>\n"
 DECLARATIONS = (files("gpuinterop.vulkan") / "declarations.h").read_text(encoding="ascii")
 
 NAMES = (
+    ("((COMMAND_)?BUFFER_USAGE_.*|FORMAT_FEATURE_.*)", r"\1_BIT"),
     ("(MEMORY|SEMAPHORE)_HANDLE_(.*)", r"EXTERNAL_\1_HANDLE_TYPE_\2_BIT"),
     ("(.*_FOREIGN|.*_HOST_ALLOCATION_BIT|.*_DMA_BUF_BIT)", r"\1_EXT"),
     ("FEATURE_(DEDICATED_ONLY)", r"EXTERNAL_MEMORY_FEATURE_\1_BIT"),
@@ -23,7 +24,7 @@ NAMES = (
     ("BUFFER_STORAGE", "BUFFER_STORAGE_BUFFER"),
     ("BUFFER_DEVICE_ADDRESS", "BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT"),
     ("(MEMORY_ALLOCATE_DEVICE_ADDRESS)", r"\1_BIT"),
-    ("(BUFFER|IMAGE)_((TRANSFER|STORAGE|SAMPLED|COLOR).*)", r"\1_USAGE_\2_BIT"),
+    ("(BUFFER|IMAGE)_((TRANSFER|STORAGE|SAMPLED|COLOR|INPUT).*)", r"\1_USAGE_\2_BIT"),
     ("(TILING|LAYOUT)_(.*)", r"IMAGE_\1_\2"),
     ("ASPECT_(.*)", r"IMAGE_ASPECT_\1_BIT"),
     ("MEMORY_((DEVICE|HOST)_.*)", r"MEMORY_PROPERTY_\1_BIT"),

@@ -10,7 +10,7 @@ from ...handles import MemoryHandle, OpaqueFd
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
 from ...vulkan._export import create_image
-from ...vulkan._image import LAYOUT_UNDEFINED, ImageSide, image_barrier
+from ...vulkan._image import ImageSide, image_barrier
 from ...vulkan._query import IMAGE_USAGE, ImageSupport, image_type
 from ..base import ExporterImage, ImageParameters
 from .staging import TRANSFERS, Staged
@@ -94,7 +94,7 @@ class VulkanImage(Staged, ExporterImage):
 
     def _hand_over(self, vk: VulkanContext) -> None:
         """The first transition, which is to the other side."""
-        self._copy(lambda commands: self.release(vk, commands, LAYOUT_UNDEFINED))
+        self._copy(lambda commands: self.release(vk, commands, c.LAYOUT_UNDEFINED))
 
     # -- the interface ------------------------------------------------------------------------------------------------
 
