@@ -19,18 +19,78 @@ HandoffStep(frame=1, wait_value=2, signal_value=3)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ._arguments import Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
+from .capabilities import Capabilities, Cell, Operation, Scope
 from .errors import InvalidArgumentError, UnsupportedError
-from .handles import Binary, Timeline
+from .handles import Binary, DeviceIdentity, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32, is_here
+
+if TYPE_CHECKING:
+    from ._core.device import Device
 
 __all__ = ["Handoff", "HandoffStep"]
+
+_OPERATIONS: Final = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
+_SHARED: Final[Mapping[str, tuple[type[Handle], ...]]] = {
+    "timeline": (TimelineFd, TimelineWin32),
+    "binary": (OpaqueFd, OpaqueWin32),
+}
+"""The handle types of the semaphores that both sides have; in a bridged handoff the compute side has none."""
+BRIDGED: Final = "bridged"
+MODES: Final = (*_SHARED, BRIDGED)
+"""The best mode first."""
+
+
+class Graphics(Protocol):
+    """The graphics side, as far as the choice of a mode asks.
+
+    Attributes
+    ----------
+    identity : DeviceIdentity
+    capabilities : Capabilities
+        The table of :func:`gpuinterop.vulkan.capabilities`, or another party's in the same sense.
+    endpoint_gap : str
+        Why a bridge cannot wait for its timelines and signal them; empty if it can.
+    """
+
+    @property
+    def identity(self) -> DeviceIdentity: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def endpoint_gap(self) -> str: ...
+
+
+def mode_gaps(graphics: Graphics, device: Device) -> dict[str, UnsupportedError | None]:
+    """Return for each mode, the best first, why the two sides cannot hand over in it; None where they can."""
+    return {mode: _mode_gap(graphics, device, mode) for mode in MODES}
+
+
+def _mode_gap(graphics: Graphics, device: Device, mode: str) -> UnsupportedError | None:
+    try:
+        if mode != BRIDGED:
+            cells = [(operation, kind) for kind in _SHARED[mode] if is_here(kind) for operation in _OPERATIONS]
+            device.capabilities.require(*cells)
+            graphics.capabilities.require(*cells)
+        else:
+            device.capabilities.require(Operation.STREAM_MEMORY_OPS)
+            if graphics.endpoint_gap:
+                gap = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
+                    Scope.DRIVER, f"{graphics.endpoint_gap}.", "gpuinterop.bridge.Endpoint"
+                )
+                raise UnsupportedError(gap, context=graphics.identity.name)
+    except UnsupportedError as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

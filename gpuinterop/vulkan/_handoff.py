@@ -11,27 +11,18 @@ from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
-from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ..handles import Binary, OpaqueFd, Timeline, TimelineFd
-from ..handoff import Handoff
+from ..handles import Binary, Timeline
+from ..handoff import BRIDGED, MODES, Handoff, mode_gaps
 from . import _api as c
 from ._api import Api, check
 from ._context import VulkanContext
 from ._export import counter_reader
 from ._semaphore import SharedSemaphore, share_semaphore
-from ._shared import Shared, agree, check_device
+from ._shared import Shared, check_device
 
 if TYPE_CHECKING:
     from .._core.device import Device
-
-
-_OPERATIONS = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
-_MODES = {"timeline": TimelineFd, "binary": OpaqueFd}
-_BRIDGED = "bridged"
-_NO_TIMELINES = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
-    Scope.DRIVER, "the driver has no timeline semaphores.", "VkPhysicalDeviceTimelineSemaphoreFeatures"
-)
 
 
 class VulkanSubmit(TypedDict):
@@ -185,7 +176,7 @@ class SharedHandoff(Shared, Handoff):
     @property
     def mode(self) -> str:
         """``timeline``, ``binary`` or ``bridged``."""
-        return "bridged" if isinstance(self._to_compute, BridgedSemaphore) else super().mode
+        return BRIDGED if isinstance(self._to_compute, BridgedSemaphore) else super().mode
 
     @property
     def queue_family(self) -> QueueFamily | None:
@@ -416,7 +407,7 @@ def share_handoff(
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
     if not allow:
         raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
-    if unknown := [mode for mode in allow if mode not in (*_MODES, _BRIDGED)]:
+    if unknown := [mode for mode in allow if mode not in MODES]:
         raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
     return _make(vk, device, _agree_on_mode(vk, device, allow), bridge)
 
@@ -441,7 +432,7 @@ def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None) -
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
     """Return the first mode that both sides support; else raise the first gap, with the reason for every mode."""
-    gaps = {mode: _gap(vk, device, mode) for mode in (*_MODES, _BRIDGED)}
+    gaps = mode_gaps(vk.physical, device)
     for mode in allow:
         if gaps[mode] is None:
             return mode
@@ -452,17 +443,3 @@ def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> s
     first = gaps[allow[0]]
     assert first is not None
     raise UnsupportedError(first.capability, message="\n".join(lines))
-
-
-def _gap(vk: VulkanContext, device: Device, mode: str) -> UnsupportedError | None:
-    """Why the two sides cannot hand over in this mode; None if they can."""
-    try:
-        if mode != _BRIDGED:
-            agree(vk, device, _OPERATIONS, [_MODES[mode]])
-        else:
-            device.capabilities.require(Operation.STREAM_MEMORY_OPS)
-            if not vk.physical.has_timelines:
-                raise UnsupportedError(_NO_TIMELINES, context=vk.identity.name)
-    except UnsupportedError as error:
-        return error
-    return None

@@ -267,6 +267,11 @@ class PhysicalDevice:
         self.functions.vkGetPhysicalDeviceFeatures2(self.handle, features)
         return bool(timeline.timelineSemaphore)
 
+    @property
+    def endpoint_gap(self) -> str:
+        """Why no bridge can use this driver's timelines; empty if one can."""
+        return "" if self.has_timelines else "the driver has no timeline semaphores"
+
     @cached_property
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`capabilities`)."""

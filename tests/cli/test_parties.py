@@ -54,6 +54,7 @@ def test_of_two_gpus_of_one_name_the_one_that_matches(monkeypatch: pytest.Monkey
             version="1",
             identity=gi.DeviceIdentity(name="GPU", uuid=bytes([index] * 16)),
             capabilities=gi.device().capabilities,
+            endpoint_gap="",
         )
         for index in range(2)
     )

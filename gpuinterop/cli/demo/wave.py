@@ -9,7 +9,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field, replace
@@ -23,11 +23,10 @@ from ..._core.resource import Resource
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Event, Stream
 from ...bridge import Bridge
-from ...capabilities import Capability, Operation, Scope
 from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ...exporters.base import Exporter, ExporterSemaphore, Submission
-from ...handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32
-from ...handoff import Handoff
+from ...handles import Binary, Timeline
+from ...handoff import MODES, Handoff, mode_gaps
 from .consumer import Consumer, open_consumer
 from .producer import Producer
 from .simulation import Field, Sources, WaveParameters, simulate
@@ -87,12 +86,8 @@ class Sync:
     reason: str = ""
 
 
-_KINDS: tuple[tuple[type, type[Handle]], ...] = (
-    (Timeline, TimelineFd),
-    (Timeline, TimelineWin32),
-    (Binary, OpaqueFd),
-    (Binary, OpaqueWin32),
-)
+_ALLOWED = {"native": MODES[:-1], "bridged": MODES[-1:], "auto": MODES}
+_KINDS = {"timeline": Timeline, "binary": Binary, "bridged": Timeline}
 
 
 def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
@@ -115,44 +110,21 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
     UnsupportedError
         What `mode` names does not work here.
     """
-    reasons: list[str] = []
-    gaps: list[UnsupportedError] = []
-    bridge = _bridge_gap(exporter, device)
-    if mode != "bridged":
-        for kind, handle_type in _KINDS:
-            missing = _missing(exporter, device, handle_type)
-            if missing is None:
-                return Sync(kind.__name__.lower(), kind, " ".join(reasons))
-            if handle_type in (TimelineFd, OpaqueFd) and missing.reason not in reasons:
-                reasons.append(missing.reason)
-                other = replace(missing, workaround="sync bridged, or auto.") if bridge else missing
-                gaps.append(UnsupportedError(other, context=f"{device.name} with {exporter.driver}"))
-    if mode != "native":
-        if bridge:
-            return Sync("bridged", Timeline, " ".join(reasons))
-        reasons.append(bridge.reason)
-        gaps.append(UnsupportedError(bridge, context=f"{device.name} with {exporter.driver}"))
+    gaps = mode_gaps(exporter, device)
+    worse: list[UnsupportedError] = []
+    for name in _ALLOWED[mode]:
+        if (gap := gaps[name]) is None:
+            return Sync(name, _KINDS[name], _reasons(worse))
+        worse.append(gap)
+    if mode == "native" and gaps["bridged"] is None:
+        raise UnsupportedError(replace(worse[0].capability, workaround="sync bridged, or auto."), context=device.name)
     if mode != "auto":
-        raise gaps[0]
-    return Sync("host", None, " ".join(reasons))
+        raise worse[0]
+    return Sync("host", None, _reasons(worse))
 
 
-def _bridge_gap(exporter: Exporter, device: Device) -> Capability:
-    found = device.capabilities.of(Operation.STREAM_MEMORY_OPS)
-    if found and exporter.endpoint_gap:
-        return found.cell.gap(
-            Scope.PLATFORM, f"{exporter.endpoint_gap}.", "gpuinterop.exporters", "an exporter in this process."
-        )
-    return found
-
-
-def _missing(exporter: Exporter, device: Device, handle_type: type[Handle]) -> Capability | None:
-    needed = [
-        (operation, handle_type)
-        for operation in (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
-    ]
-    gaps = exporter.capabilities.missing(*needed) or device.capabilities.missing(*needed)
-    return gaps[0] if gaps else None
+def _reasons(gaps: Sequence[UnsupportedError]) -> str:
+    return " ".join(dict.fromkeys(gap.capability.reason for gap in gaps))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,8 @@ class VulkanDriver:
     identity : DeviceIdentity
     capabilities : Capabilities
         The table of :func:`gpuinterop.vulkan.capabilities`.
+    endpoint_gap : str
+        Why no bridge can use its timelines; empty if one can.
     """
 
     index: int
@@ -45,6 +47,7 @@ class VulkanDriver:
     version: str
     identity: DeviceIdentity
     capabilities: Capabilities
+    endpoint_gap: str
 
 
 class DriverList(list[VulkanDriver]):
@@ -95,6 +98,7 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
         version=physical.driver_version,
         identity=physical.identity,
         capabilities=physical.capabilities,
+        endpoint_gap=physical.endpoint_gap,
     )
 
 
