@@ -7,13 +7,13 @@ A page is a program. A fence says behind the language where its block runs:
     ```python gpu                  on a GPU; docs/recorded.toml has the date and a hash of what ran
     ```python host gpu             both
     ```python host file=peer.py    appended to that file beside the program, not run
-    ```console host                each line that begins with "$ " is a command
-    ```text output                 what the block before it has printed; "..." stands for anything
+    ```console host                each line that begins with "$ " is a command; below it stands what it prints
+    ```text output                 what the block before it prints; "..." stands for anything
     ```toml in=docs/x.toml         an excerpt, as it stands in that file of the checkout
     ```sh reader                   the reader's to run: it installs, needs the checkout's folder, or hardware of theirs
 
-A page's blocks of one kind run in order, in one process and one folder of their own. What a reader need not see stands
-in a comment that begins with "<!-- host" (or another kind).
+A page's Python of one kind is one program, as a reader gets it who pastes the blocks into a file from the top: page.py,
+beside the page's files, in a folder of its own. It prints what the outputs say, and no more. The commands follow.
 
 Usage:
     python tools/manual.py run KIND [PAGE...]       run the programs of that kind: those of all pages, or of these
@@ -23,12 +23,10 @@ Usage:
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import doctest
 import hashlib
 import importlib
-import io
 import os
 import platform
 import re
@@ -51,17 +49,13 @@ KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
 LIMIT_S = 240
 SOURCES = (".py", ".comp", ".spv")
 FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
-_FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$"
-    r"|^<!-- (?P<hidden>[\w =.]+)\n(?P<setup>.*?)^-->$",
-    re.MULTILINE | re.DOTALL,
-)
+_FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fence of a page, or a hidden comment with code."""
+    """A fence of a page."""
 
     page: str
     line: int
@@ -87,14 +81,12 @@ def blocks(page: str) -> Iterator[Block]:
     text = (ROOT / page).read_text(encoding="utf-8")
     for found in _FENCE.finditer(text):
         line = text.count("\n", 0, found.start()) + 2  # that of the code
-        language, *marks = (f"python {found['hidden']}" if found["hidden"] else found["info"]).split() or [""]
-        if found["hidden"] and not KINDS.keys() & set(marks):
-            continue
+        language, *marks = found["info"].split() or [""]
         file = next((mark.removeprefix("file=") for mark in marks if mark.startswith("file=")), "")
         if language.startswith("{"):  # MyST's own
             continue
-        indent = len(found["indent"] or "")
-        code = "".join(text[indent:] for text in (found["code"] or found["setup"] or "").splitlines(keepends=True))
+        indent = len(found["indent"])
+        code = "".join(text[indent:] for text in found["code"].splitlines(keepends=True))
         yield Block(page, line, language, tuple(marks), file, code)
 
 
@@ -162,92 +154,82 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a page's program in a process of its own, in an empty folder; those of the examples in a copy of theirs.
+    """Run a page's program, then its commands, in an empty folder; those of the examples in a copy of theirs.
 
-    A leak in it, or in a process that it starts, is a failure. Its pictures go into the folder `pictures`.
+    The first that fails, prints something else, or leaves an object open, ends the run. Its pictures go into the folder
+    `pictures`.
     """
-    environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1"}
+    environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     warnings = (os.environ.get("PYTHONWARNINGS"), "error::ResourceWarning")  # in its children too
     environment["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    extra = [
-        str(EXAMPLES),
-        str(ROOT),
-        os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""),
-        os.environ.get("PYTHONPATH", ""),
-    ]
+    extra = [str(EXAMPLES), os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, extra))
     if kind == "simulated":
-        library = _simulated()
-        environment["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
+        _simulate(environment)
+    done = subprocess.CompletedProcess(page, 0, "", "")
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "here"
         if page.startswith("docs/examples/"):
             shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             folder.mkdir()
-        command = [sys.executable, "-X", "faulthandler", __file__, "_here", kind, page]
-        done = subprocess.run(
-            command, cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S
-        )
-        if "LeakedResourceWarning" in done.stderr:  # raised in a finalizer, or in a child: no exit status tells
-            done.returncode = done.returncode or 1
+        for command, promised in _commands(page, kind, folder):
+            step = subprocess.run(
+                ["bash", "-euc", command],
+                cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S,
+            )  # fmt: skip
+            done.stdout += step.stdout
+            done.stderr += step.stderr
+            if step.returncode:
+                wrong = f"ended with status {step.returncode}"
+            elif "LeakedResourceWarning" in step.stderr:  # raised in a finalizer, or in a child: no exit status tells
+                wrong = "left an object open"
+            elif promised is not None and not doctest.OutputChecker().check_output(promised, step.stdout, _LIKE):
+                wrong = f"expected\n{promised}\ngot\n{step.stdout}"
+            else:
+                continue
+            done.returncode = 1
+            done.stderr += f"{page}: `{command}`: {wrong}"
+            break
         if pictures is not None:
             for picture in (*folder.glob("*.png"), *folder.glob("*.gif")):
                 shutil.copy(picture, pictures)
-        return done
+    return done
 
 
-def _simulated() -> Path:
+def _simulate(environment: dict[str, str]) -> None:
+    """Let the processes of this environment find the simulated driver, and make sure that they do."""
     sys.path.insert(0, str(ROOT))
     from tests.simulated.build import build
 
-    return build("cuda")
+    library = build("cuda")
+    environment["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
+    check = "from tests.simulated.driver import assert_simulated; assert_simulated()"
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=environment, check=True)
 
 
-def _here(page: str, kind: str) -> None:
-    """Run the program in this process."""
-    if kind == "simulated":
-        from tests.simulated.driver import assert_simulated
-
-        assert_simulated()
-    names: dict[str, Any] = {"__name__": "__main__"}
+def _commands(page: str, kind: str, folder: Path) -> list[tuple[str, str | None]]:
+    """Write the page's files into the folder; return its commands, and what each prints if the page says so."""
+    lines: list[str] = []  # of page.py, each where it stands on the page
     printed = ""
+    found: list[tuple[str, str | None]] = []
     for block in program(page, kind):
         if "output" in block.marks:
-            if not doctest.OutputChecker().check_output(block.code, printed, _LIKE):
-                raise AssertionError(f"{block}: expected\n{block.code}\ngot\n{printed}")
+            printed += block.code
         elif block.file:
-            with open(block.file, "a", encoding="utf-8") as file:
+            with (folder / block.file).open("a", encoding="utf-8") as file:
                 file.write(block.code)
-        elif block.language == "console":
-            printed = _console(block)
-            print(printed, end="")
         elif block.language == "python":
-            caught = io.StringIO()
-            with contextlib.redirect_stdout(caught):
-                exec(compile("\n" * (block.line - 1) + block.code, block.page, "exec"), names)
-            printed = caught.getvalue()
-            print(printed, end="")
+            lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
         else:
-            raise AssertionError(f"{block}: expected python or console, got {block.language!r}")
-
-
-def _console(block: Block) -> str:
-    """Run each command, and compare what it prints with the lines below it, if there are any."""
-    everything = ""
-    for part in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
-        command, _, expected = part.partition("\n")
-        while command.endswith("\\"):
-            line, _, expected = expected.partition("\n")
-            command = f"{command}\n{line}"
-        done = subprocess.run(["bash", "-euc", command], stdout=subprocess.PIPE, text=True, check=False)
-        assert done.returncode == 0, f"{block}: `{command}` ended with status {done.returncode}\n{done.stdout}"
-        if expected.strip() and not doctest.OutputChecker().check_output(expected, done.stdout, _LIKE):
-            raise AssertionError(f"{block}: `{command}`: expected\n{expected}\ngot\n{done.stdout}")
-        everything += done.stdout
-    return everything
+            said = re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block.code, re.MULTILINE)
+            found += [(command, promised or None) for command, promised in said]
+    if lines:
+        (folder / "page.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        found.insert(0, ("python page.py", printed))
+    return found
 
 
 # -- recording ---------------------------------------------------------------------------------------------------------
@@ -297,9 +279,6 @@ def _take_over(out: Path) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     match arguments:
-        case ["_here", kind, page]:
-            _here(page, kind)
-            return 0
         case ["run", kind, *only] if kind in KINDS:
             failed = 0
             for page in only or programs(kind):

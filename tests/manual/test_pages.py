@@ -20,6 +20,8 @@ from tools import manual
 
 ROOT = manual.ROOT
 MARKS = {*manual.KINDS, "output", "reader"}
+RUN = {"python", "console"}
+"""Languages of fences that are run."""
 TEXT = {"text", "toml", "yaml", ""}
 """Languages of fences that nothing runs."""
 
@@ -53,7 +55,7 @@ def test_each_block_is_marked() -> None:
     for page in manual.pages():
         for block in manual.blocks(page):
             known = MARKS.issuperset(mark for mark in block.marks if "=" not in mark)
-            runs = manual.KINDS.keys() & set(block.marks)
+            runs = manual.KINDS.keys() & set(block.marks) and (block.file or block.language in RUN)
             excerpt = any(mark.startswith("in=") for mark in block.marks)
             reader = block.language == "sh" and block.marks == ("reader",)
             if not known or not (runs or excerpt or reader or block.language in TEXT):
@@ -149,7 +151,8 @@ def test_a_change_of_what_ran_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path:
             "```console host\n$ python -c 'import gpuinterop as gi; gi.device().allocate(4096)'\n```\n",
             "LeakedResourceWarning",
         ),
-        ("```yaml host\nkey: value\n```\n", "expected python or console"),
+        ("```python host\nprint(1)\n```\n", "expected"),
+        ("<!-- host\nname = 1\n-->\n\n```python host\nname += 1\n```\n", "'name' is not defined"),
     ],
     ids=[
         "another output",
@@ -158,7 +161,8 @@ def test_a_change_of_what_ran_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path:
         "a command's status",
         "a leak",
         "a child's leak",
-        "another language",
+        "an output that the page does not have",
+        "a name of a comment",
     ],
 )
 def test_a_wrong_page_fails(tmp_path: Path, text: str, said: str) -> None:
