@@ -88,14 +88,12 @@ help:
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-# On a driver that does nothing, the times are the library's own. hip-python 10 looks for the library in ROCM_PATH first.
+# On a driver that does nothing, the times are the library's own.
 bench: $(VENV)/.test vulkan
 	@. .vulkan/env; $(BIN)/gpuinterop bench --backend host $(ARGS)
 	@. .vulkan/env; export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
 	    for vendor in $(VENDORS); do \
-	        library=$$($(BIN)/python -m tests.simulated.build $$vendor); \
-	        ROCM_PATH="$${library%/*}" LD_LIBRARY_PATH="$${library%/*}:$$LD_LIBRARY_PATH" \
-	            $(BIN)/gpuinterop bench --backend $$vendor $(ARGS); \
+	        $(BIN)/python -m gpuinterop.testing.simulated $$vendor -- $(BIN)/gpuinterop bench $(ARGS); \
 	    done
 
 # A process has one driver of a vendor, and those of test-main have none.

@@ -40,6 +40,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuinterop.testing import simulated
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
@@ -166,7 +168,10 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
     extra = [str(EXAMPLES), os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""), os.environ.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, extra))
     if kind == "simulated":
-        _simulate(environment)
+        environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
+        environment = simulated.environment("cuda", environment)
+        check = "from gpuinterop.testing.simulated import assert_simulated; assert_simulated()"
+        subprocess.run([sys.executable, "-c", check], env=environment, check=True)
     done = subprocess.CompletedProcess(page, 0, "", "")
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "here"
@@ -196,18 +201,6 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
             for picture in (*folder.glob("*.png"), *folder.glob("*.gif")):
                 shutil.copy(picture, pictures)
     return done
-
-
-def _simulate(environment: dict[str, str]) -> None:
-    """Let the processes of this environment find the simulated driver, and make sure that they do."""
-    sys.path.insert(0, str(ROOT))
-    from tests.simulated.build import build
-
-    library = build("cuda")
-    environment["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    environment.setdefault("GPUINTEROP_SIM_DEVICES", "2")
-    check = "from tests.simulated.driver import assert_simulated; assert_simulated()"
-    subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=environment, check=True)
 
 
 def _commands(page: str, kind: str, folder: Path) -> list[tuple[str, str | None]]:

@@ -24,10 +24,10 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.exporters import open_exporter
 from gpuinterop.sharing.rendezvous import here
+from gpuinterop.testing import simulated
 from gpuinterop.testing.peer import BackendPeer
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
-from tests.simulated.build import build
 from tests.simulated.driver import Simulator, assert_simulated
 from tests.spare_pages import unpin_spare_pages
 
@@ -416,11 +416,9 @@ def share_until_the_end() -> None:
 
 def run(vendor: str) -> Sections:
     """The column, from a process that finds the simulated driver."""
-    library = build(vendor)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUINTEROP_")}
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join((str(library.parent), environment.get("LD_LIBRARY_PATH", "")))
-    environment |= {"GPUINTEROP_SIM_DEVICES": "2", "GPUINTEROP_TEST_VENDOR": vendor}
-    environment["ROCM_PATH"] = str(library.parent)  # there hip-python 10 finds no other runtime
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUINTEROP_")}
+    clean |= {"GPUINTEROP_SIM_DEVICES": "2", "GPUINTEROP_TEST_VENDOR": vendor}
+    environment = simulated.environment(vendor, clean)
     program = ("-X", "faulthandler", "-W", "error", "-m", "tools.native_calls", "_here", vendor)
     found: Sections = json.loads(printed(*program, cwd=ROOT, env=environment, seconds=100))
     return found

@@ -41,7 +41,8 @@ The plugin comes with the package and takes part only where such tests are colle
 ``--gpuinterop-require-exporter=NAME``
     Fail where this party is missing. ``GPUINTEROP_REQUIRE_VULKAN=1`` requires ``vulkan``.
 ``--gpuinterop-simulated=NAME``
-    The devices of this backend are simulated on the CPU, by a driver that is a test double; may be repeated. They have
+    The devices of this backend are simulated on the CPU, by a driver that is a test double; may be repeated. For
+    gpuinterop's own (:mod:`gpuinterop.testing.simulated`) it is not needed. They have
     a GPU's identity, and the parties that share memory with them are the CPU's: memfd, and the Vulkan drivers whose
     memory such a driver understands (:data:`gpuinterop.testing.participants.SIMULATED_DRIVERS`). What they do is never
     reported, and no cell is called SUPPORTED for it.

@@ -361,7 +361,7 @@ class Kit(Participants):
             lines += [
                 f"{name}: nothing was recorded, for {why}"
                 for name in self.backends()
-                if not self.is_simulated(name) and (why := self._why_unrecorded(name))
+                if (why := self._why_unrecorded(name))
             ]
         for spec in self.devices():
             if not (results := self.results.of(str(spec))) or spec.problem:

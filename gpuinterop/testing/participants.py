@@ -95,7 +95,7 @@ class Participants:
         # By name, with what names them.
         self._required = dict.fromkeys(option("gpuinterop_require"), "--gpuinterop-require")
         self._named = dict.fromkeys(option("gpuinterop_backend"), "--gpuinterop-backend") | self._required
-        self._simulated = frozenset(option("gpuinterop_simulated"))
+        self._simulated = set(option("gpuinterop_simulated"))  # and our own simulated drivers, once they are loaded
         self._only = list(option("gpuinterop_exporter"))
         self._exporters_required = list(option("gpuinterop_require_exporter"))
         if vulkan_is_required():
@@ -148,7 +148,8 @@ class Participants:
         required = self.is_required(name)
         try:
             loaded = registry._by_name(name, self._named.get(name, "name"))
-            _ = loaded.libraries  # by which a test double is known: where they fail, nothing may be recorded
+            if stand_ins.simulated_driver(loaded.libraries):  # where this fails, nothing may be recorded
+                self._simulated.add(name)
             devices = loaded.devices()
         except GpuInteropError as error:
             broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)

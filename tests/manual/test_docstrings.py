@@ -15,8 +15,8 @@ from typing import Final
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.testing import simulated
 from tests.programs import printed
-from tests.simulated.build import build
 
 from .examples import Docstring, docstrings, run
 
@@ -102,9 +102,7 @@ def _child(mode: str, expected: int, **variables: str) -> None:
 
 def test_on_cuda() -> None:
     expected = [name for name, one in SHOWN.items() if one.mode == "cuda"]
-    library = build("cuda")
-    variables = {"GPUINTEROP_BACKEND": "cuda", "GPUINTEROP_SIM_DEVICES": "2", "LD_LIBRARY_PATH": str(library.parent)}
-    _child("cuda", len(expected), **variables)
+    _child("cuda", len(expected), **simulated.environment("cuda", {"GPUINTEROP_SIM_DEVICES": "2"}))
 
 
 def test_with_torch() -> None:

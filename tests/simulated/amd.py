@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .build import HERE
+HERE: Final = Path(__file__).resolve().parent
 
 _RELEASE: Final = Path("/etc/os-release")
 _UBUNTU: Final = _RELEASE.is_file() and "ID=ubuntu" in _RELEASE.read_text(encoding="utf-8").split()

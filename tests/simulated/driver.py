@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gpuinterop as gi
+from gpuinterop.testing.simulated import assert_simulated as assert_simulated
+from gpuinterop.testing.simulated.build import LIBRARIES
 from tests.kept_streams import count_kept_streams
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
@@ -33,9 +35,6 @@ _FD_TYPES: Final = (1, 9)  # of memory and of semaphores
 _MEMORY_BYTES: Final = 104  # a memory's descriptor; a semaphore's is shorter
 _HIP_ARRAY_BYTES: Final = 64  # a mipmapped array's descriptor of HIP; CUDA's is longer
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_MARKER: Final = "gpuinterop_simulated_driver"
-_SONAMES: Final = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so"}
-
 
 STAY: Final = frozenset(("context", "module", "function"))
 """Objects that are made when they are first needed, and stay."""
@@ -48,17 +47,6 @@ def loaded(*names: str) -> set[str]:
     except OSError:
         return set()
     return {line.split(maxsplit=5)[5] for line in lines if any(name in line for name in names)}
-
-
-def assert_simulated(vendor: Literal["cuda", "hip"] = "cuda") -> None:
-    """Fail unless the driver of this process is the simulated one: multicast never runs on another.
-
-    The library is the one that is loaded by its usual name, and there is no second one.
-    """
-    name = _SONAMES[vendor]
-    library = ctypes.CDLL(name)
-    assert hasattr(library, _MARKER), f"{name} of this process is not the simulated driver"
-    assert len(loaded(f"/{name.split('.so')[0]}.so")) == 1, f"this process has several {name}"
 
 
 def preload(library: Path) -> None:
@@ -194,7 +182,7 @@ class Simulator:
     @classmethod
     def attach(cls, vendor: Literal["cuda", "hip"] = "cuda") -> Simulator:
         """The control of the vendor's simulated driver that this process finds by its usual name."""
-        return cls(Path(_SONAMES[vendor]))
+        return cls(Path(LIBRARIES[vendor].soname))
 
     def environment(self, **variables: str) -> dict[str, str]:
         """For a child process that is to have this driver: the environment, with `variables`."""
@@ -319,7 +307,7 @@ class Simulator:
         `count`.
         """
         counts = {kind: self.count(kind) for kind in (*self._kinds_known, "bytes", "retained")}
-        if self.path.name == _SONAMES["hip"]:
+        if self.path.name == LIBRARIES["hip"].soname:
             counts.pop("reservation", None)
             counts.pop("context", None)  # a device has one, from its first call on
             counts["stream"] -= count_kept_streams()

@@ -39,7 +39,7 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop.capabilities import Operation
 from gpuinterop.exporters import open_exporter
-from tests.simulated.build import build
+from gpuinterop.testing.simulated import build
 from tests.simulated.driver import Simulator, hide_rocm, preload
 from tests.simulated.stand_in import StandIn
 from tests.spare_pages import unpin_spare_pages

@@ -26,8 +26,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.plugin import is_ours
+from gpuinterop.testing.simulated import build
 from tests import leftovers
-from tests.simulated.build import build
 from tests.simulated.driver import Simulator, hide_rocm, loaded, preload
 from tests.simulated.stand_in import StandIn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from gpuinterop.testing.simulated import build
 from tests.simulated import unknown_status
-from tests.simulated.build import build
 from tests.simulated.driver import Simulator
 
 from .table import VENDOR

@@ -16,8 +16,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
+from gpuinterop.testing.simulated import build
 from gpuinterop.testing.suites.base import held
-from tests.simulated.build import build
 
 from .parties import WITHOUT_GPU
 from .table import VENDOR

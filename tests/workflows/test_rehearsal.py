@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import pytest
 
+from gpuinterop.testing.simulated import build
 from tests.simulated.amd import amd_library
-from tests.simulated.build import build
 
 from .steps import ROOT, Done, Runner, inputs, read, variables
 
@@ -35,8 +35,8 @@ def test_a_frame_that_never_comes(gpuinterop_device):
 ROWS: Final[dict[str, dict[str, str]]] = {
     "host": {"backend": "host", "extras": "vulkan"},
     "host-as-amd": {"backend": "host", "disable": "profile:hip-linux"},
-    "cuda": {"backend": "cuda", "extras": "cuda", "options": "--gpuinterop-simulated=cuda"},
-    "hip": {"backend": "hip", "extras": "hip", "options": "--gpuinterop-simulated=hip"},
+    "cuda": {"backend": "cuda", "extras": "cuda"},
+    "hip": {"backend": "hip", "extras": "hip"},
     "amds-runtime": {"backend": "hip", "extras": "hip", "options": "--gpuinterop-simulated=hip"},
     "no-driver": {"backend": "cuda", "extras": "cuda"},
     "hangs": {"backend": "host"},

@@ -448,7 +448,7 @@ def test_no_process_runs_on_another_driver(run_process: Callable[..., Done], unm
     done = run_process("--json", LD_LIBRARY_PATH=str(unmarked.parent))
     assert done.status == ENDED
     assert done.output == ""
-    assert "is not the simulated driver" in done.errors
+    assert "expected the simulated libcuda.so.1, got another" in done.errors
     assert not list(tmp_path.glob("*.pid"))
 
 

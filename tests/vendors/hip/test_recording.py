@@ -11,9 +11,9 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import read_verified
+from gpuinterop.testing.simulated import build
 from gpuinterop.testing.suites.libraries import libraries
 from tests.programs import printed
-from tests.simulated.build import build
 
 from ..parties import SIMULATED
 
@@ -53,7 +53,7 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:
     command = ["--gpuinterop-require=host", "--gpuinterop-require=hip"]
     command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
     run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path))
-    assert "hip:0: 1 passed" in run
+    assert "hip:0 (simulated): 1 passed" in run
     assert f"hip: nothing was recorded, for it ran on {library}" in run
     assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import pytest
 
+from gpuinterop.testing.simulated import build
 from tests.programs import printed, python
-from tests.simulated.build import build
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED
@@ -27,7 +27,7 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     """pytest's outcomes, by name."""
     clean = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/.build/" not in path)
+    clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/gpuinterop/simulated/" not in path)
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments)
     summary = printed(*command, cwd=ROOT, env=clean, seconds=500, **environment).strip().splitlines()[-1]
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}

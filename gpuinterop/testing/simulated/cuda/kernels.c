@@ -1,5 +1,5 @@
 /*
- * Modules and kernels: two kernels are known, by their names; what their code says is nobody's business here.
+ * Modules and kernels: two kernels are known by their names. Their code is not read.
  *
  *     gpuinterop_multimem_store(u64 address, u32 value, u32 count)     multimem.st
  *     gpuinterop_multimem_add(u64 target, u64 address, u32 count)      multimem.ld_reduce, then an ordinary store

@@ -7,36 +7,36 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-HERE: Final = Path(__file__).resolve().parent
-FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread", "-fvisibility=hidden")
+from ...errors import BackendUnavailableError
+
+_HERE: Final = Path(__file__).resolve().parent
+_FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
 
 
 @dataclass(frozen=True, slots=True)
-class _Library:
+class Library:
     """A library: its SONAME, and the folders with its sources."""
 
     soname: str
     folders: tuple[str, ...]
 
 
-_LIBRARIES: Final = {
-    "cuda": _Library("libcuda.so.1", ("common", "cuda")),
-    "hip": _Library("libamdhip64.so", ("common", "hip")),
+LIBRARIES: Final = {
+    "cuda": Library("libcuda.so.1", ("common", "cuda")),
+    "hip": Library("libamdhip64.so", ("common", "hip")),
 }
-
-
-class CompilerMissingError(RuntimeError):
-    """There is no C compiler, or it failed."""
+"""The simulated drivers, by backend."""
 
 
 def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
-    """The library of a vendor, compiled if need be.
+    """Compile a vendor's library if need be, and return its path.
+
+    It is kept in ``gpuinterop`` in the user's cache folder: in ``XDG_CACHE_HOME``, or ``~/.cache``.
 
     Parameters
     ----------
@@ -44,21 +44,28 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
         ``cuda`` or ``hip``.
     extra : tuple of str
         Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The machine has no C compiler, or the compiler fails.
     """
-    library = _LIBRARIES[vendor]
+    library = LIBRARIES[vendor]
     name = library.soname
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise CompilerMissingError(
-            "the simulated driver is compiled when it is first used, and there is no C compiler."
+        raise BackendUnavailableError(
+            "the simulated driver is compiled when it is first used, and there is no C compiler (CC, cc, gcc, clang).",
+            fix="apt install gcc libc6-dev",
         )
-    sources = sorted(source for folder in library.folders for source in (HERE / folder).glob("*.[ch]"))
+    sources = sorted(source for folder in library.folders for source in (_HERE / folder).glob("*.[ch]"))
     # A variant is for a test or two: compiling it is most of its time.
-    flags = (*FLAGS, *(("-O0",) if extra else ()), *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
+    flags = (*_FLAGS, *(("-O0",) if extra else ()), *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
     digest = hashlib.sha256(repr((library, flags, compiler, _version(compiler))).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    target = HERE / ".build" / digest.hexdigest()[:16] / name
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = cache / "gpuinterop" / "simulated" / digest.hexdigest()[:16] / name
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,10 +75,12 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]
         command = [compiler, *flags, "-shared", f"-Wl,-soname,{name}", "-o", str(made)]
-        command += [f"-I{HERE / folder}" for folder in library.folders]
+        command += [f"-I{_HERE / folder}" for folder in library.folders]
         done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
         if done.returncode:
-            raise CompilerMissingError(f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}")
+            raise BackendUnavailableError(
+                f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}", fix="apt install gcc libc6-dev"
+            )
         with contextlib.suppress(FileExistsError):
             os.link(made, target)
     return target
@@ -79,7 +88,3 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
 
 def _version(compiler: str) -> str:
     return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-
-
-if __name__ == "__main__":
-    print(build(*sys.argv[1:2], extra=tuple(sys.argv[2:])))

@@ -1,0 +1,58 @@
+"""Run a command on a simulated driver: ``python -m gpuinterop.testing.simulated cuda -- python -m pytest tests``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from ... import __version__
+from ...errors import BackendUnavailableError
+from . import environment
+from .build import LIBRARIES
+
+_TRY = """
+import sys
+
+import gpuinterop as gi
+from gpuinterop.testing.simulated import assert_simulated
+
+try:
+    assert_simulated(sys.argv[1])
+    gi.device()
+except (AssertionError, gi.GpuInteropError) as error:
+    sys.exit(str(error))
+"""
+
+
+def main() -> int:
+    """Replace this process by the command; return only where it cannot begin."""
+    parser = argparse.ArgumentParser(
+        "python -m gpuinterop.testing.simulated",
+        description="Run a command on a simulated CUDA driver or HIP runtime: no GPU, no driver, a C compiler.",
+        epilog="example: python -m gpuinterop.testing.simulated cuda -- python -m pytest tests",
+    )
+    parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
+    parser.add_argument("vendor", choices=sorted(LIBRARIES), help="the backend whose driver is simulated")
+    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what runs on it, behind --")
+    given = parser.parse_args()
+    if sys.platform != "linux":
+        parser.error(f"expected Linux, whose memfds the drivers' memory is, got {sys.platform}; use a container.")
+    try:
+        variables = environment(given.vendor)
+    except BackendUnavailableError as error:
+        parser.exit(1, f"{error}\n")
+    # What the command starts may swallow its errors: a suite that skips what does not work would be green.
+    tried = subprocess.run([sys.executable, "-c", _TRY, given.vendor], env=variables, check=False)
+    if tried.returncode != 0:
+        return tried.returncode
+    sys.stdout.flush()
+    try:
+        os.execvpe(given.command[0], given.command, variables)
+    except OSError as error:
+        parser.exit(127, f"{given.command[0]}: {error.strerror}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""`python -m gpuinterop.testing.simulated`: another library's suite runs on the simulated driver, and on no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from gpuinterop.testing.simulated import build
+from tests.programs import python
+
+from .parties import SIMULATED
+from .table import VENDOR
+
+pytestmark = pytest.mark.skipif(not SIMULATED, reason="a driver is there")
+
+COMMAND: Final = ("-m", "gpuinterop.testing.simulated", VENDOR.name, "--", sys.executable, "-m")
+PYTEST: Final = ("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
+SUITE: Final = """
+import gpuinterop as gi
+from gpuinterop.testing import requires
+from gpuinterop.testing.simulated import assert_simulated
+
+def test_no_gpu_takes_part():
+    if (backend := gi.device().backend) != "host":
+        assert_simulated(backend)
+
+def test_a_stream_waits_for_another(gpuinterop_device):
+    with (
+        gpuinterop_device.allocate(4096) as memory,
+        gpuinterop_device.create_stream() as writes,
+        gpuinterop_device.create_stream() as reads,
+        gpuinterop_device.create_semaphore(gi.TimelineFd) as semaphore,
+    ):
+        semaphore.wait(reads, 1)
+        copied = bytearray(4096)
+        memory.buffer.fill(7, stream=writes)
+        semaphore.signal(writes, 1)
+        reads.synchronize(20)
+        memory.buffer.copy_to_host(copied)
+        assert copied == b"\\7" * 4096
+
+@requires((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
+def test_a_renderer_sees_it(gpuinterop_bench):
+    theirs, ours = gpuinterop_bench.buffer(4096)
+    ours.fill(7)
+    assert theirs.read(0, 4096) == b"\\7" * 4096
+"""
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An environment that leads to no driver, as users have it, and a folder with their suite."""
+    for name in os.environ:
+        if re.match(r"GPUINTEROP_(?!VULKAN_ROOT)|PYTEST_|ROCM_PATH$", name):
+            monkeypatch.delenv(name)
+    paths = os.environ["LD_LIBRARY_PATH"].split(os.pathsep)
+    monkeypatch.setenv(
+        "LD_LIBRARY_PATH", os.pathsep.join(path for path in paths if "/gpuinterop/simulated/" not in path)
+    )
+    (tmp_path / "test_theirs.py").write_text(SUITE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("backend", ["host", VENDOR.name])
+def test_a_suite_runs_on_it(clean: Path, backend: str) -> None:
+    """With the Vulkan driver that is there; what it shows counts for the host alone."""
+    table, report = clean / "table.json", clean / "verified.toml"
+    run = (*PYTEST, f"--gpuinterop-json={table}", f"--gpuinterop-report={report}", "test_theirs.py")
+    if backend == "host":
+        done = python("-m", *run, cwd=clean, GPUINTEROP_BACKEND="host")
+    else:
+        done = python(*COMMAND, *run, cwd=clean)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(table.read_text())
+    (device,) = found["devices"].values()
+    assert device["backend"] == backend
+    assert device["stand_in"] == ("" if backend == "host" else "simulated")
+    assert {"vulkan:swiftshader", "memfd"} <= {test["party"] for test in found["tests"]}
+    assert {test["outcome"] for test in found["tests"]} == {"passed"}
+    assert report.exists() is (backend == "host")
+
+
+def test_what_it_can_do_is_told_of_no_device(clean: Path) -> None:
+    done = python(*COMMAND, "gpuinterop", "info", "--json", cwd=clean, GPUINTEROP_SIM_DEVICES="2")
+    (found,) = (one for one in json.loads(done.stdout)["backends"] if one["name"] == VENDOR.name)
+    assert Path(found["stand_in"]).name == VENDOR.library
+    assert len(found["devices"]) == 2
+    said = {cell["support"] for device in found["devices"] for cell in device["capabilities"]}
+    assert said == {"unverified", "unsupported"}
+
+
+def test_without_the_command_the_suite_is_red(clean: Path) -> None:
+    done = python("-m", *PYTEST, "-k", "no_gpu", cwd=clean, GPUINTEROP_BACKEND=VENDOR.name)
+    assert done.returncode == 1, done.stdout
+    program = f"from gpuinterop.testing.simulated import assert_simulated; assert_simulated({VENDOR.name!r})"
+    done = python("-c", program, cwd=clean)
+    assert f"AssertionError: expected the simulated {VENDOR.library}, got" in done.stderr
+    assert f"python -m gpuinterop.testing.simulated {VENDOR.name} -- COMMAND" in done.stderr
+
+
+@pytest.mark.parametrize("case", ["another driver", "no bindings", "no compiler", "no command"])
+def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
+    """Before the command, which might take no driver for a reason to skip everything."""
+    environment = {}
+    command = [*COMMAND[:-2], "touch", "began"]
+    if case == "another driver":
+        marker = b"gpuinterop_simulated_driver"
+        (clean / VENDOR.library).write_bytes(build(VENDOR.name).read_bytes().replace(marker, marker[::-1]))
+        environment["LD_PRELOAD"] = str(clean / VENDOR.library)
+        says = f"expected the simulated {VENDOR.library}, got another"
+    elif case == "no bindings":
+        for package in ("cuda", "hip", "rocm"):
+            (clean / package).mkdir()
+            (clean / package / "__init__.py").touch()
+        environment["PYTHONPATH"] = os.pathsep.join([str(clean), *filter(None, [os.environ.get("PYTHONPATH")])])
+        says = VENDOR.no_bindings[0]
+    elif case == "no compiler":
+        environment = {"PATH": str(clean), "CC": "none", "XDG_CACHE_HOME": str(clean)}
+        says = "apt install gcc libc6-dev"
+    else:
+        command[-2:] = ["none"]
+        says = "none: No such file or directory"
+    done = python(*command, cwd=clean, **environment)
+    assert done.returncode != 0
+    assert says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (clean / "began").exists()
+
+
+def test_a_compiler_has_no_doubt() -> None:
+    build(VENDOR.name, extra=("-O1", "-Wall", "-Wextra", "-Werror"))
