@@ -6,7 +6,7 @@ timelines. With a bridge, a stream waits for a 64-bit word in pinned host memory
 word; when the second word changes, it signals.
 
 You choose it by name; it is never a silent fallback. It costs a thread, tens of microseconds per handoff, and a CPU
-core during short waits (docs/concepts/bridge.md).
+core during short waits (docs/reference/bridge.md).
 
 Examples
 --------

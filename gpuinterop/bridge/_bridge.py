@@ -451,14 +451,14 @@ def _capability(kind: type[FdHandle], device: Device) -> Capability:
             Scope.RUNTIME,
             "an opaque descriptor does not show what is behind it: an object that only its own driver waits for, or a "
             "DRM syncobj.",
-            "docs/concepts/bridge.md",
+            "docs/reference/bridge.md",
             "use DrmSyncobjFd for Mesa's, gpuinterop.vulkan.TimelineEndpoint for a semaphore of this process.",
         )
     if sys.platform != "linux":
         return cell.gap(
             Scope.PLATFORM,
             "these descriptors exist on Linux only.",
-            "docs/concepts/bridge.md",
+            "docs/reference/bridge.md",
             "Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)).",
         )
     if kind is DrmSyncobjFd and not any(os.access(path, os.R_OK | os.W_OK) for path in render_nodes()):
@@ -468,4 +468,4 @@ def _capability(kind: type[FdHandle], device: Device) -> Capability:
             "Linux: DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
             "use gpuinterop.vulkan.TimelineEndpoint(vk, semaphore) for a Vulkan timeline of this process.",
         )
-    return cell.unverified(Scope.PLATFORM, _ENDPOINTS[kind][1], "docs/concepts/bridge.md")
+    return cell.unverified(Scope.PLATFORM, _ENDPOINTS[kind][1], "docs/reference/bridge.md")
