@@ -222,6 +222,27 @@ def test_every_page_is_in_the_navigation() -> None:
     assert missing == ["README.md", "docs/index.md"]
 
 
+def test_a_page_links_each_word_of_the_glossary_where_it_first_uses_it() -> None:
+    """Headings, code, and links to other places may have the word before."""
+    glossary = "docs/reference/glossary.md"
+    words = re.findall(r"^## (.+)$", (ROOT / glossary).read_text(encoding="utf-8"), re.MULTILINE)
+    assert words
+    unlinked = []
+    for page in set(manual.pages()) - {"README.md", glossary}:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        text = re.sub(r"^ *```.*?^ *```$|<!--.*?-->|^#+ [^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
+        text = re.sub(r"\[[^\]]*\]\([^)\s]*glossary\.md#([\w-]+)\)", r"<\1>", text)
+        text = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
+        for word in words:
+            link = f"<{word.lower().removesuffix('()')}>"
+            use = rf"`(?:\w+\.)*{re.escape(word)}`" if word.endswith("()") else rf"\b{word}(?:s|d|ed)?\b"
+            prose = text if word.endswith("()") else re.sub(r"`[^`]*`", "", text)
+            first = re.search(f"{link}|{use}", prose, re.IGNORECASE)
+            if first and first[0] != link:
+                unlinked.append(f"{page}: {word}")
+    assert sorted(unlinked) == []
+
+
 def _public() -> set[str]:
     """Every name of a module's ``__all__``, by the shortest way to it."""
     import gpuinterop as gi
@@ -242,14 +263,16 @@ def test_every_public_name_stands_in_the_reference() -> None:
 
 
 def test_every_public_name_stands_where_a_task_needs_it() -> None:
-    """In a how-to page, a concept or an example: the reference, and a list of messages, tell no task."""
+    """In a how-to page, a concept or an example, or where a bridge's are explained; the reference else tells no task."""
     tasks = (
         "README.md",
         "docs/start.md",
+        "docs/performance.md",
         "docs/howto/",
         "docs/concepts/",
         "docs/examples/",
         "docs/backends/writing.md",
+        "docs/reference/bridge.md",
     )
     told = [(ROOT / page).read_text(encoding="utf-8") for page in manual.pages() if page.startswith(tasks)]
     told += [path.read_text(encoding="utf-8") for path in manual.EXAMPLES.rglob("*.py")]
