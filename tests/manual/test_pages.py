@@ -263,7 +263,7 @@ def test_every_public_name_stands_in_the_reference() -> None:
 
 
 def test_every_public_name_stands_where_a_task_needs_it() -> None:
-    """In a how-to page, a concept or an example, or where a bridge's are explained; the reference else tells no task."""
+    """In a how-to page, a concept, an example, or the page of bridges; other pages of the reference tell no task."""
     tasks = (
         "README.md",
         "docs/start.md",
