@@ -35,7 +35,7 @@ from tests.strikes import strikes, unnamed
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reference" / "lifetime.md").read_text(encoding="utf-8")
+PAGE = " ".join((ROOT / "docs" / "reference" / "lifetime.md").read_text(encoding="utf-8").split())
 
 pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
 
