@@ -243,6 +243,13 @@ def test_a_page_links_each_word_of_the_glossary_where_it_first_uses_it() -> None
     assert sorted(unlinked) == []
 
 
+def test_the_text_of_a_link_to_a_page_is_a_title() -> None:
+    """A reader of the built manual sees no files."""
+    for page in manual.pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert re.findall(r"\[[^\]]*\.md\]\(|\[[\w-]+(?:/[\w-]+)+\]\(", text) == [], page
+
+
 def _public() -> set[str]:
     """Every name of a module's ``__all__``, by the shortest way to it."""
     import gpuinterop as gi
