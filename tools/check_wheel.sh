@@ -220,6 +220,11 @@ fi
 demo test
 "$work/test/bin/python" -m pytest -n 4 -p no:cacheprovider -W error --timeout 120 --timeout-method thread \
     --pyargs gpuinterop.testing "$@"
+"$work/test/bin/python" - <<'PYTHON'
+from gpuinterop.testing.simulated import build
+
+print("simulated drivers:", *(build(vendor).name for vendor in ("cuda", "hip")))
+PYTHON
 
 if other=$(another) && [[ -n $other ]]; then
     echo "wheel: a second Python, $("$other" --version)"

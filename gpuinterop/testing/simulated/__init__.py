@@ -81,6 +81,8 @@ def assert_simulated(vendor: str = "cuda") -> None:
 
     Examples
     --------
+    On CUDA (here a simulated driver):
+
     >>> from gpuinterop.testing.simulated import assert_simulated
     >>> assert_simulated("cuda")
     """
