@@ -26,9 +26,10 @@ from gpuinterop.exporters import open_exporter
 from gpuinterop.sharing.rendezvous import here
 from gpuinterop.testing import simulated
 from gpuinterop.testing.peer import BackendPeer
+from gpuinterop.testing.simulated import assert_simulated
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
-from tests.simulated.driver import Simulator, assert_simulated
+from tests.simulated.driver import Simulator
 from tests.spare_pages import unpin_spare_pages
 
 ROOT: Final = Path(__file__).resolve().parents[1]

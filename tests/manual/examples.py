@@ -112,7 +112,8 @@ def run(docstring: Docstring) -> str:
 
 def main(mode: str) -> int:
     """Run those of a mode; the exit status is the number of those that failed."""
-    from tests.simulated.driver import Simulator, assert_simulated
+    from gpuinterop.testing.simulated import assert_simulated
+    from tests.simulated.driver import Simulator
 
     if mode == "cuda":
         assert_simulated()

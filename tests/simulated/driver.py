@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import gpuinterop as gi
-from gpuinterop.testing.simulated import assert_simulated as assert_simulated
 from gpuinterop.testing.simulated.build import LIBRARIES
 from tests.kept_streams import count_kept_streams
 from tests.programs import printed

@@ -28,12 +28,13 @@ from gpuinterop._core.lifetime import RETIRED, alive
 from gpuinterop.backend import INTERFACES
 from gpuinterop.exporters import open_exporter
 from gpuinterop.native_driver import Room
+from gpuinterop.testing.simulated import assert_simulated
 from tests.beside import elsewhere
 from tests.kept_streams import destroy_kept_streams
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
-from .driver import Simulator, assert_simulated
+from .driver import Simulator
 
 CODE: Final = 12345
 LIMIT: Final = 20.0
@@ -470,7 +471,7 @@ def run(vendor: str, environment: Mapping[str, str]) -> Any:
 
 def main() -> None:
     vendor = sys.argv[1]
-    assert_simulated("cuda" if vendor == "cuda" else "hip")
+    assert_simulated(vendor)
     check = Check(vendor)
     check.run()
     print(json.dumps({"problems": check.problems, "missed": sorted(check.named() - check.struck)}))

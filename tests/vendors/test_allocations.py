@@ -149,7 +149,8 @@ def test_two_processes_with_a_device_each(peers: list[gi.Device], scope: ExitSta
 FABRIC: str = """
 import os, subprocess, sys
 import gpuinterop as gi
-from tests.simulated.driver import Simulator, assert_simulated
+from gpuinterop.testing.simulated import assert_simulated
+from tests.simulated.driver import Simulator
 vendor, attribute, importing = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 assert_simulated(vendor)
 if vendor == "cuda":  # the simulated driver's channel is no device node

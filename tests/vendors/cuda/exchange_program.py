@@ -23,7 +23,8 @@ from typing import Any
 import gpuinterop as gi
 from gpuinterop.exchange import SocketTransport, Team, TorchTransport, Transport, delivery, team
 from gpuinterop.handles import AllocationHandle
-from tests.simulated.driver import STAY, Simulator, assert_simulated
+from gpuinterop.testing.simulated import assert_simulated
+from tests.simulated.driver import STAY, Simulator
 
 SIZE = 4
 LIMIT = 60.0

@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from tests.simulated.driver import Simulator, assert_simulated
+from gpuinterop.testing.simulated import assert_simulated
+from tests.simulated.driver import Simulator
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="memfds, and libraries preloaded by name"),

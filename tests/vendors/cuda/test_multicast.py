@@ -20,11 +20,12 @@ from cuda.bindings import driver as cuda
 import gpuinterop as gi
 from gpuinterop._core import registry
 from gpuinterop.testing.peer import BackendPeer
+from gpuinterop.testing.simulated import assert_simulated
 from gpuinterop_cuda import capabilities
 from gpuinterop_cuda.backend import CudaBackend
 from tests.beside import beside
 from tests.programs import printed
-from tests.simulated.driver import Simulator, assert_simulated
+from tests.simulated.driver import Simulator
 
 from ..parties import REAL, native
 

@@ -32,9 +32,10 @@ from gpuinterop.handles import TimelineFd
 from gpuinterop.testing import multicast, stand_ins
 from gpuinterop.testing.multimem import multimem_add, multimem_store
 from gpuinterop.testing.report import format_document, write_report
+from gpuinterop.testing.simulated import assert_simulated
 from tests.cli.invoke import invoke
 from tests.programs import python, runs
-from tests.simulated.driver import Simulator, assert_simulated
+from tests.simulated.driver import Simulator
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -50,7 +51,8 @@ import json, os, sys, traceback
 from pathlib import Path
 
 try:
-    from tests.simulated.driver import Simulator, assert_simulated
+    from gpuinterop.testing.simulated import assert_simulated
+    from tests.simulated.driver import Simulator
     assert_simulated()
 except BaseException:  # Python itself would tell it, and go on
     traceback.print_exc()

@@ -21,8 +21,9 @@ from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.simulated import assert_simulated
 from tests.programs import python
-from tests.simulated.driver import Simulator, assert_simulated
+from tests.simulated.driver import Simulator
 
 from .test_facts import (
     FD_TYPE,
