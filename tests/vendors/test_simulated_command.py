@@ -104,7 +104,7 @@ def test_without_the_command_the_suite_is_red(clean: Path) -> None:
     assert f"python -m gpuinterop.testing.simulated {VENDOR.name} -- COMMAND" in done.stderr
 
 
-@pytest.mark.parametrize("case", ["another driver", "no bindings", "no compiler", "no command"])
+@pytest.mark.parametrize("case", ["another driver", "no bindings", "no compiler", "no cache", "no command"])
 def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     """Before the command, which might take no driver for a reason to skip everything."""
     environment = {}
@@ -123,6 +123,9 @@ def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     elif case == "no compiler":
         environment = {"PATH": str(clean), "CC": "none", "XDG_CACHE_HOME": str(clean)}
         says = "apt install gcc libc6-dev"
+    elif case == "no cache":
+        environment["XDG_CACHE_HOME"] = os.devnull
+        says = "Set XDG_CACHE_HOME to a folder that you can write."
     else:
         command[-2:] = ["none"]
         says = "none: No such file or directory"

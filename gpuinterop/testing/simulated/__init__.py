@@ -48,7 +48,7 @@ def environment(vendor: str, variables: Mapping[str, str] = os.environ) -> dict[
     Raises
     ------
     BackendUnavailableError
-        The machine has no C compiler, or the compiler fails.
+        The machine has no C compiler, the compiler fails, or the cache folder cannot be made.
 
     Examples
     --------

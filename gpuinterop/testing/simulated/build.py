@@ -48,7 +48,7 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     Raises
     ------
     BackendUnavailableError
-        The machine has no C compiler, or the compiler fails.
+        The machine has no C compiler, the compiler fails, or the cache folder cannot be made.
     """
     library = LIBRARIES[vendor]
     name = library.soname
@@ -68,7 +68,13 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     target = cache / "gpuinterop" / "simulated" / digest.hexdigest()[:16] / name
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"the simulated driver is kept in {target.parent}, which cannot be made: {error.strerror}.",
+            fix="Set XDG_CACHE_HOME to a folder that you can write.",
+        ) from None
     # Two processes may get here at once: each compiles a file of its own, and the first to be done wins. What the other
     # may have loaded by then must stay the file of that name: a driver is asked by its path whether it is simulated.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
