@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from collections.abc import Callable
 from ctypes import byref, c_int, c_void_p
 from functools import partial
@@ -179,6 +180,11 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
     """Make the error for a missing driver, or one that the bindings cannot use."""
     # DynamicLibNotFoundError of 13.x; 12.9 has a plain RuntimeError.
     if type(error).__name__ == "DynamicLibNotFoundError" or "dlopen" in str(error):
+        if problem := _load_error():
+            return BackendUnavailableError(
+                f"the NVIDIA driver cannot be loaded: {problem}.",
+                fix="Install the NVIDIA driver again; nvidia-smi shows whether it works.",
+            )
         return BackendUnavailableError(
             "the NVIDIA driver is not installed: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
             fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
@@ -186,6 +192,18 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
         )
     text = str(error).rstrip(".")
     return BackendUnavailableError(f"the NVIDIA driver cannot be used: {text}.", fix="Install a newer NVIDIA driver.")
+
+
+def _load_error() -> str:
+    """Why the system cannot load the library that it has found; empty if it finds none, or loads it."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        # The loader names what is wrong first: this name if nothing has it, else the file, or another that it needs.
+        return "" if str(error).startswith("libcuda.so.1:") else str(error)
+    return ""
 
 
 def _load() -> tuple[Any, str]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 from .. import __version__
 from ..errors import GpuInteropError
 from . import info, matrix, multicast, selftest
 from .bench import command as bench
-from .console import complain
+from .console import complain, wrap
 from .demo import command as demo
 
 __all__ = ["run"]
@@ -19,20 +20,48 @@ __all__ = ["run"]
 _ABOUT: Final = """\
 Share GPU memory and semaphores between a graphics API, another process, and compute.
 
-examples:
-  gpuinterop info                         what works here, what does not, and why
-  gpuinterop info --json | jq .exporters  the same for programs
-  gpuinterop demo                         Vulkan steps a wave, the backend disturbs it in place
-  gpuinterop demo --driver lavapipe       over another Vulkan driver
-  gpuinterop demo --exporter process      the other side is a process with NumPy: no GPU, no Vulkan
-  gpuinterop bench                        what calls and frames cost, beside the same by hand
-  gpuinterop selftest --backend host      the conformance suite, for the backend on this machine
-  gpuinterop selftest multicast           whether multicast works; on a machine that is yours
-  gpuinterop matrix nvidia.json amd.json  what ran where, of several machines' reports
-
 GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
 """
-_COMMANDS: Final = {"info": info, "demo": demo, "bench": bench, "selftest": selftest, "matrix": matrix}
+_EXAMPLES: Final = """\
+examples:
+  gpuinterop info --json | jq .exporters
+  gpuinterop demo --driver lavapipe
+  gpuinterop demo --exporter process
+  gpuinterop selftest --backend host -k timeline
+  gpuinterop matrix nvidia.json amd.json
+"""
+_COMMANDS: Final = {
+    "info": (info, "what works here, what does not, and why"),
+    "demo": (demo, "a shader and a compute stream take turns on a buffer"),
+    "bench": (bench, "what calls and frames cost, beside the same by hand"),
+    "selftest": (selftest, "the conformance suite, for a backend on this machine"),
+    "selftest multicast": (multicast, "whether multicast works; on a machine that is yours"),
+    "matrix": (matrix, "the reports of several machines as one table"),
+}
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Formatter that keeps paragraphs, and lines that are indented; what is too wide breaks at spaces."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = []
+        for paragraph in text.strip().split("\n\n"):
+            kept = paragraph if "\n " in paragraph else " ".join(paragraph.split())
+            paragraphs.append("\n".join(wrap(kept, width)))
+        return "\n\n".join(paragraphs)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return list(wrap(text, width))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        complain(f"error: {message}")
+        sys.exit(2)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,14 +77,13 @@ def run(arguments: Sequence[str]) -> int:
     int
         The exit status.
     """
-    parser = argparse.ArgumentParser("gpuinterop", description=_ABOUT, formatter_class=argparse.RawTextHelpFormatter)
+    parser = _Parser("gpuinterop", description=_ABOUT, epilog=_EXAMPLES, formatter_class=_Formatter)
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar=f"{{{','.join(_COMMANDS)}}}")
-    for name, room in {**_COMMANDS, "selftest multicast": multicast}.items():
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
+    for name, (room, what) in _COMMANDS.items():
         one = commands.add_parser(
-            name, description=inspect.getdoc(room.command), formatter_class=argparse.RawTextHelpFormatter,
-            allow_abbrev=False,
-        )  # fmt: skip
+            name, help=what, description=inspect.getdoc(room.command), formatter_class=_Formatter, allow_abbrev=False
+        )
         room.add_arguments(one)
         one.set_defaults(run=room.command)
     words = list(arguments)

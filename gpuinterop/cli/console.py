@@ -1,16 +1,50 @@
-"""Plain output of the commands: results go to stdout, everything else to stderr. Tables need rich: see `tables`."""
+"""What the commands print: results go to stdout, everything else to stderr. Lines break at spaces alone."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-__all__ = ["complain", "note", "progress", "say"]
+from ..capabilities import Cell
+from ..handles import handle_types
+
+__all__ = [
+    "bar",
+    "cell_name",
+    "columns",
+    "complain",
+    "handle_name",
+    "note",
+    "paint",
+    "progress",
+    "say",
+    "table",
+    "wrap",
+]
 
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
-ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x"})
+_CODE: Final = re.compile(r"\x1b\[\d+m")
+ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x", "█": "#"})
 """The marks, for an output without Unicode."""
+
+
+def columns() -> int:
+    """Width of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size().columns
+
+
+def handle_name(type_name: str) -> str:
+    """``OpaqueFd``: the API's name for what files and variables call ``opaque_fd``."""
+    return handle_types()[type_name].__name__
+
+
+def cell_name(cell: Cell) -> str:
+    """``import_memory OpaqueFd``: a cell by the API's names."""
+    return cell.operation.value + (f" {cell.handle_type.__name__}" if cell.handle_type else "")
 
 
 def complain(text: str) -> None:
@@ -23,38 +57,104 @@ def note(text: str) -> None:
     _print(sys.stderr, ("note: ", "yellow"), (text, ""))
 
 
-def say(*parts: tuple[str, str]) -> None:
-    """Print one line to stdout.
+def say(*parts: tuple[str, str], hang: int | None = None) -> None:
+    """Print one line to stdout, or several where it is wider than the terminal.
 
     Parameters
     ----------
     *parts : (str, str)
         A text, and its style: red, green, yellow, dim, bold, or empty.
+    hang : int, optional
+        See `wrap`.
     """
-    _print(sys.stdout, *parts)
+    _print(sys.stdout, *parts, hang=hang)
 
 
 def progress(text: str) -> None:
     """Show on a terminal what goes on, until the next line is printed; elsewhere nothing."""
     if _is_terminal(sys.stderr):
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+        print(f"\r\x1b[K{_encodable(text, sys.stderr)[: columns() - 1]}", end="", file=sys.stderr, flush=True)
 
 
-def make_tolerant(stream: TextIO) -> None:
-    """Escape what the encoding has no character for (a device's name, a path), as Python does on stderr."""
-    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")
+def bar(part: float, width: int) -> str:
+    """Draw a part of 1 as a bar of so many characters."""
+    return "█" * round(min(part, 1) * width)
+
+
+def paint(text: str, style: str) -> str:
+    """Add the codes of a style, if stdout shows them."""
+    return _painted(text, style, sys.stdout)
+
+
+def wrap(text: str, width: int, hang: int | None = None) -> Iterator[str]:
+    """Break each line of a text at spaces; a word that is longer than the width stays whole.
+
+    Parameters
+    ----------
+    text : str
+    width : int
+        Characters of a line.
+    hang : int, optional
+        Spaces before the lines that follow the first; by default those before the first.
+    """
+    for line in text.split("\n"):
+        indent = " " * (len(line) - len(line.lstrip(" ")) if hang is None else hang)
+        current = ""
+        for word in re.findall(r" *[^ ]+", line):
+            if current.strip() and _length(current + word) > width:
+                yield current
+                current = indent + word.lstrip(" ")
+            else:
+                current += word
+        yield current
+
+
+def table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
+    """Lay out texts in columns; those that do not fit beside the others follow below, with the first one again."""
+    least, most = [], []
+    for column in zip(*rows, strict=True):
+        least.append(max(_length(word) for text in column for word in (text.split() or [""])))
+        most.append(max(map(_length, column)))
+    count = len(least)
+    while count > 2 and sum(least[:count]) + 2 * (count - 1) > width:
+        count -= 1
+    widths = most[:count]
+    while sum(widths) + 2 * (count - 1) > width and widths != least[:count]:
+        widest = max((one for one in range(count) if widths[one] > least[one]), key=widths.__getitem__)
+        widths[widest] -= 1
+    for row in rows:
+        cells = [list(wrap(text, one)) for text, one in zip(row, widths, strict=False)]
+        for number in range(max(map(len, cells))):
+            line = [cell[number] if number < len(cell) else "" for cell in cells]
+            yield "  ".join(text + " " * (one - _length(text)) for text, one in zip(line, widths, strict=True)).rstrip()
+    if count < len(least):
+        yield ""
+        yield from table([[row[0], *row[count:]] for row in rows], width)
+
+
+def _length(text: str) -> int:
+    return len(_CODE.sub("", text))
 
 
 def _is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _print(stream: TextIO, *parts: tuple[str, str]) -> None:
-    make_tolerant(stream)
+def _painted(text: str, style: str, stream: TextIO) -> str:
+    colours = style and _is_terminal(stream) and "NO_COLOR" not in os.environ
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if colours else text
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    return text if (stream.encoding or "").lower().startswith("utf") else text.translate(ASCII)
+
+
+def _print(stream: TextIO, *parts: tuple[str, str], hang: int | None = None) -> None:
+    # A device's name or a path may have what the encoding lacks: it is escaped, as Python does on stderr.
+    if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")
     progress("")
-    colours = _is_terminal(stream) and "NO_COLOR" not in os.environ
-    line = "".join(f"\x1b[{_CODES[style]}m{text}\x1b[0m" if style and colours else text for text, style in parts)
-    if not (stream.encoding or "").lower().startswith("utf"):
-        line = line.translate(ASCII)
+    line = _encodable("".join(_painted(text, style, stream) for text, style in parts), stream)
+    if stream is sys.stdout or stream.isatty():  # a log keeps an error in one line
+        line = "\n".join(wrap(line, columns(), hang))
     print(line, file=stream, flush=True)

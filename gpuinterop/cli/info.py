@@ -15,10 +15,9 @@ from .._core.registry import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError
 from ..exporters import open_exporter
-from ..exporters.vulkan import list_drivers
+from ..exporters.vulkan import DriverList, list_drivers
 from ..testing import stand_ins
 from .console import complain, note
-from .records import need
 
 __all__ = ["Findings", "add_arguments", "collect", "command"]
 
@@ -26,22 +25,24 @@ __all__ = ["Findings", "add_arguments", "collect", "command"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of ``gpuinterop info``."""
     parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
-    parser.add_argument("--all", action="store_true", help="show every cell of every table, one a line")
+    parser.add_argument("--all", action="store_true", help="show every cell of each table, with its reason")
 
 
 def command(given: argparse.Namespace) -> int:
-    """Show backends, devices and Vulkan drivers, what they can do, and the reason for what they cannot."""
-    if not given.json:
-        need("rich", "`gpuinterop info` without --json", "cli")
+    """Show devices and Vulkan drivers, how they hand over to each other, and what can be shared.
+
+    First the answer in a few lines, with numbers for the reasons, which follow; then versions, libraries and what each
+    device and each driver can do.
+    """
     found = collect()
     for problem in found.problems:
         complain(problem)
     if given.json:
-        for text in found.missing_exporters:
-            note(text)
+        for name, reason in found.missing_exporters.items():
+            note(f"{name}: {reason}")
         print(json.dumps({"backends": found.backends, "exporters": found.exporters}, indent=2))
         return 0
-    from .tables import show
+    from .overview import show
 
     show(found, every=given.all)
     return 0
@@ -54,26 +55,22 @@ class Findings:
     ----------
     backends, exporters : list of dict
         The facts, as ``gpuinterop info --json`` prints them.
-    tables : dict
-        The capability tables, by the identity of the dict that they belong to.
+    devices : list of Device
+        Those of all backends that work.
+    drivers : DriverList
     problems : list of str
         What is wrong with the environment.
-    missing_exporters : list of str
-        Which exporters do not work here, and why.
+    missing_exporters : dict of str to str
+        Why an exporter does not work here.
     """
 
     def __init__(self) -> None:
         self.backends: list[dict[str, Any]] = []
         self.exporters: list[dict[str, Any]] = []
-        self.tables: dict[int, Capabilities] = {}
+        self.devices: list[Device] = []
+        self.drivers = DriverList()
         self.problems: list[str] = []
-        self.missing_exporters: list[str] = []
-
-    def note(self, capabilities: Capabilities, **facts: Any) -> dict[str, Any]:
-        """The facts of a device or an exporter, whose table is kept."""
-        result = {**facts, "capabilities": [capability.as_dict() for capability in capabilities.values()]}
-        self.tables[id(result)] = capabilities
-        return result
+        self.missing_exporters: dict[str, str] = {}
 
 
 def collect() -> Findings:
@@ -116,35 +113,41 @@ def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
         result["libraries"] = dict(backend.libraries)
         result["stand_in"] = stand_ins.stand_in(backend.libraries) or None
         result["unknown_version"] = backend.unknown_version or None
-        result["devices"] = [_device(device, found) for device in backend.devices()]
+        devices = backend.devices()
+        result["devices"] = [_device(device) for device in devices]
+        found.devices += devices
         result["available"] = True
     except GpuInteropError as error:  # a wrong GPUINTEROP_DISABLE, a driver that fails when asked
         result["reason"] = str(error)
     return result
 
 
-def _device(device: Device, found: Findings) -> dict[str, Any]:
-    return found.note(
-        device.capabilities,
-        ordinal=device.ordinal,
-        name=device.name,
-        uuid=str(uuid.UUID(bytes=device.uuid)) if device.uuid else None,
-        pci_bus_id=device.pci_bus_id,
-        luid=device.luid.hex() if device.luid else None,
-    )
+def _device(device: Device) -> dict[str, Any]:
+    return {
+        "ordinal": device.ordinal,
+        "name": device.name,
+        "uuid": str(uuid.UUID(bytes=device.uuid)) if device.uuid else None,
+        "pci_bus_id": device.pci_bus_id,
+        "luid": device.luid.hex() if device.luid else None,
+        "capabilities": _cells(device.capabilities),
+    }
+
+
+def _cells(table: Capabilities) -> list[dict[str, str | None]]:
+    return [capability.as_dict() for capability in table.values()]
 
 
 def _exporters(found: Findings) -> None:
-    drivers = list_drivers()
-    for driver in drivers:
-        label = f"{driver.driver} {driver.version}"
-        found.exporters.append(found.note(driver.capabilities, name="vulkan", driver=label, device=driver.name))
-    if drivers.reason:
-        found.missing_exporters.append(f"vulkan: {drivers.reason}")
+    found.drivers = list_drivers()
+    for driver in found.drivers:
+        facts = {"name": "vulkan", "driver": f"{driver.driver} {driver.version}", "device": driver.name}
+        found.exporters.append({**facts, "capabilities": _cells(driver.capabilities)})
+    if found.drivers.reason:
+        found.missing_exporters["vulkan"] = found.drivers.reason
     try:
         # Without the process round it: the table is the same.
         with open_exporter("memfd") as exporter:
             facts = {"name": "process", "driver": exporter.driver, "device": exporter.device}
-            found.exporters.append(found.note(exporter.capabilities, **facts))
+            found.exporters.append({**facts, "capabilities": _cells(exporter.capabilities)})
     except GpuInteropError as error:
-        found.missing_exporters.append(f"process: {error}")
+        found.missing_exporters["process"] = str(error)

@@ -15,17 +15,20 @@ from typing import Final
 from ..capabilities import DOMAIN, Cell, Operation
 from ..errors import InvalidArgumentError
 from ..testing.results import DECLARED, OUTCOMES, Result, Run, counts, exercised, read_run
-from .console import say
+from .console import cell_name, say
 from .pages import Items, Section, Table, html, markdown, text
 
 __all__ = ["add_arguments", "command"]
 
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
 _MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
-_LEGEND: Final = (
-    "✓ shown on the row's device   ○ shown on a stand-in for it   ✗ a test failed   ? usable, and no test has shown it "
-    "  · a gap"
-)
+_LEGEND: Final = {
+    "✓": "shown on the row's device",
+    "○": "shown on a stand-in for it",
+    "✗": "a test failed",
+    "?": "usable, and no test has shown it",
+    "·": "a gap",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -224,7 +227,10 @@ def _page(
     yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
     tables = [row for row in rows if row.cells]
     if tables:
-        yield "Capabilities", [Table(("cell", *(row.name for row in tables)), list(_cell_rows(tables))), _LEGEND]
+        shown = list(_cell_rows(tables))
+        signs = {sign for _, *signs in shown for sign in signs}
+        legend = "; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items() if sign in signs)
+        yield "Capabilities", [Table(("cell", *(row.name for row in tables)), shown), legend]
         yield "Cells that no row has shown", [Items(_never_shown(tables))]
     else:
         yield "Capabilities", ["no row has a test that uses a device"]
@@ -268,7 +274,7 @@ def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
     for cell in DOMAIN:
         states = [row.cells.get(cell, "gap") for row in rows]
         if set(states) != {"gap"}:
-            yield str(cell), *(_MARKS[state] for state in states)
+            yield cell_name(cell), *(_MARKS[state] for state in states)
 
 
 def _never_shown(rows: Sequence[_Row]) -> list[str]:
@@ -280,9 +286,9 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
         if not states or {"shown", "stand-in"} & set(states.values()):
             continue
         if claims := [name for name, state in states.items() if state != "gap"]:
-            found.append(f"{cell}: usable in {', '.join(claims)}")
+            found.append(f"{cell_name(cell)}: usable in {', '.join(claims)}")
         else:
-            gaps.setdefault(cell.operation, []).append(cell.handle_type.type_name if cell.handle_type else "")
+            gaps.setdefault(cell.operation, []).append(cell.handle_type.__name__ if cell.handle_type else "")
     for operation, kinds in gaps.items():
         found.append(f"{operation.value}, a gap in every row" + (f": {', '.join(kinds)}" if all(kinds) else ""))
     return found
@@ -328,7 +334,7 @@ def _differ(one: _Row, other: _Row) -> list[tuple[str, str, str]]:
     for cell in DOMAIN:
         mine, theirs = (row.cells.get(cell, "gap") for row in (one, other))
         if mine != theirs:
-            found.append((str(cell), mine, theirs))
+            found.append((cell_name(cell), mine, theirs))
     sides = [{test: _worst(results) for test, results in _by_test(row.results).items()} for row in (one, other)]
     tests: dict[tuple[str, str], list[str]] = {}
     for test in sides[0] | sides[1]:

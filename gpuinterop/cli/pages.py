@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import chain
 from typing import Final, TypeAlias
 
-__all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
+from .console import columns, table, wrap
 
-_MOST: Final = 80
-"""Characters of a column in text; longer ones are folded."""
+__all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +44,15 @@ def text(page: Iterable[Section]) -> str:
 
 def _lines(block: Block) -> Iterator[str]:
     if isinstance(block, str):
-        yield _plain(block)
+        yield from wrap(_plain(block), columns())
     elif isinstance(block, Items):
-        width = shutil.get_terminal_size((120, 24)).columns
         for one in block.texts:
-            yield from textwrap.wrap(_plain(one), width, initial_indent="- ", subsequent_indent="  ")
+            yield from wrap(f"- {_plain(one)}", columns(), hang=2)
         if not block.texts:
             yield "none"
     else:
-        rows = [[textwrap.wrap(_plain(one), _MOST) or [""] for one in row] for row in (block.columns, *block.rows)]
-        widths = [max(len(line) for row in rows for line in row[column]) for column in range(len(block.columns))]
-        for row in rows:
-            for number in range(max(map(len, row))):
-                cells = [lines[number] if number < len(lines) else "" for lines in row]
-                yield "  ".join(one.ljust(width) for one, width in zip(cells, widths, strict=True)).rstrip()
+        rows = [[_plain(one) for one in row] for row in (block.columns, *block.rows)]
+        yield from table(rows, columns())
         if not block.rows:
             yield "none"
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gpuinterop.cli.demo import command, consumer, parties
+from gpuinterop.cli.demo.simulation import WaveParameters
+from gpuinterop.cli.demo.wave import Sync, WaveRun
 from gpuinterop.exporters import process
 from tests.programs import python
 
@@ -111,8 +115,8 @@ def test_for_people(tmp_path: Path) -> None:
     for word in (
         "process",
         "host:",
-        "opaque_fd",
-        "timeline_fd",
+        "OpaqueFd",
+        "TimelineFd",
         "3 of 64 x 48",
         "median",
         "p99",
@@ -120,6 +124,37 @@ def test_for_people(tmp_path: Path) -> None:
         "correct",
     ):
         assert word in result.stdout
+
+
+def outcome(shared: float, staged: float) -> WaveRun:
+    """A run whose frames took so many microseconds, shared and with copies."""
+    parameters = WaveParameters(width=16, height=16)
+    return WaveRun(
+        backend="gpu", device="GPU", exporter="vulkan", driver="driver", consumer="torch", sync=Sync("host", None),
+        memory_handle="opaque_fd", semaphore_handle=None, frames=3, parameters=parameters, shared_bytes=2048,
+        frame_us=[shared] * 3, staged_us=[staged] * 3, max_error=0.0, problem="", field=np.zeros((16, 16), np.float32),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "shared", "staged"), [(True, 900, 810), (True, 900, 1800), (False, 200, 2000), (False, 300, 100)]
+)
+def test_what_copies_cost(is_cpu: bool, shared: float, staged: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two times with a bar each; on a CPU, where there is nothing in it, a sentence instead."""
+    command._show(outcome(shared, staged), None, is_cpu=is_cpu)
+    shown = capsys.readouterr().out
+    times = re.findall(r"^  (shared|with copies) +([\d,]+) us +(█+)$", shown, re.MULTILINE)
+    alike = is_cpu and staged < 1.2 * shared
+    assert ("no GPU here: a copy is as cheap as sharing" in shown) == alike
+    if alike:
+        assert times == []
+        return
+    assert [(name, float(time.replace(",", ""))) for name, time, _ in times] == [
+        ("shared", shared), ("with copies", staged),
+    ]  # fmt: skip
+    ours, theirs = (len(bar) for *_, bar in times)
+    assert max(ours, theirs) == 40
+    assert ours / theirs == pytest.approx(shared / staged, rel=0.05)
 
 
 def test_for_people_the_reason_for_the_bridge(tmp_path: Path) -> None:

@@ -96,11 +96,12 @@ def test_each_way_to_keep_in_order(name: str, mode: str, sync: str, frames: int)
     with open_party(name) as exporter:
         device = gi.match_device(exporter.identity)
         how = HOST if mode == "host" else choose_sync(exporter, device, mode)
-        result = run_wave(exporter, device, SMALL, frames, sync=how, tick=lambda: ticks.append(1))
+        result = run_wave(exporter, device, SMALL, frames, sync=how, tick=lambda *told: ticks.append(told))
     assert result.problem == ""
     assert result.correct
     assert result.sync.name == sync
-    assert len(ticks) == len(result.frame_us) == frames
+    assert ticks == [(done, frames) for done in range(1, frames + 1)]
+    assert len(result.frame_us) == frames
     assert result.memory_handle == "opaque_fd"
     assert result.semaphore_handle == {"timeline": "timeline_fd", "binary": "opaque_fd"}.get(sync)
     assert result.shared_bytes == 2 * 64 * 48 * 4

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from gpuinterop.capabilities import Capabilities, Cell, disable
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
 from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
+from tests.cli.invoke import invoke
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -309,6 +312,17 @@ def test_a_handoff_on_a_driver_without_semaphores_says_why(application: Applicat
         assert handoff.mode == "bridged"
     with pytest.raises(gi.InvalidArgumentError, match="allow"):
         gi.vulkan.share_handoff(application.vk, device, allow=("telepathy",))
+
+
+def test_info_names_the_mode_that_the_driver_gets(application: Application, device: gi.Device) -> None:
+    def works(mode: str) -> bool:
+        with suppress(gi.UnsupportedError), gi.vulkan.share_handoff(application.vk, device, allow=(mode,)):
+            return True
+        return False
+
+    best = next(mode for mode in ("timeline", "binary", "bridged") if works(mode))
+    line = invoke("info").stdout.partition(application.vk.identity.name)[2].partition("; handoff ")[2]
+    assert re.split(r"\W", line)[0] == best
 
 
 def test_a_handoff_names_the_reason_of_every_mode(

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 
 from ... import __version__
 from ...errors import DeviceNotFoundError, InvalidArgumentError, UnsupportedError
-from ..console import note, progress, say
+from ..console import cell_name, note, progress, say
 from . import calls, frames, processes
 from .clock import OURS, Figure, Spread
 from .page import rewrite
@@ -23,7 +23,7 @@ from .rig import Bench
 __all__ = ["add_arguments", "command"]
 
 FORMAT: Final = 1
-_NAME: Final = 34
+_NAME: Final = 29
 Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Figure]]]
 _PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **processes.PARTS}
 
@@ -130,7 +130,7 @@ def _measured(bench: Bench, parts: Parts) -> Iterator[Figure]:
                     yield figure
                     progress(f"measures {name} ({number} of {len(parts)})")
             except UnsupportedError as error:
-                yield Figure(name, problem=f"{error.capability.cell}: {error.capability.reason}")
+                yield Figure(name, problem=f"{cell_name(error.capability.cell)}: {error.capability.reason}")
             except DeviceNotFoundError as error:
                 yield Figure(name, problem=str(error))
             except Exception as error:  # of whatever kind: what was measured before is worth more
@@ -143,21 +143,25 @@ def _show_facts(facts: Mapping[str, Any]) -> None:
     say((f"{facts['device']} ({facts['backend']}), {facts['cpu']}, {facts['cores']} cores", "bold"))
     if facts["vulkan"]:
         say((f"Vulkan: {facts['vulkan']}", ""))
-    columns = f"{'median':>12}  {'10 to 90 %':^22} {'99 %':>9} {'ratio':>9}"
+    columns = f"{'median':>9}{'10 to 90 %':^22}{'99 %':>9}{'ratio':>9}"
     say((f"\n  {'microseconds':{_NAME}}{columns}", "dim"))
 
 
 def _show(figure: Figure) -> None:
-    say((f"\n{figure.name}", "bold"), (f": {figure.problem}" if figure.problem else f", per {figure.unit}", "dim"))
+    of = f", per {figure.unit}" + (", judged by 99 %" if figure.judged_by == "p99" else "")
+    say((f"\n{figure.name}", "bold"), (f": {figure.problem}" if figure.problem else of, "dim"))
     for name, spread in figure.times.items():
-        times = f"{spread.median:>12,.2f}  {spread.p10:>9,.2f} to {spread.p90:<9,.2f} {spread.p99:>9,.2f}"
-        row = f"  {name:{_NAME}}{times}"
+        median, p10, p90, p99 = map(_number, (spread.median, spread.p10, spread.p90, spread.p99))
+        row = f"  {name:{_NAME}}{median:>9}{p10:>9} to {p90:<9}{p99:>9}"
         if name == OURS:
             say((row, ""))
         else:
             ratio = figure.ratio(name)
-            of = " (of p99)" if figure.judged_by == "p99" else ""
-            say((row, ""), (f"{ratio:>10.{2 if ratio >= 0.1 else 3}f}{of}", "green" if ratio <= 1 else ""))
+            say((row, ""), (f"{ratio:>9.{2 if ratio >= 0.1 else 3}f}", "green" if ratio <= 1 else ""))
+
+
+def _number(microseconds: float) -> str:
+    return f"{microseconds:,.{0 if microseconds >= 100 else 2}f}"
 
 
 def as_dict(figure: Figure) -> dict[str, Any]:

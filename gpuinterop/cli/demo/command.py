@@ -7,25 +7,26 @@ import importlib.util
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
 from ...errors import InvalidArgumentError
-from ..console import complain, note
-from ..records import need
+from ..console import bar, complain, handle_name, note, progress, say
 from .parties import find_device, open_party
 from .simulation import WaveParameters
 from .wave import Sabotage, WaveRun, choose_sync, run_wave
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["add_arguments", "command"]
 
 DAMPING = 0.9955
 """Echoes from the border have faded before they come back to the middle: rings, and no clutter."""
+_BAR: Final = 40
+"""Characters of a whole bar."""
+_CHEAP: Final = 1.2
+"""Copies that take less than this many times as long are as cheap, within what runs differ by."""
+_LABEL: Final = 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exporter",
         choices=["vulkan", "process"],
-        help="the other side: a compute shader, or a child process with NumPy;\n"
-        "by default Vulkan where there is a driver",
+        help="the other side: a compute shader, or a child process with NumPy; by default Vulkan if there is a driver",
     )
     parser.add_argument(
         "--driver", metavar="NAME", help="which Vulkan driver, by part of its name: swiftshader, lavapipe, nvidia"
@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sync",
         choices=["auto", "native", "bridged"],
         default="auto",
-        help="what keeps the two in order. native: semaphores that both drivers know;\n"
-        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back;\n"
+        help="what keeps the two in order. native: semaphores that both drivers know; "
+        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back; "
         "auto (the default): the first that works, else the host waits for each side",
     )
     parser.add_argument(
@@ -89,11 +89,8 @@ def command(given: argparse.Namespace) -> int:
     view without a copy, writes a disturbance that depends on it, and signals back. The final field is compared with a
     NumPy simulation of the same frames: the exit status is 0 only when they agree.
     """
-    draws = not given.json or importlib.util.find_spec("PIL") is not None
-    if not given.json:
-        for module in ("rich", "PIL"):
-            need(module, "`gpuinterop demo` without --json", "cli")
-    elif not draws:
+    draws = importlib.util.find_spec("PIL") is not None
+    if not draws:
         note("no picture is drawn, which needs PIL. pip install 'gpuinterop[cli]'.")
     _check_target(given.output)
     with ExitStack() as cleanup:
@@ -108,7 +105,7 @@ def command(given: argparse.Namespace) -> int:
             given.frames,
             sync=chosen,
             timeout=given.timeout,
-            tick=None if given.json else cleanup.enter_context(_progress(given.frames)),
+            tick=None if given.json else _show_progress,
             sabotage=Sabotage(given.sabotage) if given.sabotage else None,
         )
     failure = ""
@@ -123,9 +120,7 @@ def command(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps(run.as_dict(str(given.output) if draws and not failure else None), indent=2))
     else:
-        from ..tables import stdout
-
-        stdout().print(_table(run, None if failure else given.output))
+        _show(run, given.output if draws and not failure else None, is_cpu=device.identity.is_cpu)
     if failure:
         complain(failure)
     if not run.correct:
@@ -161,56 +156,39 @@ def _noted_warnings() -> Iterator[None]:
                 note(str(warning.message))
 
 
-@contextmanager
-def _progress(frames: int) -> Iterator[Callable[[], None]]:
-    """Show a bar, on a terminal; what is yielded moves it on by a frame."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from ..tables import stderr
-
-    with Progress(
-        TextColumn("[cyan]wave"),
-        BarColumn(bar_width=40),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=(console := stderr()),
-        disable=not console.is_terminal,
-        transient=True,
-    ) as progress:
-        task = progress.add_task("frames", total=frames)
-        yield lambda: progress.advance(task)
+def _show_progress(done: int, frames: int) -> None:
+    """Show a bar on a terminal; only where it grows, because to print takes longer than a frame."""
+    if done * _BAR // frames != (done - 1) * _BAR // frames:
+        progress(f"wave {bar(done / frames, _BAR):{_BAR}} {done} of {frames} frames")
 
 
-def _table(run: WaveRun, output: Path | None) -> Table:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
+def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
+    def line(name: str, text: str, *more: tuple[str, str]) -> None:
+        say((f"{name:{_LABEL}}", "bold"), (text, ""), *more, hang=_LABEL)
 
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    rows: list[tuple[str, str]] = [
-        ("exporter", f"{run.exporter}: {run.driver}"),
-        ("device", f"{run.backend}: {run.device}"),
-        ("consumer", run.consumer),
-        ("memory", f"{run.memory_handle}, {_bytes(run.shared_bytes)} shared, not copied"),
-        ("semaphores", _semaphores(run)),
-        ("frames", f"{len(run.frame_us)} of {run.parameters.width} x {run.parameters.height} cells"),
-    ]
+    line("exporter", f"{run.exporter}: {run.driver}")
+    line("device", f"{run.backend}: {run.device}")
+    line("consumer", run.consumer)
+    line("memory", f"{handle_name(run.memory_handle)}, {_bytes(run.shared_bytes)} shared, not copied")
+    line("semaphores", _semaphores(run))
+    line("frames", f"{len(run.frame_us)} of {run.parameters.width} x {run.parameters.height} cells")
     if run.median_us is not None and run.p99_us is not None:
-        rows.append(("a frame", f"median {run.median_us:,.0f} us, p99 {run.p99_us:,.0f} us"))
-    if run.staging_ratio is not None:
-        rows.append(("with copies", f"{run.staging_ratio:.2f} times as long, through host staging"))
+        line("a frame", f"median {run.median_us:,.0f} us, p99 {run.p99_us:,.0f} us")
+    if (ratio := run.staging_ratio) is not None:
+        assert run.median_us is not None
+        if is_cpu and ratio < _CHEAP:
+            line("with copies", "no GPU here: a copy is as cheap as sharing")
+        else:
+            for name, times in (("  shared", 1.0), ("  with copies", ratio)):
+                length = times / max(1.0, ratio)
+                line(name, f"{times * run.median_us:>9,.0f} us  ", (bar(length, _BAR), "green"))
     if output is not None:
-        rows.append(("picture", str(output)))
-    for name, text in rows:
-        table.add_row(name, escape(text))
+        line("picture", str(output))
     if run.correct:
         off = f"within {run.max_error:.1g} of" if run.max_error else "in every cell that of"
-        table.add_row("field", f"[green]correct[/green]: {off} the NumPy simulation")
+        line("field", "", ("correct", "green"), (f": {off} the NumPy simulation", ""))
     else:
-        table.add_row("field", f"[red]WRONG[/red]: {run.max_error:.3g} off the NumPy simulation")
-    return table
+        line("field", "", ("WRONG", "red"), (f": {run.max_error:.3g} off the NumPy simulation", ""))
 
 
 def _semaphores(run: WaveRun) -> str:
@@ -220,7 +198,8 @@ def _semaphores(run: WaveRun) -> str:
         how = "a timeline of the exporter's, bridged: a CPU thread carries its signals to the stream and back."
         return f"{how} {run.sync.reason}".strip()
     what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
-    return f"{run.semaphore_handle}, {what}, shared"
+    assert run.semaphore_handle is not None
+    return f"{handle_name(run.semaphore_handle)}, {what}, shared"
 
 
 def _verdict(run: WaveRun) -> str:

@@ -234,7 +234,7 @@ def run_wave(
     sync: Sync | None = None,
     timeout: float = 10.0,
     staging: bool = True,
-    tick: Callable[[], object] | None = None,
+    tick: Callable[[int, int], object] | None = None,
     sabotage: Sabotage | None = None,
     hold: Hold | None = None,
     patience: float = 0.02,
@@ -258,7 +258,7 @@ def run_wave(
     staging : bool
         Whether to time the frames with copies, too.
     tick : callable, optional
-        Called after each frame.
+        Called after each frame, with how many are done, of how many.
     sabotage : Sabotage, optional
         Take this out, and hold the other side so that it shows.
     hold : Hold, optional
@@ -331,7 +331,7 @@ class _Run:
     device: Device
     frames: int
     timeout: float
-    tick: Callable[[], object] | None
+    tick: Callable[[int, int], object] | None
     sabotage: Sabotage | None
     hold: Hold | None
     patience: float
@@ -418,7 +418,7 @@ class _Run:
                 previous = event
             self.frame_us.append((time.perf_counter() - start) * 1e6)
             if self.tick is not None:
-                self.tick()
+                self.tick(frame + 1, self.frames)
 
     @property
     def _patient(self) -> float:

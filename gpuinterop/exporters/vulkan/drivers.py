@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -116,10 +117,7 @@ class Instance(Sole):
             if version[0] >= (1 << 22 | 2 << 12):  # 1.2: timeline semaphores without an extension
                 application.apiVersion = 1 << 22 | 2 << 12
         _keep_drivers_loaded(api, loader)
-        info = new("VkInstanceCreateInfo", pApplicationInfo=application)
-        out = ffi.new("VkInstance *")
-        check_call(loader, "vkCreateInstance", info, ffi.NULL, out)
-        self.handle = out[0]
+        self.handle = _create_instance(api, loader, new("VkInstanceCreateInfo", pApplicationInfo=application))
         self.functions = api.instance_functions(self.handle)
 
     def physical_devices(self) -> list[PhysicalDevice]:
@@ -139,6 +137,8 @@ class Instance(Sole):
         self.close()
 
 
+_LIMITS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+"""The loader takes drivers from these variables alone, if one is set."""
 _anchor: list[Any] = []
 _anchor_lock = threading.Lock()
 
@@ -151,9 +151,21 @@ def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
     """
     with _anchor_lock:
         if not _anchor:
-            out = api.ffi.new("VkInstance *")
-            check_call(loader, "vkCreateInstance", api.new("VkInstanceCreateInfo"), api.ffi.NULL, out)
-            _anchor.append(out[0])
+            _anchor.append(_create_instance(api, loader, api.new("VkInstanceCreateInfo")))
+
+
+def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
+    out = api.ffi.new("VkInstance *")
+    try:
+        check_call(loader, "vkCreateInstance", info, api.ffi.NULL, out)
+    except DriverError as error:
+        limits = "".join(f"; {name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
+        raise BackendUnavailableError(
+            f"the Vulkan loader found no usable driver ({error}{limits}).",
+            fix="Install a Vulkan driver: the GPU's, or mesa-vulkan-drivers for lavapipe. VK_LOADER_DEBUG=error has "
+            "the loader say what is wrong with a file.",
+        ) from error
+    return out[0]
 
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:

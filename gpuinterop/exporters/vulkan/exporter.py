@@ -15,7 +15,6 @@ from ..._core.handle_checks import check_size
 from ...capabilities import Capabilities, Operation
 from ...errors import (
     ArgumentTypeError,
-    BackendUnavailableError,
     DriverError,
     HandleError,
     InvalidArgumentError,
@@ -128,14 +127,7 @@ class VulkanExporter(Exporter):
     ) -> None:
         self._closed = True  # until all is there: close() may be called on the way out
         with ExitStack() as undo:
-            try:
-                instance = undo.enter_context(Instance())
-            except DriverError as error:
-                raise BackendUnavailableError(
-                    f"the Vulkan loader found no usable driver ({error}).",
-                    fix="Install a Vulkan driver: the GPU's, or mesa-vulkan-drivers for lavapipe.",
-                ) from error
-            self._instance = instance
+            self._instance = instance = undo.enter_context(Instance())
             self.physical = physical = choose(instance.physical_devices(), driver, device_index)
             self._device = Device(instance, physical)
             undo.callback(self._device.close)
