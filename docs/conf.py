@@ -6,6 +6,7 @@ it is what pip, attrs and urllib3 use. The pages are Markdown, so that they can 
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -17,9 +18,17 @@ import gpuinterop  # noqa: E402
 project = "gpuinterop"
 author = "the gpuinterop developers"
 project_copyright = "the gpuinterop developers; Apache-2.0"
-release = version = gpuinterop.__version__
+release = gpuinterop.__version__
+version = re.match(r"[\d.]*[a-z]*", release)[0]  # 0.1.0 of a release, 0.1.dev of what comes between two
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser", "manual_pages"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "myst_parser",
+    "sphinx_copybutton",
+    "manual_pages",
+]
 exclude_patterns = ["_build", "_generated", "examples/backend"]
 root_doc = "index"
 default_role = "py:obj"
@@ -41,8 +50,15 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 napoleon_preprocess_types = False
 
+# A console's output is not copied, nor are its prompts; blocks of plain text are output.
+copybutton_selector = "div:not(.highlight-text) > div.highlight pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
 html_theme = "furo"
-html_title = f"gpuinterop {release}"
+html_title = f"gpuinterop {version}"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
 html_show_sphinx = False
+html_copy_source = False
+toc_object_entries_show_parents = "hide"

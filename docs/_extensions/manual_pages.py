@@ -28,7 +28,11 @@ RAN = {
 
 
 def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
-    """Make MyST's fences of ours, with a line below each that says where it ran, and link names to the reference."""
+    """Make MyST's fences of ours, with a line below each that says where it ran, and link names to the reference.
+
+    Words that readers search for, in `<!-- search: docker, kubernetes -->`, become entries of the index: the search
+    puts the page that has such an entry first.
+    """
     page = str((Path(app.srcdir) / f"{docname}.md").relative_to(ROOT))
     if not (ROOT / page).exists():
         return
@@ -54,6 +58,8 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
         elif fence:
             inside, caption = True, ""
             lines.append(line)
+        elif words := re.fullmatch("<!-- search: (.+) -->", line):
+            lines += ["```{index} " + ", ".join(f"! {word}" for word in words[1].split(", ")), "```"]
         else:
             lines.append(_NAME.sub(r"{py:obj}`gi.\1\2 <gpuinterop.\1>`", line))
     if page.startswith("docs/examples/") and "gpu" in ran:

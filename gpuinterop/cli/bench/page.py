@@ -5,29 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from math import log10
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import InvalidArgumentError
 from ..pages import Section, Table, markdown
 from .clock import OURS
+from .frames import STAGED
 
 __all__ = ["rewrite"]
 
 BEGIN, END = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
-_ROW, _BAR, _LEFT, _WIDTH, _TOP = 20, 12, 400, 700, 48
-_COLOURS: Final = ("#2a6fbb", "#8a97a6")
-"""The colours of gpuinterop's bars, and of others."""
+_LEFT, _WIDTH = 12, 340
+_STYLE: Final = """<style>
+text { font: 13px system-ui, sans-serif; fill: #1f2933 } .title, tspan { font-weight: bold }
+.page { fill: #f5f7fb } .ours { fill: #2a6fbb } .theirs { fill: #76828f }
+@media (prefers-color-scheme: dark) { text { fill: #e3e7ec } .page { fill: #1d2126 } .ours { fill: #62a8f0 } }
+</style>"""
 
 
 def rewrite(page: Path, runs: Sequence[Path]) -> None:
-    """Write the figures of recorded runs between the page's two comments, and the plot of the first run beside it.
+    """Write the figures of recorded runs between the page's two comments, and a plot beside it.
+
+    The plot shows the first run that has frames and the same by copies.
 
     Raises
     ------
     InvalidArgumentError
-        The page does not have the comments, or a file is not a run's.
+        The page does not have the comments, a file is not a run's, or no run has such frames.
     """
     try:
         text = page.read_text(encoding="utf-8")
@@ -36,10 +41,13 @@ def rewrite(page: Path, runs: Sequence[Path]) -> None:
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise InvalidArgumentError("--page", f"expected {page} to have {BEGIN} and {END} once each; add the two lines.")
     found = [_drawn(run) for run in runs]
+    plot = next(filter(None, (plot for _, plot in found)), None)
+    if plot is None:
+        raise InvalidArgumentError("RUN", "expected a run that measured frames, got none; measure without --only.")
     tables = markdown([section for sections, _ in found for section in sections]).strip()
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
-    page.with_suffix(".svg").write_text(found[0][1], encoding="utf-8")
+    page.with_suffix(".svg").write_text(plot, encoding="utf-8")
 
 
 def _drawn(file: Path) -> tuple[list[Section], str]:
@@ -85,43 +93,26 @@ def _number(value: float) -> str:
 
 
 def _plot(run: Mapping[str, Any]) -> str:
-    """Bars on a logarithmic scale: it spans a call and a frame."""
-    bars: list[tuple[str, str, float, bool]] = []
-    for figure in run["figures"]:
-        for number, one in enumerate(figure["times"]):
-            name = "" if number else figure["name"]
-            bars.append((name, one["name"], one["median"], one["name"].startswith(OURS)))
-    low, high = 0.1, max(1, *(median for *_, median, _ in bars)) * 1.6
-    scale = _WIDTH / _decades(low, high)
-    height = _TOP + _ROW * len(bars) + 8 * sum(bool(name) for name, *_ in bars) + 30
-    size = f'viewBox="0 0 {_LEFT + _WIDTH + 90} {height}" font-family="system-ui, sans-serif" font-size="12"'
-    title = f"{escape(_title(run))}: microseconds, median, logarithmic"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-        f'<rect width="100%" height="100%" fill="#ffffff"/><text x="10" y="20" font-size="15">{title}</text>',
-    ]
-    mark = low
-    while mark < high:
-        x = _LEFT + scale * _decades(low, mark)
-        parts.append(
-            f'<path d="M{x:.1f} {_TOP - 8}V{height - 22}" stroke="#d5dae0"/>'
-            f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle" fill="#66707c">{mark:g}</text>'
-        )
-        mark *= 10
-    y = _TOP
-    for name, by, median, ours in bars:
-        if name:
-            y += 8
-        width = max(1.0, scale * _decades(low, median))
-        text = f'{escape(name)}<tspan fill="#66707c">{" · " if name else ""}{escape(by)}</tspan>'
-        parts.append(
-            f'<text x="{_LEFT - 8}" y="{y + _BAR - 2}" text-anchor="end" font-size="11">{text}</text>'
-            f'<rect x="{_LEFT}" y="{y}" width="{width:.1f}" height="{_BAR}" fill="{_COLOURS[not ours]}"/>'
-            f'<text x="{_LEFT + width + 5:.1f}" y="{y + _BAR - 2}" font-size="11">{_number(median)}</text>'
-        )
-        y += _ROW
-    return "\n".join([*parts, "</svg>", ""])
+    """Bars of the frames that copies through the host were measured beside.
 
-
-def _decades(low: float, value: float) -> float:
-    return log10(max(value, low) / low)
+    It is as wide as a phone. Its colours are its own, and follow the reader's scheme.
+    """
+    parts, y = [], 30
+    frames = [one for one in run["figures"] if any(time["name"] == STAGED for time in one["times"])]
+    if not frames:
+        return ""
+    scale = (_WIDTH - 2 * _LEFT) / max(time["median"] for one in frames for time in one["times"])
+    for figure in frames:
+        y += 28
+        parts.append(f'<text x="{_LEFT}" y="{y}">{escape(figure["name"])}</text>')
+        for time in figure["times"]:
+            whose = "ours" if time["name"].startswith(OURS) else "theirs"
+            label = f"{escape(time['name'])}: <tspan>{time['median'] / 1000:.2g} ms</tspan>"
+            parts.append(
+                f'<text x="{_LEFT}" y="{y + 20}">{label}</text>'
+                f'<rect class="{whose}" x="{_LEFT}" y="{y + 26}" width="{scale * time["median"]:.1f}" height="10"/>'
+            )
+            y += 40
+    title = f'<text x="{_LEFT}" y="24" class="title">{escape(run["device"])}: time of a frame</text>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y + 12}" width="{_WIDTH * 3 // 2}">'
+    return "\n".join([head, _STYLE, '<rect class="page" width="100%" height="100%"/>', title, *parts, "</svg>", ""])
