@@ -50,8 +50,8 @@ BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAME
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
-.PHONY: help demo bench docs test test-all test-main test-manual test-kit test-cuda test-exchange test-frameworks \
-    test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
+.PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange \
+    test-frameworks test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
     interrupts interrupts-host interrupts-cuda interrupts-hip \
     test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
@@ -80,6 +80,7 @@ help:
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
+	@echo "make check-docs   the same, looked at in Chromium: what sticks out of a page, and what the search finds first"
 	@echo "make shaders      compile the demo's shader"
 	@echo "make wheel-check  rehearse a release: build, check, install from an index and test, outside the checkout"
 	@echo "make wheel-check RELEASE=v0.1.0  the same of the checkout at that tag; the files come into dist"
@@ -128,6 +129,9 @@ test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
 docs: $(VENV)/.docs
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+check-docs: docs
+	@$(BIN)/python tools/measure_pages.py docs/_build/html
 
 # -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
