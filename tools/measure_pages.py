@@ -76,7 +76,7 @@ TEXTS: Final = """(() => {
     return said;
 })()"""
 
-# WCAG's contrast of each text with the last shape below its middle that is filled.
+# WCAG's contrast of each text with the topmost filled shape below its middle; body text needs 4.5.
 CONTRAST: Final = """(() => {
     const light = colour => {
         const [r, g, b] = colour.match(/[\\d.]+/g).map(one => one / 255).map(
@@ -144,7 +144,7 @@ class Browser:
         self._call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def close(self) -> None:
-        """End it."""
+        """End Chromium."""
         os.kill(self._process, signal.SIGTERM)
         os.waitpid(self._process, 0)
         os.close(self._out)
@@ -194,7 +194,7 @@ class Browser:
 
 
 def problems(browser: Browser, file: Path, widths: Sequence[int] = WIDTHS) -> Iterator[str]:
-    """What is wrong with a page or a picture."""
+    """Yield the problems of a page or a picture."""
     browser.open(file.as_uri())
     if file.suffix == ".html":
         yield from browser.ask(TEXTS)
@@ -208,7 +208,7 @@ def problems(browser: Browser, file: Path, widths: Sequence[int] = WIDTHS) -> It
 
 
 def search(browser: Browser, pages: Path) -> Iterator[str]:
-    """What is not found first."""
+    """Yield the words that the search answers with another page."""
     for words, page in FIRST.items():
         browser.open(f"{(pages / 'search.html').as_uri()}?q={quote(words)}")
         found = str(browser.ask(SEARCH)).partition(".html")[0]
@@ -217,7 +217,7 @@ def search(browser: Browser, pages: Path) -> Iterator[str]:
 
 
 def look(files: Sequence[Path], widths: Sequence[int] = WIDTHS) -> dict[str, list[Path]]:
-    """Where each problem is, found by browsers side by side."""
+    """Return each problem with the files that have it; browsers look side by side."""
 
     def take(share: Sequence[Path]) -> list[tuple[str, Path]]:
         with contextlib.closing(Browser()) as browser:
