@@ -30,7 +30,6 @@ from urllib.parse import quote
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 WIDTHS: Final = (320, 360, 768, 1366, 1440, 1920, 2560)
-SCHEMES: Final = ("light", "dark")
 FIRST: Final = {
     "existing tensor": "howto/share_arrays",
     "hang": "howto/stream-hangs",
@@ -42,7 +41,8 @@ FIRST: Final = {
 
 LAYOUT: Final = """(() => {
     const said = [], page = document.documentElement, width = page.clientWidth;
-    const named = one => `<${one.localName}> "${one.textContent.trim().replace(/\\s+/g, " ").slice(0, 40)}"`;
+    const words = one => one.childElementCount ? "" : one.textContent.trim().slice(0, 40);
+    const named = one => `<${one.localName} ${one.getAttribute("class") ?? ""}>${words(one)}`;
     const scrolls = one => getComputedStyle(one).overflowX !== "visible";
     const above = (one, test) => one !== document.body && (test(one) ? one : above(one.parentElement, test));
     if (page.scrollWidth > width) {
@@ -54,9 +54,9 @@ LAYOUT: Final = """(() => {
     for (const entry of document.querySelectorAll(".sidebar-tree a, .toc-tree a")) {
         if (!entry.getClientRects().length) continue;  // in a branch that is folded
         const box = above(entry, one => scrolls(one) || one.matches(".sidebar-tree, .toc-tree"));
-        const words = document.createRange();
-        words.selectNodeContents(entry);
-        if (words.getBoundingClientRect().right > box.getBoundingClientRect().right + 1)
+        const text = document.createRange();
+        text.selectNodeContents(entry);
+        if (text.getBoundingClientRect().right > box.getBoundingClientRect().right + 1)
             said.push(`an entry of a sidebar is cut: ${named(entry)}`);
     }
     return said;
@@ -157,10 +157,13 @@ class Browser:
         while page not in self._loaded:
             self._hear()
 
-    def show(self, width: int, scheme: str) -> None:
+    def resize(self, width: int) -> None:
         """Lay the page out anew."""
-        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=2000, deviceScaleFactor=1, mobile=False)
+
+    def prefer(self, scheme: str) -> None:
+        """Prefer light or dark colours."""
+        self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def ask(self, expression: str) -> Any:
         """Return what JavaScript in the page returns, and wait for it if it is a promise."""
@@ -198,13 +201,14 @@ def problems(browser: Browser, file: Path, widths: Sequence[int] = WIDTHS) -> It
     browser.open(file.as_uri())
     if file.suffix == ".html":
         yield from browser.ask(TEXTS)
-    told: set[tuple[str, int]] = set()
-    for scheme in SCHEMES:
-        for width in widths if file.suffix == ".html" else widths[-1:]:
-            browser.show(width, scheme)
+    for width in widths if file.suffix == ".html" else widths[-1:]:
+        browser.resize(width)
+        told: set[str] = set()
+        for scheme in ("light", "dark"):
+            browser.prefer(scheme)
             found = browser.ask(LAYOUT if file.suffix == ".html" else CONTRAST)
-            yield from (f"{one}, at {width} px, {scheme}" for one in found if (one, width) not in told)
-            told.update((one, width) for one in found)
+            yield from (f"{one}, at {width} px, {scheme}" for one in found if one not in told)
+            told.update(found)
 
 
 def search(browser: Browser, pages: Path) -> Iterator[str]:

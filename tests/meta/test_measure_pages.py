@@ -36,10 +36,10 @@ def picture(content: str) -> str:
     ("suffix", "content", "problem"),
     [
         (".html", f"<div style='overflow: auto'><p style='width: 700px'>in a box</p></div>{WIDE}",
-         'scrolls sideways, 608 px: <td> "a wide table", at 360 px, light'),
+         'scrolls sideways, 608 px: <td >a wide table, at 360 px, light'),
         (".html", f"<div style='overflow-x: auto'>{WIDE}</div>", None),
         (".html", WIDE.replace("600", "300"), None),
-        (".html", ENTRY.format(style=""), 'an entry of a sidebar is cut: <a> "gpuinterop.exchange", at 360 px, light'),
+        (".html", ENTRY.format(style=""), 'an entry of a sidebar is cut: <a >gpuinterop.exchange, at 360 px, light'),
         (".html", ENTRY.format(style="overflow-wrap: anywhere"), None),
         (".html", "<article><a class='reference internal'>cuda.md</a></article>", "a link's text is a file: cuda.md"),
         (".html", "<div class='sidebar-tree'><a class=reference>Memory</a><p><a class=reference>Memory</a></div>",
