@@ -14,12 +14,14 @@ import mmap
 import os
 import platform
 import select
+import shlex
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Final, NamedTuple, TypeVar, TypeVarTuple
 
@@ -125,6 +127,26 @@ def mappings() -> Iterator[Mapped]:
 def loaded_library(*names: str) -> str | None:
     """The file of the first loaded library whose name begins with one of `names`."""
     return next((one.path for one in mappings() if one.path.rpartition("/")[2].startswith(names)), None)
+
+
+def pip_install(extra: str = "") -> str:
+    """The command that installs what an extra of gpuinterop brings, or gpuinterop itself, for this machine's shell.
+
+    The name alone does, however gpuinterop was installed: pip and uv keep an installation that satisfies it, even an
+    editable one and without an index that has gpuinterop. Only a checkout that was not installed needs its path.
+    """
+    # Not at the top: a message alone needs it, and it takes milliseconds.
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    command, what = "pip install", "gpuinterop"
+    try:
+        distribution(what)
+    except PackageNotFoundError:
+        checkout = Path(__file__).parents[1]
+        if (checkout / "pyproject.toml").is_file():
+            command, what = f"{command} -e", str(checkout)
+    what += extra and f"[{extra}]"
+    return f'{command} "{what}"' if sys.platform == "win32" else f"{command} {shlex.quote(what)}"
 
 
 def not_main_interpreter() -> str:

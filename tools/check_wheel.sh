@@ -55,6 +55,12 @@ brought() {
     packages "$1" | LC_ALL=C comm -13 "$work/$1.before" - | paste -sd ' '
 }
 
+# advised NAME: what the command that messages name for the extra `vulkan` would install there.
+advised() {
+    local ask='from gpuinterop.system import pip_install; print(pip_install("vulkan"))'
+    PATH=$work/$1/bin:$PATH bash -c "$("$work/$1/bin/python" -c "$ask") --dry-run" | tail -n 1
+}
+
 # demo NAME: Vulkan and the host backend take turns on one buffer, and the field is what NumPy computes.
 demo() {
     "$work/$1/bin/gpuinterop" demo --json --frames 60 --output "$work/$1.png" \
@@ -168,6 +174,7 @@ if [[ $(brought core) != "gpuinterop numpy" ]]; then
     echo "expected the wheel to bring gpuinterop and numpy alone, it brought: $(brought core)" >&2
     exit 1
 fi
+expect "what a message's pip line brings" "Would install cffi-*" "$(advised core)"
 "$work/core/bin/gpuinterop" info --json >"$work/info.json"
 # The host backend computes: a fill waits for a signal, NumPy adds in place, and the file has the sums.
 "$work/core/bin/python" -W error - "$work/info.json" <<'PYTHON'

@@ -214,7 +214,7 @@ def _load() -> tuple[Any, str]:
         # A package `cuda` proves nothing: hip-python-interop has one of that name.
         failure = BackendUnavailableError(
             f"cuda-bindings cannot be imported ({error}).",
-            fix="pip install 'gpuinterop[cuda]'",
+            fix=system.pip_install("cuda"),
             absent=isinstance(error, ModuleNotFoundError),
         )
         raise failure from error
@@ -222,6 +222,6 @@ def _load() -> tuple[Any, str]:
     # Measured: 12.9.0 keeps the GIL in every call, so a call that blocks stops every thread; 12.9.1 releases it.
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):
         raise BackendUnavailableError(
-            f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix="pip install --upgrade 'gpuinterop[cuda]'"
+            f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix=system.pip_install("cuda")
         )
     return driver, version

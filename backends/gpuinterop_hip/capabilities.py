@@ -12,7 +12,7 @@ from typing import Final
 from gpuinterop.capabilities import Capability, Cell, Operation, Rules
 from gpuinterop.handles import D3D12Fence, Win32Handle
 
-from .driver import Driver, install
+from .driver import Driver, advised
 
 RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
@@ -24,7 +24,7 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
         "imports are kept": driver.facts.holds["imports are kept"],
         "windows": sys.platform == "win32",
         "fabric type": has_fabric_type(driver),
-        "newer bindings": install("hip-python>=10"),
+        "newer bindings": advised("pip install 'hip-python>=10'"),
         "legacy ipc": os.environ.get("HSA_ENABLE_IPC_MODE_LEGACY", "0") not in ("", "0"),
         "command processor waits": os.environ.get("GPU_STREAMOPS_CP_WAIT", "0") not in ("", "0"),
     }

@@ -267,10 +267,10 @@ def _runtimes() -> dict[str, list[range]]:
     return found
 
 
-def install(requirement: str) -> str:
-    """Advice to install hip-python on this system."""
+def advised(command: str) -> str:
+    """The command that installs hip-python, where PyPI has it for this system; else other advice."""
     if platform.system() == "Linux" and platform.machine() == "x86_64":
-        return f"pip install '{requirement}'"
+        return command
     return "PyPI has hip-python for Linux on x86-64 only: install AMD's own package of it for this system"
 
 
@@ -298,6 +298,6 @@ def _load() -> tuple[Any, str, bool]:
         errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))
     raise BackendUnavailableError(
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
-        fix=install("gpuinterop[hip]"),
+        fix=advised(system.pip_install("hip")),
         absent=all(isinstance(error, ModuleNotFoundError) for error in errors),
     ) from errors[-1]

@@ -430,9 +430,8 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 def _by_name(name: str, source: str) -> LoadedBackend:
     installed = _installed()
     if name not in installed:
-        raise BackendNotFoundError(
-            f"{source}: there is no backend {name!r}; installed: {', '.join(sorted(installed)) or 'none'}."
-        )
+        known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
+        raise BackendNotFoundError(f"{source}: there is no backend {name!r}; {known}")
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all callers.
@@ -450,9 +449,12 @@ def _by_priority() -> LoadedBackend:
         if loaded._infos():
             return loaded
     raise BackendUnavailableError(
-        f"no installed backend works here: {_reasons() or 'none is installed'}",
-        fix="Run `gpuinterop info` for details.",
+        f"no installed backend works here: {_reasons() or _none_installed()}", fix="Run `gpuinterop info` for details."
     )
+
+
+def _none_installed() -> str:
+    return f"none is installed; an installation of gpuinterop brings its own ({system.pip_install()})."
 
 
 def _warn_of_failures(fallback: str) -> None:

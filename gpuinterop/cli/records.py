@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
+from .. import system
 from .._core.registry import GROUP, package_folder, top_package
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError, InvalidArgumentError
@@ -54,9 +55,7 @@ def verified_file(backend: str) -> Path:
 def need(module: str, what: str, extra: str = "test") -> None:
     """Raise `BackendUnavailableError` where a module of an extra is not installed, which `what` needs."""
     if importlib.util.find_spec(module) is None:
-        raise BackendUnavailableError(
-            f"{what} needs {module.replace('_', '-')}.", fix=f"pip install 'gpuinterop[{extra}]'."
-        )
+        raise BackendUnavailableError(f"{what} needs {module.replace('_', '-')}.", fix=system.pip_install(extra))
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, what: str) -> None:

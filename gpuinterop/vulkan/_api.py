@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+from .. import system
 from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
@@ -183,7 +184,7 @@ def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
         from ._declarations import ffi
     except ImportError:
         raise BackendUnavailableError(
-            "the Python package 'cffi' is not installed.", fix="pip install gpuinterop[vulkan]"
+            "the Python package 'cffi' is not installed.", fix=system.pip_install("vulkan")
         ) from None
     return ffi, False
 

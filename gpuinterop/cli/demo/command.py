@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from ... import system
 from ...errors import InvalidArgumentError
 from ..console import bar, complain, handle_name, note, progress, say
 from .parties import find_device, open_party
@@ -91,7 +92,7 @@ def command(given: argparse.Namespace) -> int:
     """
     draws = importlib.util.find_spec("PIL") is not None
     if not draws:
-        note("no picture is drawn, which needs PIL. pip install 'gpuinterop[cli]'.")
+        note(f"no picture is drawn, which needs PIL. {system.pip_install('cli')}")
     _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():
