@@ -33,7 +33,7 @@ class Sole:
 class NotAnArray:
     """What NumPy would wrap as an array of one Python object: it is refused, and what makes an array is named."""
 
-    _as_array: ClassVar[str] = "numpy.asarray(allocation.buffer.view(shape, dtype))"
+    _as_array: ClassVar[str] = "numpy.asarray(allocation.view(shape, dtype))"
 
     def _refuse_arrays(self) -> NoReturn:
         raise ArgumentTypeError("array", f"expected a view, got {type(self).__name__}; use {self._as_array}.")

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from ._arguments import Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
@@ -119,8 +119,13 @@ class HandoffStep:
     signal_value: int
 
 
+def _asked(value: int | None) -> str:
+    """Ask what may be missing when a stream waits for too long. The handoff may be gone by then."""
+    return f"of a handoff: was {'its frame' if value is None else f'frame {value // 2}'} submitted?"
+
+
 class _Turn(Enum):
-    SUBMIT = "the graphics side's submit"
+    SUBMIT = "submit"
     ACQUIRE = "acquire"
     RELEASE = "release"
 
@@ -169,6 +174,8 @@ class Handoff(Sole):
     HandoffStep(frame=2, wait_value=0, signal_value=0)
     """
 
+    _submits: ClassVar[str] = "next_submit"
+
     def __init__(
         self,
         to_compute: ExternalSemaphore[Any],
@@ -203,6 +210,7 @@ class Handoff(Sole):
             raise InvalidArgumentError(
                 "frame", f"{self._frame} has gone by: {to_compute.label} stands at {stands}; pass {(stands + 1) // 2}."
             )
+        to_compute.lifetime.remark = _asked
         # Do not wait for a release that will not come: that of the frame before an explicit `frame`.
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
@@ -230,7 +238,7 @@ class Handoff(Sole):
         """What the next submission waits for and signals."""
         if self._turn is not _SUBMIT:
             self._check_tracking()
-            self._check(_SUBMIT)
+            self._check(_SUBMIT, self._submits)
         self._turn = _ACQUIRE
         frame = self._frame
         waits = frame != self._first
@@ -257,7 +265,7 @@ class Handoff(Sole):
         True
         """
         self._check_tracking()
-        self._check(_ACQUIRE)
+        self._check(_ACQUIRE, "undo_submit")
         self._turn = _SUBMIT
         self._to_compute._promised = 0
 
@@ -277,7 +285,7 @@ class Handoff(Sole):
             `next_submit` was not called for this frame, so the wait would never return.
         """
         if self._turn is not _ACQUIRE:
-            self._check(_ACQUIRE)
+            self._check(_ACQUIRE, "acquire")
         value: Any = 2 * self._frame + 1 if self._timeline else None
         self._to_compute.wait(stream, value, timeout=timeout)
         self._turn = _RELEASE
@@ -296,7 +304,7 @@ class Handoff(Sole):
             The frame was not acquired.
         """
         if self._turn is not _RELEASE:
-            self._check(_RELEASE)
+            self._check(_RELEASE, "release")
         if self._to_graphics is not None:
             self._to_graphics.signal(stream)
             self._stream = stream
@@ -325,11 +333,10 @@ class Handoff(Sole):
             )
         return frame
 
-    def _check(self, turn: _Turn) -> None:
+    def _check(self, turn: _Turn, call: str) -> None:
         if self._turn is not turn:
-            raise InvalidArgumentError(
-                "handoff", f"{turn.value} is out of turn: frame {self._frame} is due for {self._turn.value}."
-            )
+            due = self._submits if self._turn is _SUBMIT else self._turn.value
+            raise InvalidArgumentError("handoff", f"{call} is out of turn: call {due} for frame {self._frame} first.")
 
     def _check_tracking(self) -> None:
         if not self._tracks_submits:

@@ -17,6 +17,7 @@ from .monitor import locked
 if TYPE_CHECKING:
     from ..backend import DriverHandle
     from .device import Device
+    from .interchange import View
 
 
 class Allocation(Mappable):
@@ -35,7 +36,7 @@ class Allocation(Mappable):
     Examples
     --------
     >>> with device.allocate(65536) as allocation, allocation.export() as handle:
-    ...     field = np.asarray(allocation.buffer.view((64, 64), "float32"))
+    ...     field = np.asarray(allocation.view((64, 64), "float32"))
     ...     field[:] = 1
     ...     with device.import_allocation(handle, allocation.size) as theirs:  # in another process
     ...         np.asarray(theirs.buffer.view(2, "float32"))
@@ -64,6 +65,13 @@ class Allocation(Mappable):
     def buffer(self) -> Buffer:
         """The whole allocation, mapped on first use (``cuMemMap`` / ``hipMemMap``)."""
         return self.buffer_on(self.device)
+
+    def view(
+        self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
+        strides: Sequence[int] | None = None,
+    ) -> View:  # fmt: skip
+        """Call `Buffer.view`."""
+        return self.buffer.view(shape, dtype, offset, strides)
 
     def buffer_on(self, device: Device) -> Buffer:
         """The whole allocation as another of its devices sees it.

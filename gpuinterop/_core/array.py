@@ -239,6 +239,8 @@ def array_layout(
     memory.check_range(start, 1, "the memory")
     if start + least > memory.size:
         raise InvalidArgumentError(
-            "extent", f"level 0 alone needs {least} bytes from offset {start}; the memory has {memory.size}."
+            "extent",
+            f"expected a level 0 of {memory.size - start} bytes or fewer from offset {start}, got {least} or more; "
+            "pass a smaller extent, or an earlier offset.",
         )
     return layout

@@ -98,7 +98,10 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
         if isinstance(handle, int):
             got = f"an int; wrap it: {example}"
         elif _is_array(handle):
-            got += ", an array; share it with other processes by gpuinterop.share(array)"
+            got += (
+                ", an array and not a handle; share it with other processes by gpuinterop.share(array), with Vulkan by "
+                "gpuinterop.vulkan.import_array(vk, array)"
+            )
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
     handle.check_open()
 

@@ -73,6 +73,8 @@ _PLAIN: Final = frozenset({int})
 def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = None) -> tuple[int, ...]:
     """A tuple of ints, or an error that names the argument."""
     try:
+        if isinstance(values, str | bytes):  # a sequence of letters
+            raise TypeError
         listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None

@@ -114,8 +114,10 @@ class Wait:
     def __str__(self) -> str:
         if self._origin is not None:
             return str(self._origin)
-        label = self.semaphore.label
-        return label if self.value is None else f"{label} to reach {self.value}"
+        semaphore = self.semaphore
+        reach = "" if self.value is None else f" to reach {self.value}"
+        remark = "" if semaphore.remark is None else f" ({semaphore.remark(self.value)})"
+        return f"{semaphore.label}{reach}{remark}"
 
 
 class Waits(Wait):

@@ -120,6 +120,8 @@ class Lifetime(Sole):
     """One mark for each exported array, which keeps it. Only a mapping has any."""
     counter: Callable[[Any], int] | None = None
     """Reads the value of a timeline's handle; None if only the driver knows it, and for what is not one."""
+    remark: Callable[[int | None], str] | None = None
+    """What a message adds of a semaphore and the value that a stream waits for."""
     noted_of_closed: ClassVar[bool] = False
     """Whether a parent may be closed already, but not yet released."""
 

@@ -321,10 +321,14 @@ class Buffer(Sized):
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
             self.check_range(start, min(high - low, 1), "the buffer")
+            fits = high - low <= self._size
+            instead = (
+                f"an offset of {-layout.low} to {self._size - layout.high}" if fits else "fewer or closer elements"
+            )
             raise InvalidArgumentError(
-                "shape",
-                f"{list(layout.shape)} of {layout.dtype.name} with strides {list(layout.strides)} covers bytes "
-                f"{low} to {high}; the buffer has {self._size}.",
+                "offset" if fits else "shape",
+                f"expected elements within the buffer's {self._size} bytes, got bytes {low} to {high}: "
+                f"{list(layout.shape)} of {layout.dtype.name}, strides {list(layout.strides)}; pass {instead}.",
             )
         if beyond := (self.address + start) % layout.dtype.alignment:
             step = layout.dtype.alignment

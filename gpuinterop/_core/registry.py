@@ -435,7 +435,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all callers.
-        raise type(found)(f"{source}: the backend {name!r} is not available. {found.reason}", fix=found.fix) from (
+        raise type(found)(f"{source}: the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
             found.__cause__
         )
     return found

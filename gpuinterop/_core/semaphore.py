@@ -139,7 +139,7 @@ class DriverSemaphores(SemaphoreCalls):
 
 
 class _Semaphore(Lifetime):
-    __slots__ = ("counter",)
+    __slots__ = ("counter", "remark")
 
 
 class ExternalSemaphore(Resource, Enqueues, Generic[K]):
@@ -216,6 +216,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._give_signal: Callable[..., None] = giver.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
+        lifetime.remark = None
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
+from .._arguments import NotAnArray
 from .._core.device import Device
 from .._core.interchange import CAPSULES, DLTensor, DType, contiguous, pointer_of, span
 from .._core.registry import search
@@ -150,8 +151,9 @@ def _is_read_only(array: Any, *, on_host: bool) -> bool:
 
 def _by_interface(array: Any, argument: str) -> Described | str:
     if (found := _interface(array)) is None:
+        instead = "; pass a view of it, such as view(shape, dtype)" if isinstance(array, NotAnArray) else ""
         raise ArgumentTypeError(
-            argument, f"expected an array with __dlpack__ or an array interface, got {_kind(array)}."
+            argument, f"expected an array with __dlpack__ or an array interface, got {_kind(array)}{instead}."
         )
     name, facts = found
     try:

@@ -197,7 +197,7 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
 
 
 def _check_size(vk: VulkanContext, size: int) -> None:
-    most = int(vk.physical.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
+    most = vk.physical.max_allocation
     if size > most:
         raise InvalidArgumentError(
             "array",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from .._arguments import check_flags, check_nbytes, check_type
 from .._core.lifetime import LIVE, MARK
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ..handles import Binary, DmaBufFd, FdHandle, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind, Timeline, TimelineFd
 from . import _api as c
 from ._api import check
@@ -97,7 +97,11 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
     features = vk.physical.buffer_features(handle_type, usage)
     require_exportable(vk, features, Operation.MAP_BUFFER, handle_type)
     native, info = plan_buffer(vk, size, usage, MEMORY_BITS[handle_type], handle_type)
-    native.make(lambda: _make(vk, native, info, features))
+    try:
+        native.make(lambda: _make(vk, native, info, features))
+    except OutOfMemoryError as error:
+        meaning = f"{size:,} bytes are wanted; {vk.physical.max_allocation:,} at once are the driver's limit"
+        raise OutOfMemoryError(error.call, error.code, error.symbol, meaning) from None
     return native
 
 

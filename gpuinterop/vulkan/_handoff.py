@@ -11,7 +11,7 @@ from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
-from ..errors import InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import Binary, Timeline
 from ..handoff import BRIDGED, MODES, Handoff, mode_gaps
 from . import _api as c
@@ -154,6 +154,8 @@ class SharedHandoff(Shared, Handoff):
     >>> vk.close()  # waits for the queue
     """
 
+    _submits = "submit or vulkan_submit"
+
     def __init__(
         self,
         vk: VulkanContext,
@@ -212,6 +214,8 @@ class SharedHandoff(Shared, Handoff):
         ------
         InvalidArgumentError
             The previous frame was not released yet.
+        ArgumentTypeError
+            `into` is something else. The frame can be submitted again.
         ResourceClosedError
             The handoff or the context was closed.
 
@@ -230,6 +234,8 @@ class SharedHandoff(Shared, Handoff):
             into = VulkanSubmit(
                 wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
             )
+        elif not (isinstance(into, dict) and into.keys() >= VulkanSubmit.__required_keys__):  # type: ignore[redundant-expr]
+            raise ArgumentTypeError("into", f"expected what an earlier vulkan_submit has returned, got {into!r}.")
         wait, signal = self._take_submit()
         waits = wait is not None
         into["wait_semaphores"][:] = (back,) * waits

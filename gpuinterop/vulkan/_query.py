@@ -112,6 +112,11 @@ class PhysicalDevice:
         self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
         return properties
 
+    @property
+    def max_allocation(self) -> int:
+        """The bytes of an allocation that the driver refuses no more for its size; a larger one may still succeed."""
+        return int(self.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
+
     def extended(self, kind: str) -> Any:
         """Query a properties struct of an extension."""
         extended = self.api.new(kind)

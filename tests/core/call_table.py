@@ -129,6 +129,7 @@ ROWS: dict[str, Row] = {
     "SemaphoreBatch.wait": Row({"wait": "stream batch"}, notes="semaphore", gate=True),
     "Allocation.buffer": Row({"map_allocation": "allocation"}),
     "Allocation.export": Row({"export_allocation": "allocation"}),
+    "Allocation.view": Row({"map_allocation": "allocation"}, call=lambda w: w.allocation.view(16)),
     "ArrayLevel.copy_from_buffer": Row(
         {"copy_level": "stream array shared.mapping"}, notes="array shared.mapping", early=True
     ),

@@ -308,7 +308,7 @@ REASONS: dict[str, str] = {
     ENTER: "*.__enter__ *.__exit__",
     "polls `done`": "Event.__await__",
     "as of the memory": "*.on_released",
-    "as `buffer`, which calls it": "Allocation.buffer_on",
+    "as `buffer`, which calls it or is called by it": "Allocation.buffer_on Allocation.view",
     "as the other copies of a level, but for the direction": "ArrayLevel.copy_to_buffer ArrayLevel.copy_to_host",
     "as `advance`, which sets every step": "GraphStep.set",
     "asks the driver, and changes nothing": """

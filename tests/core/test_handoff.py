@@ -45,16 +45,18 @@ def test_out_of_turn_raises_and_enqueues_nothing(device: gi.Device, backend: Fak
         handoff = gi.Handoff(timeline, tracks_submits=tracks)
         count = len(backend.calls)
         if tracks:
-            with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn.*submit"):
+            with pytest.raises(
+                gi.InvalidArgumentError, match=r"acquire is out of turn: call next_submit for frame \d first"
+            ):
                 handoff.acquire(stream)
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match=r"submit|elsewhere"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"next_submit is out of turn: call acquire|elsewhere"):
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn: call acquire for frame 0 first"):
             handoff.release(stream)
         assert len(backend.calls) == count
         handoff.acquire(stream)
-        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+        with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn: call release for frame 0 first"):
             handoff.acquire(stream)
         handoff.release(stream)
         assert [call[0] for call in backend.calls[count:]] == ["wait", "signal"]
@@ -106,7 +108,7 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
     frames(gi.Handoff(timeline), stream, 3, graphics)
     handoff = gi.Handoff(timeline)
     assert handoff.frame == 3
-    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn.*frame 3.*submit"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn: call next_submit for frame 3 first"):
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
@@ -116,6 +118,30 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
     handoff.release(stream)
     stream.synchronize(10)
     timeline.host_wait(8, timeout=10)
+
+
+def test_a_forgotten_submit_is_asked_for(host: tuple[gi.Stream, Any]) -> None:
+    """And not where a stream waits for a semaphore that is no handoff's."""
+    stream, timeline = host
+    handoff = gi.Handoff(timeline, frame=7)
+    handoff.next_submit()
+    handoff.acquire(stream)
+    with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ to reach 15 \(of a handoff: was frame 7 submitted\?\)"):
+        stream.synchronize(0)
+    timeline.host_signal(15)
+    with stream.device.create_semaphore(gi.OpaqueFd) as ready, stream.device.create_semaphore(gi.OpaqueFd) as done:
+        handoff = gi.Handoff(ready, done)
+        handoff.next_submit()
+        handoff.acquire(stream)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ \(of a handoff: was its frame submitted\?\)"):
+            stream.synchronize(0)
+        ready.host_signal()
+        stream.synchronize(10)
+        done.wait(stream)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=r"waiting for opaque_fd semaphore #\d+\. If"):
+            stream.synchronize(0)
+        done.host_signal()
+        stream.synchronize(10)
 
 
 @pytest.mark.parametrize("stands", [1, 2, 5, 6, 1000, 1001, 2**40 + 1, 2**62])
@@ -139,7 +165,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, 
         handoff = gi.Handoff(timeline)
         assert handoff.next_submit() == HandoffStep(3, 6, 7)
         again = gi.Handoff(timeline)  # and what was asked for is submitted, or will be
-        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn: frame 3 is due for acquire"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn: call acquire for frame 3 first"):
             again.next_submit()
         again.acquire(stream)
         assert backend.calls[-1][2] == (7,)

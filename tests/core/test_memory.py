@@ -205,6 +205,36 @@ def test_an_offset_beyond_the_end_is_what_is_wrong(device: gi.Device) -> None:
             buffer.view(0, offset=257)
 
 
+@pytest.mark.parametrize(
+    ("shape", "options", "argument", "message"),
+    [
+        ((8, 8), {}, "offset", "4 to 260: [8, 8] of float32, strides [32, 4]; pass an offset of 0 to 0."),
+        ((4,), {"strides": (-16,)}, "offset", "-44 to 8: [4] of float32, strides [-16]; pass an offset of 48 to 252."),
+        ((8, 9), {}, "shape", "4 to 292: [8, 9] of float32, strides [36, 4]; pass fewer or closer elements."),
+        ((2,), {"strides": (256,)}, "shape", "4 to 264: [2] of float32, strides [256]; pass fewer or closer elements."),
+    ],
+)
+def test_a_view_beyond_the_buffer_is_told_what_would_fit(
+    device: gi.Device, shape: tuple[int, ...], options: Any, argument: str, message: str
+) -> None:
+    with memory_of(device, SIZE) as memory:
+        buffer = memory.map_buffer(16, 256)
+        with pytest.raises(gi.InvalidArgumentError) as caught:
+            buffer.view(shape, "float32", 4, **options)
+        assert caught.value.argument == argument
+        assert str(caught.value) == f"{argument}: expected elements within the buffer's 256 bytes, got bytes {message}"
+
+
+@pytest.mark.parametrize("shape", ["float32", "16", b"1", 1.5])
+def test_a_shape_is_no_text(device: gi.Device, shape: Any) -> None:
+    with (
+        memory_of(device, SIZE) as memory,
+        memory.map_buffer() as buffer,
+        pytest.raises(gi.ArgumentTypeError, match=f"^shape: expected a sequence of ints, got {shape!r}"),
+    ):
+        buffer.view(shape, "float32")
+
+
 def test_what_is_misaligned_is_the_address(device: gi.Device) -> None:
     """That of a buffer at an odd place too: there an offset of 0 is wrong. The message has one that fits."""
     with memory_of(device, SIZE) as memory, contextlib.ExitStack() as scope:

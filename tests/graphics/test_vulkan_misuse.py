@@ -277,6 +277,21 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
             assert [caught.value.argument] == list(options)
 
 
+@pytest.mark.parametrize("call", ["vkCreateBuffer", "vkAllocateMemory"])
+def test_what_the_driver_cannot_allocate_is_told_in_bytes(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    api = application.api
+    limits = api.VkPhysicalDeviceMaintenance3Properties()
+    asked = api.VkPhysicalDeviceProperties2(pNext=limits)
+    api.vkGetPhysicalDeviceProperties2(application.physical_device, pProperties=asked)
+    most = limits.maxMemoryAllocationSize
+    said = f"{call} failed .* 1,048,576 bytes are wanted; {most:,} at once are the driver's limit"
+    monkeypatch.setitem(application.vk.functions.__dict__, call, lambda *_: -2)
+    with pytest.raises(gi.OutOfMemoryError, match=said):
+        gi.vulkan.share_buffer(application.vk, device, 1 << 20)
+
+
 # -- the tests' own ----------------------------------------------------------------------------------------------------
 
 

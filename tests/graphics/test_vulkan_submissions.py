@@ -157,5 +157,13 @@ def test_lists_of_an_earlier_frame_are_changed_in_place(handoff: Any, device: gi
         handoff.undo_submit()
 
 
+@pytest.mark.parametrize("wrong", [3, {}, [[], [], [], [], []]])
+def test_what_no_earlier_frame_returned_takes_no_turn(handoff: Any, wrong: object) -> None:
+    with pytest.raises(gi.ArgumentTypeError, match=r"^into: .* an earlier vulkan_submit has returned, got "):
+        handoff.vulkan_submit(into=wrong)
+    with pytest.raises(gi.InvalidArgumentError, match="undo_submit is out of turn: call submit or vulkan_submit for"):
+        handoff.undo_submit()
+
+
 def test_it_is_a_handoff(handoff: Any) -> None:
     assert isinstance(handoff, gi.Handoff)

@@ -47,7 +47,7 @@ ROWS: Final[dict[str, dict[str, str]]] = {
 if not os.environ.get("SOURCES"):
     del ROWS["amds-runtime"]
 SEEN: Final = {
-    "no-driver": ("'cuda' is not available. the NVIDIA driver is not installed", "1 failed"),
+    "no-driver": ("'cuda' is not available: the NVIDIA driver is not installed", "1 failed"),
     "hangs": ("in test_a_frame_that_never_comes", "threading.Event().wait()"),
     "does-not-begin": ("the conftest broke",),
     "no name": ("expected a row's name of letters",),
