@@ -233,7 +233,7 @@ class Capability:
         if self.support is not Support.SUPPORTED and not (self.scope and self.reason and self.reference):
             raise InvalidArgumentError(
                 "capability",
-                f"expected a scope, a reason and a reference for {self.cell}, which is {self.support.value}.",
+                f"expected a scope, a reason and a reference for {self.cell}, which is {self.support.value}, got less.",
             )
 
     @property
@@ -574,7 +574,9 @@ class Rules:
     def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> list[Capability]:
         """Every cell that a rule fits, by the facts of a device; `has` tells which functions its driver has."""
         if lacking := sorted(self.facts - facts.keys()):
-            raise InvalidArgumentError("facts", f"expected every fact that the rules name; {', '.join(lacking)} lacks.")
+            raise InvalidArgumentError(
+                "facts", f"expected every fact that the rules name, got none for {', '.join(lacking)}."
+            )
         return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
 
     def profile(self, name: str) -> list[Capability]:

@@ -629,7 +629,9 @@ class Win32Handle(Handle):
         self, *, handle: int | None = None, name: str | None = None, origin: HandleOrigin | None = None
     ) -> None:
         if (handle is None) == (name is None):
-            raise InvalidArgumentError("handle", "expected exactly one of handle= and name=.")
+            raise InvalidArgumentError(
+                "handle", f"expected one of handle= and name=, got {'none' if handle is None else 'both'}."
+            )
         if handle is not None and (handle := check_int(handle, "handle")) <= 0:
             raise HandleError(f"handle: invalid NT handle {handle}; check the call that returned it.")
         if name is not None:

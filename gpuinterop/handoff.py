@@ -192,7 +192,7 @@ class Handoff(Sole):
                 raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")
         elif to_compute.kind is Binary:
             if to_graphics is None or to_graphics.kind is not Binary:
-                raise InvalidArgumentError("to_graphics", "a binary handoff needs a second binary semaphore.")
+                raise InvalidArgumentError("to_graphics", f"expected a second binary semaphore, got {to_graphics!r}.")
             if to_graphics is to_compute:
                 raise InvalidArgumentError("to_graphics", "expected another semaphore than to_compute, got the same.")
         else:
@@ -328,16 +328,18 @@ class Handoff(Sole):
         elif submitted and (self._tracks_submits or self._to_compute.last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
-                f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it. "
-                f"Pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
+                f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it; "
+                f"pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
             )
         return frame
 
     def _check(self, turn: _Turn, call: str) -> None:
         if self._turn is not turn:
             due = self._submits if self._turn is _SUBMIT else self._turn.value
-            raise InvalidArgumentError("handoff", f"{call} is out of turn: call {due} for frame {self._frame} first.")
+            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for frame {self._frame} first.")
 
     def _check_tracking(self) -> None:
         if not self._tracks_submits:
-            raise InvalidArgumentError("handoff", "the graphics side submits elsewhere (tracks_submits=False).")
+            raise InvalidArgumentError(
+                "handoff", "expected one that tracks submits, got tracks_submits=False; submit elsewhere."
+            )

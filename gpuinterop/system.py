@@ -153,7 +153,7 @@ def not_main_interpreter() -> str:
     """Why a driver's bindings cannot be used in this interpreter, if it is not the process's first."""
     if not _sub_interpreter():
         return ""
-    return "this is a sub-interpreter: the driver's bindings belong to the process's first interpreter."
+    return "expected the process's first interpreter, to which the driver's bindings belong, got a sub-interpreter."
 
 
 def _sub_interpreter() -> int:

@@ -144,7 +144,7 @@ def is_ours(fd: int) -> bool:
     if not page.startswith(MAGIC):
         return False
     if found := problem(page):
-        raise HandleError(f"handle: this timeline semaphore cannot be used: {found}.")
+        raise HandleError(f"handle: expected a timeline semaphore that can be used, got one that cannot: {found}.")
     return True
 
 

@@ -148,7 +148,7 @@ def granularity_of(driver: Driver, call: str, properties: Any, flags: Callable[[
 def native_handle_type(driver: Driver, kind: type[AllocationHandle]) -> Any:
     """The ``CUmemAllocationHandleType``."""
     if kind not in TYPES:
-        raise ArgumentTypeError("handle_type", f"CUDA cannot share allocations as {kind.__name__}.")
+        raise ArgumentTypeError("handle_type", f"expected a type that CUDA shares allocations as, got {kind.__name__}.")
     return driver.api.CUmemAllocationHandleType(TYPES[kind])
 
 
@@ -183,4 +183,4 @@ def _shared(driver: Driver, handle: AllocationHandle) -> tuple[Any, object]:
         return fabric.getPtr(), fabric
     if isinstance(handle, OpaqueWin32 | OpaqueWin32Kmt):
         return handle.handle, None
-    raise ArgumentTypeError("handle", f"CUDA cannot import an allocation from {type(handle).__name__}.")
+    raise ArgumentTypeError("handle", f"expected a handle of an allocation of CUDA's, got {type(handle).__name__}.")

@@ -200,7 +200,7 @@ class Allocations(Room, AllocationBackend):
 
 def _properties(gpu: Gpu, kind: type[AllocationHandle]) -> _Properties:
     if kind not in TYPES:
-        raise ArgumentTypeError("handle_type", f"HIP cannot share allocations as {kind.__name__}.")
+        raise ArgumentTypeError("handle_type", f"expected a type that HIP shares allocations as, got {kind.__name__}.")
     return _Properties(type=_PINNED, handleType=TYPES[kind], locationType=DEVICE, locationId=gpu.ordinal)
 
 
@@ -217,4 +217,4 @@ def share_of(driver: Driver, handle: AllocationHandle) -> tuple[int, object]:
     if isinstance(handle, OpaqueWin32 | OpaqueWin32Kmt):
         assert handle.handle is not None  # the table refuses names
         return handle.handle, None
-    raise ArgumentTypeError("handle", f"HIP cannot import an allocation from {type(handle).__name__}.")
+    raise ArgumentTypeError("handle", f"expected a handle of an allocation of HIP's, got {type(handle).__name__}.")

@@ -96,7 +96,10 @@ class Sharing(Allocations, SharingBackend):
         assert isinstance(handle, IpcMemHandle)
         known = self._open.get(handle.data)
         if known is not None and known.made and known.device is not device:  # 7.1 moves it there, then crashes
-            raise HandleError(f"handle: this memory is open on device {known.device.ordinal}, and HIP opens it on one.")
+            raise HandleError(
+                f"handle: expected memory that no other device has open, as HIP wants it, got that of device "
+                f"{known.device.ordinal}; use it there."
+            )
         opened = Opened(device)
         device.create(opened, lambda: opened.open(handle.data))
         self._open[handle.data] = opened

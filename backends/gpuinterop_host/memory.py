@@ -64,7 +64,9 @@ class Object:
         if not self.seals & (system.SEAL_SHRINK | system.SEAL_SEAL):
             system.call("fcntl(F_ADD_SEALS)", fcntl.fcntl, self.fd, system.F_ADD_SEALS, system.SEAL_SHRINK)
         if os.fstat(self.fd).st_size < self.size:
-            raise HandleError("handle: the memfd was truncated while it was being imported.")
+            raise HandleError(
+                "handle: expected a memfd that keeps its size, got one that was truncated while it was imported."
+            )
 
 
 def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
@@ -92,8 +94,8 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
     if never and not (status.st_nlink == 0 and name.startswith(drivers)):
         raise HandleError(
-            f"handle: {link!r} is not a known driver's and cannot be sealed against shrinking, so a process that "
-            f"truncates it would kill this one. As {what} the host accepts memfds made with MFD_ALLOW_SEALING."
+            f"handle: expected a memfd of a known driver, or one that can be sealed against shrinking, got {link!r}: a "
+            f"process that truncates it would kill this one; make {what} with MFD_ALLOW_SEALING."
         )
     return Object(fd, status.st_size, seals, name)
 

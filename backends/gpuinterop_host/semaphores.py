@@ -448,4 +448,6 @@ def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms
     deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
     for semaphore, value in zip(semaphores, values, strict=True):
         if not semaphore.wait(value, deadline, check):
-            raise SemaphoreTimeoutError(f"waited {timeout_ms} ms for {semaphore.describe(value)}.")
+            raise SemaphoreTimeoutError(
+                f"expected {semaphore.describe(value)} within {timeout_ms} ms, got no signal; is the other side alive?"
+            )

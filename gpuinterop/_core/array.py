@@ -174,7 +174,9 @@ class ArrayLevel(NotAnArray):
 
     def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
         if host.nbytes != self.nbytes:
-            raise InvalidArgumentError(argument, f"level {self.index} has {self.nbytes} bytes, got {host.nbytes}.")
+            raise InvalidArgumentError(
+                argument, f"expected the {self.nbytes} bytes of level {self.index}, got {host.nbytes}."
+            )
         check_stream(self._array.device, stream)
         stream.check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)

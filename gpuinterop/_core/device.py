@@ -513,7 +513,9 @@ class Device(Sole):
             semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
-            raise ArgumentTypeError("handle_type", f"{self.backend} creates timelines (TimelineFd) only.")
+            raise ArgumentTypeError(
+                "handle_type", f"expected TimelineFd, which {self.backend} creates, got {handle_type!r}."
+            )
         return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create())
 
     def create_stream(self, *, high_priority: bool = False) -> Stream:
@@ -777,7 +779,7 @@ def check_devices(devices: object, argument: str, backend: Backend) -> list[Devi
     found = [check_device(device, argument) for device in given]
     for device in found:
         if device.driver is not backend:
-            raise InvalidArgumentError(argument, f"{device!r} is of another backend than {backend.name}.")
+            raise InvalidArgumentError(argument, f"expected devices of one backend, got {device!r} of another backend.")
     return found
 
 

@@ -150,7 +150,7 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
         if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_behind()):
             raise ResourceBusyError(
                 f"{what} blocks until {stream.label} gets there, which waits for {wait}, and this thread alone could "
-                "signal that: signal first, or map before the wait."
+                "signal that; signal first, or map before the wait."
             )
         system.until(lambda: gate.before_default() is None, 10 * MOMENT_S)
 

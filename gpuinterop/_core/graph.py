@@ -97,9 +97,13 @@ class GraphStep:
     def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
         """The values as the backend takes them."""
         if len(values) != len(self.semaphores):
-            raise InvalidArgumentError("values", f"there are {len(values)} for {len(self.semaphores)} semaphores.")
+            raise InvalidArgumentError(
+                "values", f"expected {len(self.semaphores)}, one a semaphore, got {len(values)}."
+            )
         if len(self._handles) != len(self.semaphores):
-            raise InvalidArgumentError("values", "a semaphore of this node was not imported by this library.")
+            raise InvalidArgumentError(
+                "values", "expected a node of semaphores imported here, got one of another library's; set it there."
+            )
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
@@ -449,7 +453,9 @@ def capture(stream: Stream) -> Iterator[Graph]:
     device.capabilities.require(Operation.GRAPH_CAPTURE)
     backend = cast(GraphBackend, device.driver)  # otherwise the capability is a gap
     if stream.capturing:
-        raise InvalidArgumentError("stream", "is being captured already.")
+        raise InvalidArgumentError(
+            "stream", "expected one that is not being captured, got one that is; end that capture first."
+        )
     known = stream.known_as()
     graph = Graph(device, backend)
     try:

@@ -495,7 +495,7 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device[0], ()):
-        raise InvalidArgumentError("stream", f"the array API forbids {stream} here: it is ambiguous.")
+        raise InvalidArgumentError("stream", f"expected an unambiguous number, as the array API wants, got {stream}.")
 
 
 # -- host memory of callers --------------------------------------------------------------------------------------------

@@ -309,10 +309,11 @@ class MulticastObject(Sized):
 
     def _add_device(self, device: Device) -> None:
         if device in self.devices:
-            raise InvalidArgumentError("device", f"{device!r} was added already.")
+            raise InvalidArgumentError("device", f"expected each device once, got {device!r} again.")
         if self.complete:
             raise InvalidArgumentError(
-                "device", f"all {self.device_count} devices of the team were added already: {self._added()}."
+                "device",
+                f"expected {self.device_count} devices, the team's, got {device!r} beside {self._added()}.",
             )
         if self._seals:
             raise InvalidArgumentError(
@@ -584,8 +585,8 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(
                 "assume_all_added",
                 f"this process added {len(self.devices)} of the team's {self.device_count} devices, and {what} blocks "
-                "until all are added. If other processes add the rest, agree with them through gpuinterop.exchange, "
-                "or pass assume_all_added=True once they have.",
+                "until all are added; if other processes add the rest, agree with them through gpuinterop.exchange, or "
+                "pass assume_all_added=True once they have.",
             )
 
     def _check_home(self, device: Device, allocation: Allocation | None, argument: str) -> None:
@@ -604,7 +605,7 @@ class MulticastObject(Sized):
         if self.handle_types and not allocation._exportable:
             raise InvalidArgumentError(
                 "allocation",
-                f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported: bind it in "
+                f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported; bind it in "
                 "the process that made it with Device.allocate.",
             )
 
@@ -612,7 +613,7 @@ class MulticastObject(Sized):
         if self.handle_types and not self.driver.is_shareable(device.handle, address):
             raise InvalidArgumentError(
                 "address",
-                f"{self.label} is shared, but the memory at {address:#x} was not allocated here to be shared: bind "
+                f"{self.label} is shared, but the memory at {address:#x} was not allocated here to be shared; bind "
                 "memory of Device.allocate.",
             )
 
@@ -630,7 +631,9 @@ class MulticastObject(Sized):
                 "address", f"expected a buffer at a multiple of {step} in its memory, got one at byte {buffer.offset}."
             )
         if size > buffer.size:
-            raise InvalidArgumentError("size", f"{size} bytes exceed {buffer.label}, which has {buffer.size}.")
+            raise InvalidArgumentError(
+                "size", f"expected at most {buffer.size}, the bytes of {buffer.label}, got {size}."
+            )
 
     def _multiple(self, value: int, argument: str) -> int:
         step = self.granularity.minimum
@@ -643,7 +646,7 @@ class MulticastObject(Sized):
     def _offset(self, value: int, argument: str, end: int) -> int:
         offset = self._multiple(check_nbytes(value, argument, minimum=0), argument)
         if offset >= end:
-            raise InvalidArgumentError(argument, f"{offset} is outside: expected less than {end} bytes.")
+            raise InvalidArgumentError(argument, f"expected less than {end} bytes, got {offset}.")
         return offset
 
     def _range_of(self, device: Device, offset: int, size: int) -> _Range:

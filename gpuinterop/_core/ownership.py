@@ -97,7 +97,9 @@ def _duplicate(fd: int) -> int:
             return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
         except OSError as error:
             failure = error
-    raise HandleError(f"fd: {fd} cannot be duplicated ({failure.strerror}).") from failure
+    raise HandleError(
+        f"fd: expected one that can be duplicated, got {fd} ({failure.strerror}); close some, or raise ulimit -n."
+    ) from failure
 
 
 def _take_back(original: int, duplicate: int) -> None:

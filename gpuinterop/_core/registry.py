@@ -158,8 +158,8 @@ class LoadedBackend(Sole):
             said = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
-                f"the backend {self.name!r} must declare UNVERIFIED for {', '.join(bold)}, not SUPPORTED: only "
-                "verified.toml can say that."
+                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(bold)}, got SUPPORTED, which only "
+                "verified.toml can say."
             )
         cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
@@ -243,7 +243,9 @@ def _gaps_of(profile: str) -> list[Capability]:
     try:
         said = {found.cell: found for found in rules.profile(name)}
     except Exception as error:
-        raise InvalidArgumentError(_DISABLE_VARIABLE, f"the profile {profile!r} is broken: {error!r}.") from error
+        raise InvalidArgumentError(
+            _DISABLE_VARIABLE, f"expected a profile, got {profile!r}, whose rules are broken: {error!r}."
+        ) from error
     return [found for cell in DOMAIN if not (found := said.get(cell, _undeclared(cell, backend)))]
 
 

@@ -762,7 +762,9 @@ class SemaphoreBatch(Sole, Enqueues):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
         given: tuple[Any, ...] = tuple(told)  # the caller may change a list meanwhile
         if len(given) != len(self._semaphores):
-            raise InvalidArgumentError("values", f"has {len(given)} entries for {len(self._semaphores)} semaphores.")
+            raise InvalidArgumentError(
+                "values", f"expected {len(self._semaphores)}, one a semaphore, got {len(given)}."
+            )
         # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
         try:
             bounded = type(total := sum(given)) is int and total <= self.max_value

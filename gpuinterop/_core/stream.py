@@ -486,8 +486,8 @@ def check_foreign_device(device: Device, stream: object) -> None:
     if isinstance(index, int) and not isinstance(index, bool) and index >= 0 and index != device.info.dlpack[1]:
         raise InvalidArgumentError(
             "stream",
-            f"is a stream of that library's device {index}, and {device.name} is device {device.info.dlpack[1]}: wrap "
-            f"it with gpuinterop.device({index}), or make the device current before you ask for the stream.",
+            f"expected a stream of device {device.info.dlpack[1]}, {device.name}, got one of that library's device "
+            f"{index}; wrap it with gpuinterop.device({index}), or make the device current before you ask for it.",
         )
 
 

@@ -220,7 +220,7 @@ def refuse_capture(stream: KnownStream, label: str) -> None:
         raise InvalidArgumentError(
             "stream",
             f"{stream.label} is being captured, and each launch would repeat the value of {label}, which is made of "
-            "stream words: signal and wait outside of the graph, before and after its launch.",
+            "stream words; signal and wait outside of the graph, before and after its launch.",
         )
 
 

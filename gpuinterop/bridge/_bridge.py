@@ -233,7 +233,7 @@ class Bridge(Resource):
         check_device(device, "device")
         seconds = check_timeout(grace)
         if seconds is None:
-            raise InvalidArgumentError("grace", "must be finite: a stream would be left blocked for ever.")
+            raise InvalidArgumentError("grace", "expected a finite time, after which streams are let go on, got none.")
         stream_words(device)
         self.device = device
         self._watcher = Watcher()

@@ -346,7 +346,7 @@ class SyncFdEndpoint(Endpoint):
         return self._signalled
 
     def signal(self, value: int) -> None:
-        raise InvalidArgumentError("semaphore", f"{self.label} cannot be signalled from here.")
+        raise InvalidArgumentError("semaphore", f"expected one that can be signalled from here, got {self.label}.")
 
     def close(self) -> None:
         os.close(self._fd)
@@ -524,5 +524,5 @@ def _open_nodes(node: str | None) -> Iterator[int]:
         yield fd
     if not opened:
         raise InvalidArgumentError(
-            "node", f"no DRM render node can be opened ({', '.join(tried) or f'there is no {_NODES}'})."
+            "node", f"expected a DRM render node that can be opened, got {', '.join(tried) or f'no {_NODES}'}."
         )

@@ -243,7 +243,9 @@ class Lane:
 
     def _call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         if not system.holds(self.lock):
-            raise ResourceBusyError(f"{self.endpoint.label} is stuck in wait(timeout=0), which must not block.")
+            raise ResourceBusyError(
+                f"expected wait(timeout=0) of {self.endpoint.label} not to block, got no answer in {_LOCK_LIMIT_S:g} s."
+            )
         return function(*arguments)
 
     def cancel(self, error: GpuInteropError) -> None:
@@ -309,7 +311,7 @@ class Lane:
                 return out
         raise InvalidArgumentError(
             "stream",
-            f"{PinnedWords.COUNT - 1} streams have still to signal {self.endpoint.label}: signal from fewer, or "
+            f"{PinnedWords.COUNT - 1} streams have still to signal {self.endpoint.label}; signal from fewer, or "
             "bridge it once more.",
         )
 
@@ -460,14 +462,18 @@ def _value_of(pending: _Waiting) -> int:
 def open_peer(pid: int) -> int:
     """Open a pidfd of the process to watch; the caller closes it."""
     if sys.platform != "linux":
-        raise InvalidArgumentError("peer", "a process can be watched on Linux only.")
+        raise InvalidArgumentError(
+            "peer", f"expected none on {sys.platform}, which cannot watch a process, got {pid!r}."
+        )
     number = check_int(pid, "peer", minimum=1, maximum=2**31 - 1)
     try:
         return os.pidfd_open(number)
     except ProcessLookupError:
         raise PeerError(f"there is no process {pid}; has it died already?") from None
     except OSError as error:
-        raise InvalidArgumentError("peer", f"process {pid} cannot be watched ({error.strerror}).") from error
+        raise InvalidArgumentError(
+            "peer", f"expected a process that can be watched, got {pid} ({error.strerror})."
+        ) from error
 
 
 def ended(process: int) -> bool:

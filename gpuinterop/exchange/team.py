@@ -82,7 +82,9 @@ class Team(Sole):
         self._transport = check_type(transport, Transport, "transport", "a gpuinterop.exchange.Transport")
         self.rank, self.size = transport.rank, transport.size
         if not 0 <= self.rank < self.size:
-            raise InvalidArgumentError("transport", f"says that it is rank {self.rank} of {self.size}.")
+            raise InvalidArgumentError(
+                "transport", f"expected a rank below the size, got rank {self.rank} of {self.size}."
+            )
         self.timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
         """A copy without traceback and cause, which would keep alive the callers' frames, and all in them."""
@@ -241,9 +243,11 @@ class Team(Sole):
             if check_int(root, "root") not in range(self.size):
                 raise InvalidArgumentError("root", f"expected a rank, 0 to {self.size - 1}, got {root!r}.")
             if (handle is None) == (self.rank == root):
-                raise InvalidArgumentError("handle", f"is given by the root, rank {root}, and by no other.")
+                raise InvalidArgumentError(
+                    "handle", f"expected one from the root, rank {root}, alone, got {handle!r} on rank {self.rank}."
+                )
             if handle is not None and type(handle) is not expect:
-                raise ArgumentTypeError("handle", f"is a {type(handle).__name__}, {expect.__name__} expected.")
+                raise ArgumentTypeError("handle", f"expected {expect.__name__}, got {type(handle).__name__}.")
             return [int(root)]
 
         step = f"{call}: arguments"
@@ -285,10 +289,10 @@ class Team(Sole):
             _, hosts, offers = self._agree(step, self._do(step, offer), ("handle", "types"))
             if len(set(hosts)) > 1:
                 problem = (
-                    "file descriptors do not go from one host or network namespace to another: "
+                    "handle: file descriptors do not go from one host or network namespace to another: "
                     f"{listed(dict(enumerate(hosts)))}; FabricHandle does, where the hosts have one NVLink domain."
                 )
-                self._refuse(step, HandleError(f"handle: {problem}"))
+                self._refuse(step, HandleError(problem))
 
             def send() -> None:
                 if handle is not None:
@@ -388,7 +392,9 @@ class Team(Sole):
         _, _, devices = self._agree(step, self._do(step, check), ("size", "sizes"), ("handle_type", "types"))
         marks = {rank: mark for rank, mark in enumerate(devices) if mark}
         if len(set(marks.values())) < len(marks):
-            self._refuse(step, InvalidArgumentError("device", f"each rank has its own; here are {listed(marks)}."))
+            self._refuse(
+                step, InvalidArgumentError("device", f"expected another device from each rank, got {listed(marks)}.")
+            )
 
     def bind_memory(
         self,
@@ -453,8 +459,8 @@ class Team(Sole):
         _, counts, added = self._agree(step, self._do(step, look), *same)
         if sum(added) != counts[0]:
             problem = (
-                f"of the {counts[0]} devices of the object the ranks have added {listed(dict(enumerate(added)))}: the "
-                "driver would block. Team.create_multicast() adds all."
+                f"expected all {counts[0]} devices of the object to be added, else the driver would block, got "
+                f"{listed(dict(enumerate(added)))}; Team.create_multicast() adds all."
             )
             self._refuse(step, InvalidArgumentError("multicast", problem))
 
@@ -558,4 +564,4 @@ def _check_step(argument: str, name: str) -> None:
     """The name travels in every message, and stands in every error."""
     check_type(name, str, argument, "a str")
     if len(name) > _STEP:
-        raise InvalidArgumentError(argument, f"has {len(name)} characters; {_STEP} are the most.")
+        raise InvalidArgumentError(argument, f"expected {_STEP} characters or fewer, got {len(name)}.")

@@ -84,7 +84,7 @@ class Transport(Sole, ABC):
 
 def _check_payload(payload: bytes) -> None:
     if len(payload) > _LIMIT:
-        raise InvalidArgumentError("payload", f"has {len(payload)} bytes, and peers take {_LIMIT} at most.")
+        raise InvalidArgumentError("payload", f"expected {_LIMIT} bytes or fewer, got {len(payload)}.")
 
 
 class SocketTransport(Transport):
@@ -356,7 +356,9 @@ def _listen(path: str, rank: int, size: int, deadline: float) -> Iterator[socket
             if error.errno == errno.EADDRINUSE:
                 problem = f"another process is rank {rank} at this path already; each job needs a path of its own."
                 raise InvalidArgumentError("rank", problem) from error
-            raise InvalidArgumentError("path", f"{address!r} cannot be bound: {error.strerror or error}.") from error
+            raise InvalidArgumentError(
+                "path", f"expected one for a socket, got {address!r}: {error.strerror or error}."
+            ) from error
         try:
             yield listener
         finally:
@@ -408,7 +410,7 @@ def _bind(listener: socket.socket, address: str) -> None:
             raise
         if not stat.S_ISSOCK(os.lstat(address).st_mode):
             raise InvalidArgumentError(
-                "path", f"{address!r} is there already, and not the socket of a rank."
+                "path", f"expected a free path, or the socket of a rank, got {address!r}, another file."
             ) from error
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # a rank that hangs, with a full queue, is one that lives
@@ -517,10 +519,12 @@ class TorchTransport(Transport):
         self._torch: Any = torch
         self._distributed: Any = torch.distributed
         if not self._distributed.is_initialized():
-            raise InvalidArgumentError("group", "torch.distributed has none yet: init_process_group() first.")
+            raise InvalidArgumentError(
+                "group", "expected a group of torch.distributed, got none; call init_process_group() first."
+            )
         self.rank = self._distributed.get_rank(group)
         if self.rank < 0:
-            raise InvalidArgumentError("group", "this process is not in it.")
+            raise InvalidArgumentError("group", "expected a group that this process is in, got another.")
         backends = self._distributed.get_backend_config(group)  # such as "cpu:gloo,cuda:nccl"
         if "cpu:" not in backends:
             raise InvalidArgumentError(

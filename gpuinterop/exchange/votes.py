@@ -119,7 +119,7 @@ def decide(known: Mapping[int, Vote], size: int) -> GpuInteropError | None:
 
 def disagreement(step: str, argument: str, what: str, values: Mapping[int, object]) -> GpuInteropError:
     """The error of ranks that have given different values, of which none is at fault alone."""
-    return at(InvalidArgumentError(argument, f"the ranks have different {what}: {listed(values)}."), step)
+    return at(InvalidArgumentError(argument, f"expected the same {what} from all ranks, got {listed(values)}."), step)
 
 
 def at(error: GpuInteropError, step: str) -> GpuInteropError:

@@ -223,7 +223,7 @@ class _Turns(Sole):
         self._check_failure()
         if (self.inside is None) is not enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
-            raise InvalidArgumentError("order", f"{this} of {self.label} is out of turn: call {other} first.")
+            raise InvalidArgumentError("order", f"{this} of {self.label} is out of turn; call {other} first.")
         refuse_capture(stream.known_as(), self.label)
 
     def _check_failure(self) -> None:

@@ -262,10 +262,12 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str, 
     try:
         block = backend.block_at(address)
     except HandleError as error:
-        raise InvalidArgumentError(name, f"its memory cannot be shared: {error}") from None
+        raise InvalidArgumentError(name, f"expected memory that can be shared, got some that cannot: {error}") from None
     check(device, block, name)
     if not block.address <= address < block.end:
-        raise InvalidArgumentError(name, f"expected memory of {device.name} at {address:#x}, its driver knows none.")
+        raise InvalidArgumentError(
+            name, f"expected memory of {device.name}, got {address:#x}, where its driver knows none."
+        )
     return block
 
 

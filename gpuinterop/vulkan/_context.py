@@ -311,7 +311,7 @@ class VulkanContext(Sole):
             )
         if streams:
             raise ResourceBusyError(
-                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(): it goes on and fails."
+                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(); it goes on and fails."
             )
 
     def _fence_queue(self) -> None:
@@ -406,14 +406,15 @@ class VulkanContext(Sole):
             for index, flags in enumerate(found):
                 if bits >> index & 1 and flags & wanted == wanted:
                     return index, flags
-        raise InvalidArgumentError("memory", f"the device has no memory type among {bits:#x}.")
+        raise InvalidArgumentError("memory", f"expected a memory type of the device among {bits:#x}, got none.")
 
     @inside
     def family(self) -> int:
         """Queue family for ownership transfers."""
         if self.queue_family_index is None:
             raise InvalidArgumentError(
-                "queue_family_index", "pass the family of the queue that uses the shared objects to VulkanContext."
+                "queue_family_index",
+                "expected the family of the queue that uses the shared objects, got none; pass it to VulkanContext.",
             )
         return self.queue_family_index
 

@@ -86,7 +86,9 @@ def require_exportable(vk: VulkanContext, features: int, operation: Operation, h
         if not found:
             raise UnsupportedError(found, context=vk.identity.name)
         raise InvalidArgumentError(
-            "usage", f"{vk.identity.name} cannot export objects of this format and usage as {handle_type.__name__}."
+            "usage",
+            f"expected a format and usages that {vk.identity.name} exports as {handle_type.__name__}, got others; pass "
+            "fewer usages.",
         )
 
 
@@ -144,7 +146,7 @@ def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int 
     native.size = int(found.memoryRequirements.size)
     if most is not None and native.size > most:
         raise InvalidArgumentError(
-            "extent", f"the image has {native.size} bytes; {vk.identity.name} shares {most} at most."
+            "extent", f"expected an image of {most} bytes or fewer, which {vk.identity.name} shares, got {native.size}."
         )
     # An image's also where the driver only prefers it: importers ask for no less.
     preferred = kind == "Image" and wants.prefersDedicatedAllocation

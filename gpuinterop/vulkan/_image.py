@@ -75,7 +75,9 @@ def _texel(name: str) -> tuple[int, str, int]:
     found = _FORMAT.fullmatch(name)
     sizes = re.findall(r"\d+", found[1]) if found else []
     if not found or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
-        raise InvalidArgumentError("format", f"{name} has no channels that an array's elements could be.")
+        raise InvalidArgumentError(
+            "format", f"expected channels that are alike, as elements of an array, got {name}; use tiling='optimal'."
+        )
     return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
 
@@ -302,7 +304,7 @@ class _ImagePlan:
         self.mapping = Operation.MAP_BUFFER if self.linear else Operation.MAP_MIPMAPPED_ARRAY
         for argument, number in (("levels", levels), ("layers", layers)):
             if self.linear and number != 1:
-                raise InvalidArgumentError(argument, "a linear image has one level and one layer.")
+                raise InvalidArgumentError(argument, f"expected 1 for a linear image, got {number}.")
         self.format, self.name = _format(vk, format)
         if self.linear:
             _texel(self.name)
@@ -351,15 +353,19 @@ class _ImagePlan:
 
     def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
         """Refuse what is over a limit: some drivers make it all the same, and fail later."""
-        most = f"{vk.identity.name} shares {self.name} images of this tiling and usage with"
+        which = f"which {vk.identity.name} shares of {self.name} images of this tiling and usage"
         (width, height), (widest, highest, _) = self.extent, support.extent
         if width > widest or height > highest:
-            raise InvalidArgumentError("extent", f"{most} {widest} x {highest} texels at most, not {width} x {height}.")
+            raise InvalidArgumentError(
+                "extent", f"expected at most {widest} x {highest} texels, {which}, got {width} x {height}."
+            )
         levels = min(support.levels, max(self.extent).bit_length())  # the last level is one texel
         if self.levels > levels:
-            raise InvalidArgumentError("levels", f"{most} {levels} at most, at this extent, not {self.levels}.")
+            raise InvalidArgumentError(
+                "levels", f"expected at most {levels}, {which}, at this extent, got {self.levels}."
+            )
         if self.layers > support.layers:
-            raise InvalidArgumentError("layers", f"{most} {support.layers} at most, not {self.layers}.")
+            raise InvalidArgumentError("layers", f"expected at most {support.layers}, {which}, got {self.layers}.")
 
 
 def share_image(

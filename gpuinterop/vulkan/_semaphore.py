@@ -57,7 +57,7 @@ class SharedSemaphore(Pair, Generic[K]):
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
-            raise InvalidArgumentError("kind", "a binary semaphore has no counter.")
+            raise InvalidArgumentError("kind", "expected a timeline, got a binary semaphore, which has no counter.")
         return counter(self._vk, self.vulkan_object, self.open_handle())
 
     def close(self, timeout: float | None = None) -> None:
@@ -131,9 +131,9 @@ def share_semaphore(
 def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
     check_type(bridge, Bridge, "bridge", "a gpuinterop.bridge.Bridge")
     if bridge.device is not device:
-        raise InvalidArgumentError("bridge", f"is of {bridge.device.name}, not of {device.name}.")
+        raise InvalidArgumentError("bridge", f"expected one of {device.name}, got one of {bridge.device.name}.")
     if kind is not Timeline:
-        raise InvalidArgumentError("kind", "Vulkan's binary semaphores cannot be reached from the host: Timeline.")
+        raise InvalidArgumentError("kind", "expected Timeline, which the host can reach, got Binary.")
     native = create_semaphore(vk, kind, exportable=False)
 
     def take() -> BridgedSemaphore[Any]:

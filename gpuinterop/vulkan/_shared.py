@@ -75,7 +75,7 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
         if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
             raise ArgumentTypeError("handle_types", f"expected types of memory handles such as OpaqueFd, got {kind!r}.")
     if not handle_types:
-        raise InvalidArgumentError("handle_types", "must name one handle type or more.")
+        raise InvalidArgumentError("handle_types", "expected one type or more, got none.")
     return handle_types
 
 

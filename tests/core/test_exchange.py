@@ -259,7 +259,7 @@ def test_a_broken_team_says_so_again() -> None:
 
 def test_time_outs_are_the_same_on_every_rank() -> None:
     error = same(teams(Grid(3), lambda team: team.vote("x"), 20, 30, 20), gi.InvalidArgumentError)
-    text = "step 'x': timeout: the ranks have different time-outs: 20.0 (ranks 0 and 2), 30.0 (rank 1)."
+    text = "step 'x': timeout: expected the same time-outs from all ranks, got 20.0 (ranks 0 and 2), 30.0 (rank 1)."
     assert (str(error), error.argument, error.rank) == (text, "timeout", None)
 
 
@@ -572,7 +572,7 @@ def test_a_payload_that_no_peer_takes(tmp_path: Path) -> None:
 
     def body(_: Team, transport: SocketTransport) -> Any:
         if transport.rank == 0:
-            with pytest.raises(gi.InvalidArgumentError, match="payload: has 67108865 bytes"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"payload: expected .* or fewer, got 67108865"):
                 transport.exchange(bytes((1 << 26) + 1), deadline())
         return transport.exchange(b"%d" % transport.rank, deadline())
 
@@ -633,7 +633,9 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "rank-0").write_text("a checkpoint")
     file = tmp_path / ".gpuinterop-rank-0"
     file.write_text("another")
-    with pytest.raises(gi.InvalidArgumentError, match="is there already, and not the socket of a rank"):
+    with pytest.raises(
+        gi.InvalidArgumentError, match=r"expected a free path, or the socket of a rank, got .*, another file"
+    ):
         SocketTransport(tmp_path, 0, 2, timeout=0.1)
     assert sorted(one.read_text() for one in tmp_path.iterdir()) == ["a checkpoint", "another"]
 
@@ -784,9 +786,9 @@ def test_a_rank_0_of_another_version(tmp_path: Path) -> None:
 
 
 def test_arguments_of_sockets(tmp_path: Path) -> None:
-    with pytest.raises(gi.InvalidArgumentError, match=r"path: .*cannot be bound: No such file"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"path: expected one for a socket, got .*: No such file"):
         SocketTransport(tmp_path / "missing", 0, 2, timeout=0.1)
-    with pytest.raises(gi.InvalidArgumentError, match=r"path: .*cannot be bound"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"path: expected one for a socket, got"):
         SocketTransport(tmp_path / ("x" * 200), 0, 2, timeout=0.1)
     with pytest.raises(gi.ArgumentTypeError, match="job: expected a str, got int"):
         SocketTransport(tmp_path, 0, 2, job=7)  # type: ignore[arg-type]
@@ -910,17 +912,25 @@ def test_descriptors_stay_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None
         (
             lambda rank: (None, 0, gi.VmmFd),
             gi.InvalidArgumentError,
-            "rank 0, step 'share_handle: arguments': handle: is",
+            "rank 0, step 'share_handle: arguments': handle: expected one from the root, rank 0, alone",
         ),
-        (lambda rank: ("own", 0, gi.VmmFd), gi.InvalidArgumentError, "rank 1, step .* by no other"),
-        (lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueFd), gi.ArgumentTypeError, "rank 0.*is a VmmFd, Opaq"),
+        (lambda rank: ("own", 0, gi.VmmFd), gi.InvalidArgumentError, "rank 1, step .* alone, got <VmmFd"),
+        (
+            lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueFd),
+            gi.ArgumentTypeError,
+            "rank 0.*expected OpaqueFd, got VmmFd",
+        ),
         (lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueWin32), gi.ArgumentTypeError, "OpaqueWin32 cannot be"),
         (lambda rank: ("own" if rank == 0 else None, 7, gi.VmmFd), gi.InvalidArgumentError, "root: expected a rank"),
-        (lambda rank: ("own", rank, gi.VmmFd), gi.InvalidArgumentError, r"different roots: 0 \(rank 0\), 1 \(rank 1\)"),
+        (
+            lambda rank: ("own", rank, gi.VmmFd),
+            gi.InvalidArgumentError,
+            r"same roots from all ranks, got 0 \(rank 0\), 1 \(rank 1\)",
+        ),
         (
             lambda rank: (None, 0, gi.OpaqueFd) if rank else ("own", 0, gi.VmmFd),
             gi.InvalidArgumentError,
-            r"different types: vmm_fd \(rank 0\), opaque_fd \(rank 1\)",
+            r"same types from all ranks, got vmm_fd \(rank 0\), opaque_fd \(rank 1\)",
         ),
     ],
 )
@@ -1041,13 +1051,21 @@ def test_a_life_of_all() -> None:
 @pytest.mark.parametrize(
     ("given", "argument", "match"),
     [
-        (lambda rank, device: (device, SIZE + STEP * (rank == 2)), "size", "different sizes: 32768 .*, 40960 .rank 2"),
+        (
+            lambda rank, device: (device, SIZE + STEP * (rank == 2)),
+            "size",
+            "same sizes from all ranks, got 32768 .*, 40960 .rank 2",
+        ),
         (
             lambda rank, device: (device, SIZE, gi.FabricHandle if rank else gi.VmmFd),
             "handle_type",
-            r"different types: vmm_fd \(rank 0\), fabric",
+            r"same types from all ranks, got vmm_fd \(rank 0\), fabric",
         ),
-        (lambda rank, device: (fake_team()[0][0], SIZE), "device", "each rank has its own; here are 0{32} .ranks 0, 1"),
+        (
+            lambda rank, device: (fake_team()[0][0], SIZE),
+            "device",
+            "expected another device from each rank, got 0{32} .ranks 0, 1",
+        ),
         (lambda rank, device: (None if rank == 1 else device, SIZE), "device", "rank 1, step .*expected a Device"),
         (lambda rank, device: (device, SIZE, gi.OpaqueWin32), "handle_type", "OpaqueWin32 cannot be sent"),
     ],
@@ -1088,10 +1106,10 @@ USES: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize(
     ("case", "match"),
     [
-        ("missing", r"of the 3 devices of the object the ranks have added 1 \(ranks 0 and 1\), 0 \(rank 2\)"),
+        ("missing", r"expected all 3 devices .* to be added, .* got 1 \(ranks 0 and 1\), 0 \(rank 2\)"),
         ("closed", r"rank 2, step '.*: ready': .* is closed"),
-        ("size", r"different sizes of their objects: 32768 \(ranks 0 and 1\), 65536 \(rank 2\)"),
-        ("count", r"different numbers of devices in their objects: 3 \(ranks 0 and 1\), 4 \(rank 2\)"),
+        ("size", r"same sizes of their objects from all ranks, got 32768 \(ranks 0 and 1\), 65536 \(rank 2\)"),
+        ("count", r"same numbers of devices in their objects from all ranks, got 3 \(ranks 0 and 1\), 4 \(rank 2\)"),
     ],
 )
 def test_nobody_goes_into_a_driver_that_would_block(use: str, case: str, match: str) -> None:
@@ -1119,8 +1137,12 @@ def test_nobody_goes_into_a_driver_that_would_block(use: str, case: str, match: 
 @pytest.mark.parametrize(
     ("bytes_bound", "argument", "match"),
     [
-        (lambda rank: (STEP * (rank % 2), STEP), "offset", r"different offsets: 0 \(ranks 0 and 2\), 8192 \(rank 1\)"),
-        (lambda rank: (0, STEP * (1 + rank)), "size", "different sizes: 8192"),
+        (
+            lambda rank: (STEP * (rank % 2), STEP),
+            "offset",
+            r"same offsets from all ranks, got 0 \(ranks 0 and 2\), 8192 \(rank 1\)",
+        ),
+        (lambda rank: (0, STEP * (1 + rank)), "size", "same sizes from all ranks, got 8192"),
     ],
 )
 def test_all_bind_the_same_bytes(bytes_bound: Callable[[int], Any], argument: str, match: str) -> None:

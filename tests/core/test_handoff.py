@@ -46,17 +46,17 @@ def test_out_of_turn_raises_and_enqueues_nothing(device: gi.Device, backend: Fak
         count = len(backend.calls)
         if tracks:
             with pytest.raises(
-                gi.InvalidArgumentError, match=r"acquire is out of turn: call next_submit for frame \d first"
+                gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame \d first"
             ):
                 handoff.acquire(stream)
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match=r"next_submit is out of turn: call acquire|elsewhere"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"next_submit is out of turn; call acquire|elsewhere"):
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn: call acquire for frame 0 first"):
+        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn; call acquire for frame 0 first"):
             handoff.release(stream)
         assert len(backend.calls) == count
         handoff.acquire(stream)
-        with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn: call release for frame 0 first"):
+        with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn; call release for frame 0 first"):
             handoff.acquire(stream)
         handoff.release(stream)
         assert [call[0] for call in backend.calls[count:]] == ["wait", "signal"]
@@ -108,7 +108,7 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
     frames(gi.Handoff(timeline), stream, 3, graphics)
     handoff = gi.Handoff(timeline)
     assert handoff.frame == 3
-    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn: call next_submit for frame 3 first"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame 3 first"):
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
@@ -165,7 +165,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, 
         handoff = gi.Handoff(timeline)
         assert handoff.next_submit() == HandoffStep(3, 6, 7)
         again = gi.Handoff(timeline)  # and what was asked for is submitted, or will be
-        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn: call acquire for frame 3 first"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn; call acquire for frame 3 first"):
             again.next_submit()
         again.acquire(stream)
         assert backend.calls[-1][2] == (7,)

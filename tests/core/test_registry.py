@@ -667,9 +667,9 @@ def test_a_profile_turns_off_the_gaps_of_the_device_that_it_describes(monkeypatc
         ("acme-older", "expected one of the profiles acme-old, acme-new, acme-half.*; got 'acme-older'"),
         ("acme", "expected one of the profiles acme-old,.*; got 'acme'"),
         ("", "expected one of the profiles acme-old,.*; got ''"),
-        ("acme-half", "the profile 'acme-half' is broken: .*open lacks"),
-        ("acme-yearless", "the profile 'acme-yearless' is broken: .*year"),
-        ("acme-misspelt", "the profile 'acme-misspelt' is broken: .*acmeMop"),
+        ("acme-half", "expected a profile, got 'acme-half', whose rules are broken: .*none for open"),
+        ("acme-yearless", "expected a profile, got 'acme-yearless', whose rules are broken: .*year"),
+        ("acme-misspelt", "expected a profile, got 'acme-misspelt', whose rules are broken: .*acmeMop"),
     ],
 )
 def test_a_profile_that_is_none_is_refused(profile: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:

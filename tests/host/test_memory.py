@@ -104,13 +104,13 @@ def _semaphore(kind: Any) -> int:
 
 REFUSED: list[tuple[str, Callable[[], int], str]] = [
     ("regular file", _regular_file, "/file' cannot be .*MFD_ALLOW_SEALING"),
-    ("dev shm", _shm, "'/dev/shm/.* is not a known .* cannot be sealed against shrinking"),
+    ("dev shm", _shm, "a known driver, or one that can be sealed against shrinking, got '/dev/shm/"),
     ("pipe", _pipe, "'pipe:"),
     ("socket", lambda: socket.socket().detach(), "'socket:"),
     ("device", lambda: os.open("/dev/zero", os.O_RDWR), "'/dev/zero'"),
     ("directory", lambda: os.open("/", os.O_RDONLY), "'/' cannot be"),
-    ("unsealable memfd", lambda: memfd(flags=os.MFD_CLOEXEC), "'/memfd:.*cannot be"),
-    ("nearly SwiftShader's", lambda: memfd(flags=os.MFD_CLOEXEC, name="SwiftShader"), "cannot be"),
+    ("unsealable memfd", lambda: memfd(flags=os.MFD_CLOEXEC), "can be sealed against shrinking, got '/memfd:"),
+    ("nearly SwiftShader's", lambda: memfd(flags=os.MFD_CLOEXEC, name="SwiftShader"), "can be sealed"),
     ("read only", _read_only, "not open for reading and writing"),
     ("sealed against writing", lambda: memfd(seals=0x8), "F_SEAL_WRITE"),
     ("binary semaphore", lambda: _semaphore(OpaqueFd), "of a semaphore"),
@@ -165,7 +165,7 @@ def test_names_are_not_taken_from_other_objects(backend: HostBackend, device: De
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         os.ftruncate(fd, SIZE)
-        with pytest.raises(HandleError, match="cannot be sealed against shrinking"):
+        with pytest.raises(HandleError, match="can be sealed against shrinking"):
             take(backend, device, fd)
     finally:
         os.unlink(path)

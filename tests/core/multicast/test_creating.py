@@ -154,9 +154,9 @@ def test_adding_devices(devices: Devices, backend: FakeMulticast) -> None:
         assert multicast.devices == ()
         del backend.on["add_device"]
         multicast.add_device(devices[0])
-        refused(backend, lambda: multicast.add_device(devices[0]), "device", "added already")
+        refused(backend, lambda: multicast.add_device(devices[0]), "device", "expected each device once")
         multicast.add_device(devices[1])
-        refused(backend, lambda: multicast.add_device(devices[2]), "device", "all 2 devices of the team were added")
+        refused(backend, lambda: multicast.add_device(devices[2]), "device", "expected 2 devices, the team's, got")
     with pytest.raises(gi.ResourceClosedError):
         multicast.add_device(devices[2])
 

@@ -35,7 +35,7 @@ def test_a_device_is_added_by_one_thread_at_a_time(devices: Devices, backend: Fa
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast:
         backend.on["add_device"] = lambda: seen.append(is_held(multicast._lock))
         multicast.add_device(devices[0])
-        with pytest.raises(gi.InvalidArgumentError, match="added already"):
+        with pytest.raises(gi.InvalidArgumentError, match="expected each device once"):
             multicast.add_device(devices[0])
     assert seen == [True]
 

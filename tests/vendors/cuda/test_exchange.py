@@ -335,8 +335,12 @@ def test_torch_carries_what_is_sent(runs: Callable[[str], Run]) -> None:
     for rank, result in enumerate(runs("torch").written("torch", set(RANKS))):
         assert result["carried"] == [True] * 6
         none_yet, outside, no_cpu = result["refusals"]
-        assert none_yet.startswith("InvalidArgumentError: group: torch.distributed has none yet")
-        assert outside == ("none" if rank < 2 else "InvalidArgumentError: group: this process is not in it.")
+        assert none_yet.startswith("InvalidArgumentError: group: expected a group of torch.distributed, got none")
+        assert outside == (
+            "none"
+            if rank < 2
+            else "InvalidArgumentError: group: expected a group that this process is in, got another."
+        )
         assert no_cpu.startswith("InvalidArgumentError: group: sends no CPU tensors, having cuda:nccl only")
 
 
