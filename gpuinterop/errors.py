@@ -12,6 +12,7 @@ handle is wrong
 from __future__ import annotations
 
 import copy
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ __all__ = [
     "report",
     "warn_leak",
 ]
+
+
+_DEV_MODE = sys.flags.dev_mode
 
 
 class GpuInteropError(Exception):
@@ -364,7 +368,23 @@ def report(error: BaseException) -> None:
     _Unraisable(error)
 
 
-def warn_leak(message: str, source: object = None) -> None:
+def place() -> str:
+    """Where a user's code makes an object, for warnings; empty unless Python runs in development mode.
+
+    Examples
+    --------
+    >>> gi.errors.place()  # python -X dev: ' [made at program.py:12]'
+    ''
+    """
+    if not _DEV_MODE:
+        return ""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+        frame = frame.f_back
+    return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
+
+
+def warn_leak(message: str) -> None:
     """Warn of a leak; if warnings are errors, report the error instead of raising it.
 
     Examples
@@ -377,6 +397,6 @@ def warn_leak(message: str, source: object = None) -> None:
     releasing Buffer #7 failed
     """
     try:
-        warnings.warn(message, LeakedResourceWarning, stacklevel=3, source=source)
+        warnings.warn(message, LeakedResourceWarning, stacklevel=3)
     except LeakedResourceWarning as error:
         report(error)

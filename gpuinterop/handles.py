@@ -26,7 +26,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, T
 
 from . import system
 from ._arguments import Sole, check_int, check_type, inside
-from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, LeakedResourceWarning
+from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, place, warn_leak
 
 __all__ = [
     "AllocationHandle",
@@ -345,6 +344,7 @@ class FdHandle(Handle):
         "through a Queue, which pickles after put() has returned, when the handle may be closed."
     )
     _owned = False  # __del__ may see it if a check below fails
+    _made_at = ""
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
         fd = check_int(fd, "fd")
@@ -382,6 +382,7 @@ class FdHandle(Handle):
         """
         handle = cls(fd, origin=origin)
         handle._owned = True
+        handle._made_at = place()
         return handle
 
     @classmethod
@@ -566,12 +567,8 @@ class FdHandle(Handle):
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
         if self.settle() is None and dropped:  # else the interpreter or the user has closed it already
-            warnings.warn(
-                f"{type(self).__name__}(fd={self._fd}) was dropped without close(), detach() or an import",
-                LeakedResourceWarning,
-                stacklevel=2,
-                source=self,
-            )
+            name = f"{type(self).__name__}(fd={self._fd}){self._made_at}"
+            warn_leak(f"{name} was dropped without close(), detach() or an import")
 
     def __repr__(self) -> str:
         if self.closed:

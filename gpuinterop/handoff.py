@@ -214,6 +214,10 @@ class Handoff(Sole):
         # Do not wait for a release that will not come: that of the frame before an explicit `frame`.
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
+    def __repr__(self) -> str:
+        turn, labels = self._turn.value, [one.label for one in (self._to_compute, self._to_graphics) if one is not None]
+        return f"<{type(self).__name__} of {' and '.join(labels)}: frame {self._frame} is due for {turn}>"
+
     @property
     def mode(self) -> str:
         """``timeline`` or ``binary``."""

@@ -51,9 +51,10 @@ class Allocation(Mappable):
         *,
         size: int,
         exportable: bool,
+        label: str | None,
     ) -> None:
-        lifetime = Lifetime("Allocation", backend.release_allocation, device=devices[0].streams)
-        super().__init__(lifetime)
+        streams = devices[0].streams
+        super().__init__(Lifetime("Allocation", backend.release_allocation, device=streams, label=label, size=size))
         self.device, self.driver, self._size = devices[0], backend, size
         self.devices = tuple(devices)
         self._exportable = exportable
@@ -109,7 +110,7 @@ class Allocation(Mappable):
         found = self._buffers.get(device)
         while found is None or found.closed:  # another thread may have closed it meanwhile
             fresh = self._buffer(0, self._size, device)
-            fresh._warns = False  # the allocation owns it
+            fresh.lifetime.warns = False  # the allocation owns it
             found = _choose(self, device, fresh)
         return found
 

@@ -40,11 +40,13 @@ class MipmappedArray(Resource, NotAnArray):
 
     _as_array = "array.level(0).copy_to_host(target, stream=stream)"
 
-    def __init__(self, memory: ExternalMemory, layout: ArrayLayout) -> None:
+    def __init__(self, memory: ExternalMemory, layout: ArrayLayout, label: str | None) -> None:
         backend = cast(ArrayBackend, memory.driver)  # otherwise the capability is a gap
         gate = memory.device.gate if backend.releases_block else None
-        lifetime = Lifetime("MipmappedArray", backend.destroy_array, parents=(memory.lifetime,), gate=gate)
-        super().__init__(lifetime, memory)
+        parents = (memory.lifetime,)
+        super().__init__(
+            Lifetime("MipmappedArray", backend.destroy_array, parents=parents, gate=gate, label=label), memory
+        )
         self.device, self.driver = memory.device, backend
         self.layout = layout
         self.lifetime.create(lambda: backend.map_array(memory.handle, layout))

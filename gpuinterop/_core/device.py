@@ -190,7 +190,9 @@ class Device(Sole):
 
     # -- imports -----------------------------------------------------------------------------------------------
 
-    def import_memory(self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None) -> ExternalMemory:
+    def import_memory(
+        self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
+    ) -> ExternalMemory:
         """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``).
 
         Parameters
@@ -203,6 +205,8 @@ class Device(Sole):
         dedicated : bool, optional
             Whether the exporting allocation is dedicated. Default: what the handle's origin says, and True for
             Direct3D resources.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -241,7 +245,8 @@ class Device(Sole):
         check_size(handle, count)
         whole = is_dedicated(handle, dedicated)
         make_room()
-        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=getattr(handle, "keepalive", None))
+        keepalive = getattr(handle, "keepalive", None)
+        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, label=label)
         device, backend, lifetime = self.handle, self.driver, memory.lifetime
 
         def load(lent: MemoryHandle) -> None:
@@ -250,7 +255,7 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
-    def import_semaphore(self, handle: SemaphoreHandle[K]) -> ExternalSemaphore[K]:
+    def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
         """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
 
         Parameters
@@ -259,6 +264,8 @@ class Device(Sole):
             Its type names the kind, which drivers do not check: `OpaqueFd` is a binary semaphore, `TimelineFd` a
             timeline. Success consumes it, as in `import_memory`. Every device that can create timelines imports those
             of `create_semaphore`, from any process and backend, even if it cannot import its vendor's.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -282,12 +289,12 @@ class Device(Sole):
             self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
             check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
             drain()
-            return cast("ExternalSemaphore[K]", self.once(OwnTimelines).load(handle))
+            return cast("ExternalSemaphore[K]", self.once(OwnTimelines).load(handle, label))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
         calls, keepalive = self.once(DriverSemaphores), getattr(handle, "keepalive", None)
-        semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive)
+        semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive, label=label)
         device, backend = self.handle, self.driver
 
         def load(lent: SemaphoreHandle[K]) -> None:
@@ -296,7 +303,9 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
-    def import_allocation(self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = ()) -> Allocation:
+    def import_allocation(
+        self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = (), label: str | None = None
+    ) -> Allocation:
         """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
 
         Parameters
@@ -308,6 +317,8 @@ class Device(Sole):
         access : sequence of Device, optional
             Further devices that map it, see `allocate`. The memory may lie on another device: then this device and
             each of `access` need peer access to that one.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -346,7 +357,7 @@ class Device(Sole):
                 "size", f"expected a multiple of the granularity, {step}, got {count}; pass Allocation.size."
             )
         make_room()
-        allocation = Allocation(members, backend, kind, size=count, exportable=False)
+        allocation = Allocation(members, backend, kind, size=count, exportable=False, label=label)
         lifetime = allocation.lifetime
 
         def load(lent: AllocationHandle) -> None:
@@ -358,8 +369,9 @@ class Device(Sole):
     # -- makes -------------------------------------------------------------------------------------------------
 
     def allocate(
-        self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = ()
-    ) -> Allocation:
+        self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
+        label: str | None = None,
+    ) -> Allocation:  # fmt: skip
         """Allocate memory that others can import (``cuMemCreate`` / ``hipMemCreate``).
 
         Parameters
@@ -370,6 +382,8 @@ class Device(Sole):
             Type of the handles that `Allocation.export` returns.
         access : sequence of Device, optional
             Further devices of the same backend that map it (`Allocation.buffer_on`). The memory lies on this device.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -401,7 +415,7 @@ class Device(Sole):
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         count = round_up(count, backend.granularity(self.handle, handle_type).minimum)
         make_room()
-        allocation = Allocation(members, backend, handle_type, size=count, exportable=True)
+        allocation = Allocation(members, backend, handle_type, size=count, exportable=True, label=label)
         handle = self.handle
         allocation.lifetime.create(lambda: backend.allocate(handle, count, handle_type))
         return allocation
@@ -471,7 +485,9 @@ class Device(Sole):
         backend = multicast_backend(to_multicast(kinds), self, members)
         return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
-    def create_semaphore(self, handle_type: type[SemaphoreHandle[K]]) -> ExternalSemaphore[K]:
+    def create_semaphore(
+        self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
+    ) -> ExternalSemaphore[K]:
         """Create a semaphore that `ExternalSemaphore.export` shares.
 
         The host backend creates both kinds. GPUs create timelines if their streams can write and wait for words
@@ -483,6 +499,8 @@ class Device(Sole):
         ----------
         handle_type : type
             `TimelineFd`; `OpaqueFd` on the host backend.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -508,17 +526,17 @@ class Device(Sole):
         backend = self.driver
         drain()
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
-            semaphore = ExternalSemaphore(self, handle_type, self.once(DriverSemaphores), exportable=True)
-            handle = self.handle
+            calls, handle = self.once(DriverSemaphores), self.handle
+            semaphore = ExternalSemaphore(self, handle_type, calls, exportable=True, label=label)
             semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError(
                 "handle_type", f"expected TimelineFd, which {self.backend} creates, got {handle_type!r}."
             )
-        return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create())
+        return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create(label))
 
-    def create_stream(self, *, high_priority: bool = False) -> Stream:
+    def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
         """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
 
         Parameters
@@ -526,6 +544,8 @@ class Device(Sole):
         high_priority : bool
             Give the stream the device's highest priority. Streams that wait for long need it: on AMD a waiting stream
             stalls the others on its hardware queue, and each priority has four queues.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -539,9 +559,9 @@ class Device(Sole):
         ...     stream.synchronize(timeout=10)
         """
         drain()
-        return self._new_stream(high_priority=bool(high_priority))
+        return self._new_stream(high_priority=bool(high_priority), label=label)
 
-    def wrap_stream(self, stream: object) -> Stream:
+    def wrap_stream(self, stream: object, *, label: str | None = None) -> Stream:
         """Use another library's stream.
 
         Parameters
@@ -550,6 +570,8 @@ class Device(Sole):
             The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
             backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
             immediate.
+        label : str, optional
+            Name of the stream in messages, warnings and its `repr`. The last one given to a native stream counts.
 
         Returns
         -------
@@ -580,7 +602,8 @@ class Device(Sole):
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        return self.streams.adopt(self.driver.adopt_stream(self.handle, pointer), keepalive, partial(Stream, self))
+        handle = self.driver.adopt_stream(self.handle, pointer)
+        return self.streams.adopt(handle, keepalive, partial(Stream, self), label)
 
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until every stream that this library knows on the device is idle, then release closed objects.
@@ -699,7 +722,7 @@ class Device(Sole):
             copier = self._copiers.pop()
         except IndexError:
             copier = self._new_stream(high_priority=False)
-            copier._warns = False
+            copier.lifetime.warns = False
         try:
             copier.check_open()
             yield copier
@@ -712,15 +735,16 @@ class Device(Sole):
             copier.close()
 
     @inside
-    def capture(self, stream: Stream) -> AbstractContextManager[Graph]:
+    def capture(self, stream: Stream, label: str | None) -> AbstractContextManager[Graph]:
         """`Stream.capture`: a graph stands on streams."""
-        return capture(stream)
+        return capture(stream, label)
 
-    def _new_stream(self, *, high_priority: bool) -> Stream:
+    def _new_stream(self, *, high_priority: bool, label: str | None = None) -> Stream:
         device, backend = self.handle, self.driver
         return self.streams.create(
             lambda: backend.create_stream(device, high_priority=high_priority),
             lambda known: Stream(self, known, known),
+            label,
         )
 
     @inside

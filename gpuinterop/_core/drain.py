@@ -384,4 +384,6 @@ def _drain_at_exit() -> None:
         return not any(lifetime.state is RETIRED and lifetime.behind and not lifetime.stays for lifetime in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
+    if left := [f"{one.label}{one.made_at}" for one in alive() if one.warns and one.state is LIVE]:
+        warn_leak(f"open at the exit: {', '.join(left)}; close() each before, or use it in a `with` block")
     tell_struck()

@@ -185,7 +185,7 @@ class GraphSemaphores(Resource):
         self._executable = check_int(executable, "executable", minimum=1)
         parents = () if _parent is None else (_parent,)
         super().__init__(Lifetime("GraphSemaphores", parents=[parent._marked for parent in parents]), *parents)
-        self._warns = _parent is None
+        self.lifetime.warns = _parent is None
         self.lifetime.open()
         try:
             self.steps = tuple(GraphStep(self, node) for node in self.driver.semaphore_nodes(nodes_of))
@@ -272,8 +272,8 @@ class Graph(Resource, Enqueues):
     ...     stream.synchronize(timeout=10)
     """
 
-    def __init__(self, device: Device, backend: GraphBackend) -> None:
-        super().__init__(Lifetime("Graph", device=device.streams))
+    def __init__(self, device: Device, backend: GraphBackend, label: str | None) -> None:
+        super().__init__(Lifetime("Graph", device=device.streams, label=label))
         self.device, self.driver = device, backend
         self._batch, self._direct = None, False
         self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
@@ -446,7 +446,7 @@ class Graph(Resource, Enqueues):
 
 
 @contextmanager
-def capture(stream: Stream) -> Iterator[Graph]:
+def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
     """See `Stream.capture`."""
     device = stream.device
     stream.check_open()
@@ -457,7 +457,7 @@ def capture(stream: Stream) -> Iterator[Graph]:
             "stream", "expected one that is not being captured, got one that is; end that capture first."
         )
     known = stream.known_as()
-    graph = Graph(device, backend)
+    graph = Graph(device, backend, label)
     try:
         try:
             graph.enter(known)

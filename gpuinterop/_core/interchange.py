@@ -413,7 +413,7 @@ class View:
         meeting: Stream | None = self.__dict__.get("_meeting")
         if meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
             fresh = self._buffer.device.create_stream()
-            fresh._warns = False
+            fresh.lifetime.warns = False
             meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
         for user in users:
             meeting.follow(user)

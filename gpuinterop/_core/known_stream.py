@@ -281,8 +281,8 @@ class KnownStream(Lifetime):
         "points", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
-    def __init__(self, device: Streams, *, owned: bool) -> None:
-        super().__init__("Stream", device.backend.destroy_stream if owned else None, device=device)
+    def __init__(self, device: Streams, *, owned: bool, label: str | None = None) -> None:
+        super().__init__("Stream", device.backend.destroy_stream if owned else None, device=device, label=label)
         self.backend = device.backend
         self.owned = owned
         self.ends_with_children = not owned
@@ -579,9 +579,9 @@ class Streams:
         """Streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
-    def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T]) -> T:
+    def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T], label: str | None) -> T:
         """Make a stream of ours with `call`, and what keeps it open with `wrap`."""
-        stream = KnownStream(self, owned=True)
+        stream = KnownStream(self, owned=True, label=label)
         try:
             handle = stream.create(call)
             _name(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
@@ -590,9 +590,11 @@ class Streams:
             retire(stream)
             raise
 
-    def adopt(self, handle: DriverHandle, keep: object, wrap: Callable[[KnownStream, Lifetime], T]) -> T:
+    def adopt(
+        self, handle: DriverHandle, keep: object, wrap: Callable[[KnownStream, Lifetime], T], label: str | None = None
+    ) -> T:
         """Make, with `wrap`, what keeps another library's stream open: a wrapper with a lifetime of its own."""
-        wrapper = Lifetime("Stream", keep=keep)
+        wrapper = Lifetime("Stream", keep=keep, label=label)
         try:
             return wrap(self._find(handle, wrapper), wrapper)
         except BaseException:
@@ -652,6 +654,8 @@ def _intern(
         revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
+            if wrapper.naming[2]:
+                stream.naming = wrapper.naming
         wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD

@@ -39,9 +39,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from .._arguments import Sole
+from .._arguments import Sole, check_type
 from ..backend import left_to_core
-from ..errors import GpuInteropError, ResourceClosedError
+from ..errors import GpuInteropError, ResourceClosedError, place
 from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
@@ -109,11 +109,18 @@ class Lifetime(Sole):
         Object that must live as long: another library's stream, a handle's owner.
     device : Streams, optional
         Device that it is an object of; without one, it is one of its parents' devices.
+    label : str, optional
+        The user's name for it.
+    size : int
+        Size in bytes, for messages.
+    of : Lifetime, optional
+        What it is made of, for messages; by default its first parent.
     """
 
     __slots__ = (
-        "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "label",
-        "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses", "written",
+        "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "made_at",
+        "naming", "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses", "warns",
+        "written",
     )  # fmt: skip
 
     arrays: list[Any] = Marks()
@@ -135,8 +142,17 @@ class Lifetime(Sole):
         gate: Gate | None = None,
         keep: object = None,
         device: Streams | None = None,
+        label: str | None = None,
+        size: int = 0,
+        of: Lifetime | None = None,
     ) -> None:
-        self.label = f"{noun} #{next(_serials)}"
+        if label is not None:
+            check_type(label, str, "label", "a str")
+        self.naming = noun, next(_serials), label, size, of or (parents[0] if parents else None)
+        """What messages are told of it. Most objects are never told of, so that the text is made then."""
+        self.made_at = place()
+        self.warns = False
+        """Whether a warning tells of its end without `close`: it is a user's."""
         self.release = release
         self.parents = parents
         self.how = how
@@ -162,6 +178,20 @@ class Lifetime(Sole):
         """Error of the failed release."""
         self.tellers: list[Any] = Marks()
         """One mark for each thread that runs the callbacks."""
+
+    @property
+    def name(self) -> str:
+        """Noun, number and the user's label."""
+        noun, number, given, *_ = self.naming
+        return f"{noun} #{number}" + (f' "{given}"' if given else "")
+
+    @property
+    def label(self) -> str:
+        """Name in messages. Without a user's label it says what the object is made of."""
+        *_, given, size, of = self.naming
+        parts = (f"{size:,} bytes" if size else "", f"of {of.name}" if of else "")
+        made_of = " ".join(filter(None, parts))
+        return self.name if given or not made_of else f"{self.name} ({made_of})"
 
     def create(self, call: Callable[[], Any]) -> Any:
         """Make the object with a native call, outside the monitor. Return the call's result, which becomes the handle.

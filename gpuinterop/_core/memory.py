@@ -159,7 +159,7 @@ class Mappable(Sized):
     def _map(self, mapping: Mapping) -> DriverHandle:
         """Map the memory natively; set the mapping's address, and return the handle."""
 
-    def _buffer(self, offset: int, size: int, device: Device) -> Buffer:
+    def _buffer(self, offset: int, size: int, device: Device, label: str | None = None) -> Buffer:
         """Make a buffer, mapping the memory if necessary, even while other threads close buffers. The caller looks."""
         tidy()
         while True:
@@ -168,7 +168,7 @@ class Mappable(Sized):
                 mapping = self._open()
             if mapping.state is LIVE:
                 try:
-                    return Buffer(self, mapping, device, offset, size)
+                    return Buffer(self, mapping, device, offset, size, label)
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
             self.check_open()
@@ -255,8 +255,10 @@ class Buffer(Sized):
 
     _as_array = "numpy.asarray(buffer.view(shape, dtype))"
 
-    def __init__(self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int) -> None:
-        super().__init__(Lifetime("Buffer", parents=(mapping,)), owner)
+    def __init__(
+        self, owner: Resource, mapping: Mapping, device: Device, offset: int, size: int, label: str | None = None
+    ) -> None:
+        super().__init__(Lifetime("Buffer", parents=(mapping,), label=label, size=size, of=owner.lifetime), owner)
         self.device, self.driver = device, device.driver
         self.mapping = mapping
         self.address = mapping.address + offset
@@ -582,15 +584,16 @@ class ExternalMemory(Mappable):
     _as_array = "numpy.asarray(memory.map_buffer().view(shape, dtype))"
 
     def __init__(
-        self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None
-    ) -> None:
-        lifetime = Lifetime("ExternalMemory", device.driver.destroy_memory, keep=keepalive, device=device.streams)
-        super().__init__(lifetime)
+        self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None,
+        label: str | None = None,
+    ) -> None:  # fmt: skip
         self.device, self.driver, self._size = device, device.driver, size
+        release, streams = self.driver.destroy_memory, device.streams
+        super().__init__(Lifetime("ExternalMemory", release, keep=keepalive, device=streams, label=label, size=size))
         self.handle_type = handle_type
         self.dedicated = dedicated
 
-    def map_buffer(self, offset: int = 0, size: int | None = None) -> Buffer:
+    def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
         The driver maps the whole object once; buffers are ranges of that mapping, and may overlap.
@@ -601,6 +604,8 @@ class ExternalMemory(Mappable):
             Offset of the first byte in the memory.
         size : int, optional
             Size in bytes; by default all from `offset` on.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -626,7 +631,7 @@ class ExternalMemory(Mappable):
         """
         start, count = self.range_of(offset, size, "the memory")
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
-        return self._buffer(start, count, self.device)
+        return self._buffer(start, count, self.device, label)
 
     def map_mipmapped_array(
         self,
@@ -636,6 +641,8 @@ class ExternalMemory(Mappable):
         layers: int = 0,
         offset: int = 0,
         usage: ArrayUsage = ArrayUsage.SURFACE,
+        *,
+        label: str | None = None,
     ) -> MipmappedArray:
         """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``).
 
@@ -653,6 +660,8 @@ class ExternalMemory(Mappable):
             Offset of the image in bytes.
         usage : ArrayUsage
             How the image is used; the exporter must have created it for the same usage.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -680,7 +689,7 @@ class ExternalMemory(Mappable):
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
         layout = array_layout(self, format, extent, levels, layers, offset, usage)
         drain()
-        return MipmappedArray(self, layout)
+        return MipmappedArray(self, layout, label)
 
     # -- inside ------------------------------------------------------------------------------------------------
 

@@ -32,8 +32,9 @@ T = TypeVar("T")
 
 
 def create_multicast(
-    devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None
-) -> MulticastObject:
+    devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None,
+    label: str | None = None,
+) -> MulticastObject:  # fmt: skip
     """Create a multicast object (``cuMulticastCreate``).
 
     Parameters
@@ -47,6 +48,8 @@ def create_multicast(
         Types of the handles that `MulticastObject.export` returns.
     device : Device, optional
         Device through which the driver is called; by default the team's first, or ``gpuinterop.device()``.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -77,14 +80,15 @@ def create_multicast(
     """
     kinds = check_handle_types(handle_types)
     size = check_nbytes(size)
-    multicast = MulticastObject(devices, device, size, kinds, to_multicast(kinds), exportable=True)
+    multicast = MulticastObject(devices, device, size, kinds, to_multicast(kinds), exportable=True, label=label)
     backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
     return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
 
 def import_multicast(
-    handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None
-) -> MulticastObject:
+    handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None,
+    label: str | None = None,
+) -> MulticastObject:  # fmt: skip
     """Import a multicast object that another process created (``cuMemImportFromShareableHandle``).
 
     Parameters
@@ -92,7 +96,7 @@ def import_multicast(
     handle : AllocationHandle
         Result of `MulticastObject.export`. Success consumes a descriptor; after an error the caller still owns it, open
         and untouched. A fabric handle is only bytes, and stays the caller's.
-    devices, device
+    devices, device, label
         See `create_multicast`.
     size : int
         `MulticastObject.size`; drivers do not report it.
@@ -129,7 +133,7 @@ def import_multicast(
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     needs = ((Operation.IMPORT_MULTICAST, kind),)
-    multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False)
+    multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
     backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
 
     def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
@@ -239,6 +243,7 @@ class MulticastObject(Sized):
         needs: Needs,
         *,
         exportable: bool,
+        label: str | None,
     ) -> None:
         leader, self.device_count, self._team = team_of(devices, device)
         device = leader or registry.device()
@@ -253,9 +258,9 @@ class MulticastObject(Sized):
             )
         drain()
         # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
-        group = _Group("MulticastObject", backend.release_allocation, device=device.streams)
-        super().__init__(group)
         self.device, self._size = device, size
+        release, streams = backend.release_allocation, device.streams
+        super().__init__(_Group("MulticastObject", release, device=streams, label=label, size=size))
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.

@@ -24,10 +24,9 @@ def undo(what: str, release: Callable[[], None]) -> None:
 class Resource(Sole):
     """An object with a native half. Only factories make it; `close()` ends it."""
 
-    _warns: bool = True
-
     def __init__(self, lifetime: Lifetime, *parents: Resource) -> None:
         self.lifetime = lifetime
+        lifetime.warns = True
         self._parents = parents  # children hold parents
 
     @property
@@ -107,8 +106,8 @@ class Resource(Sole):
         if lifetime is None or lifetime.state is not LIVE or _ending():
             return
         dropped.append(lifetime)  # before the warning, which may be an error
-        if self._warns:
-            warn_leak(f"{lifetime.label} was dropped without close()", self)
+        if lifetime.warns:
+            warn_leak(f"{lifetime.label}{lifetime.made_at} was dropped without close()")
 
     def __repr__(self) -> str:
         return f"<{self.label}{' closed' if self.closed else ''}>"

@@ -194,11 +194,14 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         exportable: bool = False,
         keepalive: object = None,
         parents: Sequence[Lifetime] = (),
-        label: str = "",
+        noun: str = "",
+        label: str | None = None,
     ) -> None:
-        noun = label or f"{handle_type.type_name} semaphore"
-        gate = device.gate if calls.blocks else None
-        lifetime = _Semaphore(noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=device.streams)
+        noun = noun or f"{handle_type.type_name} semaphore"
+        gate, streams = device.gate if calls.blocks else None, device.streams
+        lifetime = _Semaphore(
+            noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=streams, label=label
+        )
         super().__init__(lifetime)
         self._gives(lifetime, device, lifetime.uses)
         self._calls = calls

@@ -51,7 +51,7 @@ class Stream(Resource):
 
     def __init__(self, device: Device, known: KnownStream, lifetime: Lifetime) -> None:
         super().__init__(lifetime)
-        self._warns = known.owned and lifetime is known  # a wrapped stream cannot leak
+        lifetime.warns = known.owned and lifetime is known  # a wrapped stream cannot leak
         self.device = device
         self.driver = device.driver
         self._ptr = known.pointer
@@ -90,12 +90,17 @@ class Stream(Resource):
         self.check_open()
         return self.known_as().is_capturing()
 
-    def capture(self) -> AbstractContextManager[Graph]:
+    def capture(self, *, label: str | None = None) -> AbstractContextManager[Graph]:
         """Capture the work enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
 
         Other libraries' work on the stream is captured too. Captured work runs only on `Graph.launch`. The capture
         waits up to a second for calls of other threads on the stream; a call made while it begins or ends raises
         `InvalidArgumentError`.
+
+        Parameters
+        ----------
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Raises
         ------
@@ -118,7 +123,7 @@ class Stream(Resource):
         ...         graph.semaphores.advance(2)
         ...         stream.synchronize(timeout=10)
         """
-        return self.device.capture(self)
+        return self.device.capture(self, label)
 
     def query(self) -> bool:
         """Whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``); never blocks.

@@ -249,16 +249,16 @@ class OwnTimelines(WordCalls):
         self._spare: Spare[_Own] = Spare(device)
         self.blocks = device.driver.releases_block
 
-    def create(self) -> ExternalSemaphore[Timeline]:
+    def create(self, label: str | None) -> ExternalSemaphore[Timeline]:
         """Make a timeline, at 0."""
-        semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True)
+        semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True, label=label)
         semaphore.make(functools.partial(self._spare.take, self._new))
         semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
-    def load(self, handle: TimelineFd) -> ExternalSemaphore[Timeline]:
+    def load(self, handle: TimelineFd, label: str | None) -> ExternalSemaphore[Timeline]:
         """Import a timeline that another process, device or backend made; consumes the handle."""
-        semaphore = ExternalSemaphore(self.device, TimelineFd, self)
+        semaphore = ExternalSemaphore(self.device, TimelineFd, self, label=label)
 
         def load(lent: TimelineFd) -> None:
             semaphore.make(functools.partial(self._map, lent.fd))

@@ -114,11 +114,10 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     ...     stream.synchronize(timeout=10)
     """
 
-    def __init__(self, bridge: Bridge, endpoint: Endpoint) -> None:
+    def __init__(self, bridge: Bridge, endpoint: Endpoint, label: str | None) -> None:
         handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
-        super().__init__(
-            bridge.device, handle_type, _CALLS, parents=(bridge.lifetime,), label=f"bridged {endpoint.label}"
-        )
+        noun, parents = f"bridged {endpoint.label}", (bridge.lifetime,)
+        super().__init__(bridge.device, handle_type, _CALLS, parents=parents, noun=noun, label=label)
         self.lifetime.counter = None  # a wait knows by itself (`Wait.reached`)
         self._parents = (bridge,)
         self.endpoint = endpoint
@@ -173,8 +172,8 @@ class _Watch(Lifetime):
 
     __slots__ = ("_watcher", "grace")
 
-    def __init__(self, watcher: Watcher, grace: float, device: Streams) -> None:
-        super().__init__("Bridge", lambda _: watcher.stop(), device=device)
+    def __init__(self, watcher: Watcher, grace: float, device: Streams, label: str | None) -> None:
+        super().__init__("Bridge", lambda _: watcher.stop(), device=device, label=label)
         self._watcher = watcher
         self.grace = grace
 
@@ -191,6 +190,8 @@ class Bridge(Resource):
         Device that supports `Operation.STREAM_MEMORY_OPS`.
     grace : float
         Seconds that pending waits get after `close`; then their streams go on and fail.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Raises
     ------
@@ -229,7 +230,7 @@ class Bridge(Resource):
     1
     """
 
-    def __init__(self, device: Device, *, grace: float = _GRACE_S) -> None:
+    def __init__(self, device: Device, *, grace: float = _GRACE_S, label: str | None = None) -> None:
         check_device(device, "device")
         seconds = check_timeout(grace)
         if seconds is None:
@@ -238,7 +239,7 @@ class Bridge(Resource):
         self.device = device
         self._watcher = Watcher()
         self._grace = seconds
-        self._watch = _Watch(self._watcher, seconds, device.streams)
+        self._watch = _Watch(self._watcher, seconds, device.streams, label)
         super().__init__(self._watch)
         self.lifetime.open()
 
@@ -268,13 +269,15 @@ class Bridge(Resource):
 
     @overload
     def import_semaphore(
-        self, handle: SemaphoreHandle[Timeline] | DrmSyncobjFd, *, peer: int | None = None
+        self, handle: SemaphoreHandle[Timeline] | DrmSyncobjFd, *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Timeline]: ...
     @overload
     def import_semaphore(
-        self, handle: SyncFd | EventFd | SemaphoreHandle[Binary], *, peer: int | None = None
+        self, handle: SyncFd | EventFd | SemaphoreHandle[Binary], *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Binary]: ...
-    def import_semaphore(self, handle: Handle, *, peer: int | None = None) -> BridgedSemaphore[Any]:
+    def import_semaphore(
+        self, handle: Handle, *, peer: int | None = None, label: str | None = None
+    ) -> BridgedSemaphore[Any]:
         """Bridge the semaphore of a descriptor.
 
         Parameters
@@ -284,6 +287,8 @@ class Bridge(Resource):
             after an error the caller still owns it, open and untouched.
         peer : int, optional
             Pid of the process that signals: if it dies, waiting streams go on and fail with `PeerError`.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
@@ -320,7 +325,7 @@ class Bridge(Resource):
         handle.check_open()
         endpoint = self._endpoint_of(handle)
         try:
-            semaphore = self._bridge(endpoint, peer)
+            semaphore = self._bridge(endpoint, peer, label)
         except GpuInteropError:  # of any other exception it is not known whether the bridge has it
             endpoint.close()
             raise
@@ -348,14 +353,16 @@ class Bridge(Resource):
         with cast(FdHandle, handle).duplicate() as duplicate:
             return _ENDPOINTS[type(duplicate)][0](duplicate)
 
-    def from_endpoint(self, endpoint: Endpoint, *, peer: int | None = None) -> BridgedSemaphore[Any]:
+    def from_endpoint(
+        self, endpoint: Endpoint, *, peer: int | None = None, label: str | None = None
+    ) -> BridgedSemaphore[Any]:
         """Bridge the semaphore of an endpoint.
 
         Parameters
         ----------
         endpoint : Endpoint
             Success gives it to the bridge, which closes it; after an error the caller still owns it.
-        peer : int, optional
+        peer, label
             See `import_semaphore`.
 
         Returns
@@ -387,16 +394,16 @@ class Bridge(Resource):
         kind = getattr(endpoint, "kind", None)
         if kind is not Timeline and kind is not Binary:
             raise InvalidArgumentError("endpoint", f"expected kind gpuinterop.Timeline or Binary, got {kind!r}.")
-        label = getattr(endpoint, "label", None)
-        if not isinstance(label, str):
-            raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {label!r}.")
+        name = getattr(endpoint, "label", None)
+        if not isinstance(name, str):
+            raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {name!r}.")
         self.check_open()
-        return self._bridge(endpoint, peer)
+        return self._bridge(endpoint, peer, label)
 
-    def _bridge(self, endpoint: Endpoint, peer: int | None) -> BridgedSemaphore[Any]:
+    def _bridge(self, endpoint: Endpoint, peer: int | None, label: str | None) -> BridgedSemaphore[Any]:
         """Bridge the endpoint; the semaphore then closes it. After an error the caller still owns it."""
         self._watcher.check()
-        semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint)
+        semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint, label)
         semaphore.make(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)

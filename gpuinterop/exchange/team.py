@@ -318,7 +318,7 @@ class Team(Sole):
     # -- multicast -----------------------------------------------------------------------------------------------
 
     def create_multicast(
-        self, device: Device, size: int, handle_type: type[AllocationHandle] = VmmFd
+        self, device: Device, size: int, handle_type: type[AllocationHandle] = VmmFd, *, label: str | None = None
     ) -> MulticastObject:
         """Make a multicast object of the devices of all ranks, one each.
 
@@ -332,6 +332,8 @@ class Team(Sole):
             Size in bytes, the same on every rank; a multiple of the minimum of `Device.multicast_granularity`.
         handle_type : type
             How it is shared, the same on every rank: `VmmFd` on one host, `FabricHandle` across hosts.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
 
         Raises
         ------
@@ -361,13 +363,15 @@ class Team(Sole):
             def create() -> MulticastObject | None:
                 if self.rank != 0:
                     return None
-                return undo.enter_context(create_multicast(self.size, size, [handle_type], device=device))
+                return undo.enter_context(create_multicast(self.size, size, [handle_type], device=device, label=label))
 
             def export() -> AllocationHandle | None:
                 return None if first is None else handles.enter_context(first.export(handle_type))
 
             def load() -> MulticastObject:
-                return first or undo.enter_context(import_multicast(handle, self.size, size, device=device))
+                return first or undo.enter_context(
+                    import_multicast(handle, self.size, size, device=device, label=label)
+                )
 
             first = self._make("create_multicast: create", create)
             own = self._make("create_multicast: export", export)

@@ -92,14 +92,15 @@ class SharedMemory(Mappable):
 
     def __init__(
         self, device: Device, address: int, size: int, parents: Sequence[Lifetime] = (), *, keep: object = None,
-        noun: str = "",
+        noun: str = "", label: str | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(Lifetime(noun or "shared memory", parents=parents, keep=keep, device=device.streams))
-        self._warns = bool(noun)  # a share or an attachment warns of its own
+        noun, streams = noun or "shared memory", device.streams
+        super().__init__(Lifetime(noun, parents=parents, keep=keep, device=streams, label=label, size=size))
+        self.lifetime.warns = not parents  # a share or an attachment warns of its own
         self.device, self.driver, self._size, self._address = device, device.driver, size, address
         self.lifetime.open()
-        self.buffer: Buffer = self._buffer(0, size, device)
-        self.buffer._warns = False
+        self.buffer: Buffer = self._buffer(0, size, device, label)
+        self.buffer.lifetime.warns = False
 
     def _new_mapping(self) -> Mapped:
         return Mapped(self, (self.device,), _nothing, blocks=False, waits=False)
@@ -403,18 +404,20 @@ class Lease(Sole):
     """A reader's right to the memory, until it is out and its arrays are gone."""
 
     def __init__(
-        self, enrol: Callable[[], Reader], end: Callable[[Reader | None], None], count: Callable[[bool], object]
+        self, enrol: Callable[[str], Reader], end: Callable[[Reader | None], None], count: Callable[[bool], object]
     ) -> None:
         self._enrol, self._end, self.count = enrol, end, count
         self._enrolling = threading.RLock()
         self.reader: Reader | None = None
+        self.label: str
+        """That of the arrays."""
 
     def turns(self) -> Reader:
         """The lease's place in the order, taken on first use."""
         return self.reader or system.under(self._enrolling, self._first)
 
     def _first(self) -> Reader:
-        self.reader = self.reader or self._enrol()
+        self.reader = self.reader or self._enrol(self.label)
         return self.reader
 
     def leave(self) -> None:
@@ -448,10 +451,13 @@ class AttachedArrays(Arrays):
     0.0
     """
 
-    def __init__(self, device: Device, descriptor: Descriptor, contents: Contents, lease: Lease) -> None:
-        super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams))
+    def __init__(
+        self, device: Device, descriptor: Descriptor, contents: Contents, lease: Lease, label: str | None
+    ) -> None:
+        super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams, label=label))
         self.device, self._contents = device, contents
         self.key = descriptor.process, descriptor.share
+        lease.label = self.label
         self._regions: Sequence[SharedMemory] = ()
         self.lifetime.create(lambda: lease)
 
@@ -570,8 +576,9 @@ def _lost(error: OSError) -> PeerError:
 
 
 def attach(
-    descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = ()
-) -> AttachedArrays:
+    descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
+    label: str | None = None,
+) -> AttachedArrays:  # fmt: skip
     """Attach the arrays of a share: the same memory, here.
 
     Connects to the sharing process, receives the handles, and maps them: ``cuIpcOpenMemHandle``, or
@@ -594,6 +601,8 @@ def attach(
         (`Device.can_access`). Default: the arrays' own, by its identity and not by its number.
     users : iterable of int
         User ids whose processes may be the sharing one, beside this process's own.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -640,14 +649,14 @@ def attach(
         check_device(device, "device")
     drain()
     if is_here(found.process):
-        return _attach_here(found, device)
+        return _attach_here(found, device, label)
     link, told = _first_answer(found, limit, users_of(users))
     try:
         with told:
             contents = Contents.read(told)
         used = device_for(contents, device)
         lease = Lease(partial(_enrol, link, used), partial(_end, link.socket), partial(link.ask, COUNT, ()))
-        attached = AttachedArrays(used, found, contents, lease)
+        attached = AttachedArrays(used, found, contents, lease, label)
     except BaseException:
         link.socket.close()
         raise
@@ -708,14 +717,14 @@ def device_for(contents: Contents, device: Device | None) -> Device:
     return device
 
 
-def _attach_here(descriptor: Descriptor, device: Device | None) -> AttachedArrays:
+def _attach_here(descriptor: Descriptor, device: Device | None, label: str | None) -> AttachedArrays:
     """Attach a share of this process."""
     offer: Any = here().offers.get(descriptor.share)
     if offer is None or not offer.descriptor.opens(descriptor.token):
         raise ResourceClosedError("the share was closed, or the descriptor is another's; share the arrays anew.")
     if device not in (None, offer.laid.device):
         raise InvalidArgumentError("device", f"expected {offer.laid.device!r} in the sharing process, got {device!r}.")
-    attached: AttachedArrays = offer.attach_here()
+    attached: AttachedArrays = offer.attach_here(label)
     return attached
 
 
@@ -723,14 +732,14 @@ def _end(link: socket.socket, reader: Reader | None) -> None:
     here().end_lease(link, None if reader is None else reader.close_if_out)
 
 
-def _enrol(link: _Link, device: Device) -> Reader:
+def _enrol(link: _Link, device: Device, label: str) -> Reader:
     """Take a place in the order; from now on the exporter's death is noticed."""
     number, handles = link.ask(ENROL, (TimelineFd, TimelineFd, OpaqueFd))
     with handles[0], handles[1], handles[2], contextlib.ExitStack() as undo:
         board = undo.enter_context(Board.load(handles[2]))
         slot = board.slot(number)
         writer, own = (undo.enter_context(device.import_semaphore(one)) for one in handles[:2])
-        reader = Reader(board, writer, own, slot, "these attached arrays")
+        reader = Reader(board, writer, own, slot, label)
         here().watch(link.socket, reader.let_go)
         undo.pop_all()
         return reader

@@ -40,7 +40,7 @@ class _Offer(Sole):
         self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
         regions = tuple(map(self._region, laid.ranges))
         self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
-        self.label = f"share {descriptor.share}"
+        self.label = "the share"  # until it has its name
         self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None
@@ -143,14 +143,14 @@ class _Offer(Sole):
         """The memory as this process has it already. What is made of it keeps the lease, by which the offer has it."""
         return [SharedMemory(self.laid.device, one.address, one.region.size, (lease,)) for one in self.laid.ranges]
 
-    def attach_here(self) -> AttachedArrays:
+    def attach_here(self, label: str | None = None) -> AttachedArrays:
         """Attach in the process that shares: the same memory."""
         key = object()
 
-        def enrol() -> Reader:
+        def enrol(label: str) -> Reader:
             writer, _, slot = self.take_slot(key)
             words = writer.own, writer.leases[slot]
-            return Reader(writer.board, *words, writer.board.slot(slot), "these arrays", lent=True)
+            return Reader(writer.board, *words, writer.board.slot(slot), label, lent=True)
 
         def end(reader: Reader | None) -> None:
             def ended() -> bool:
@@ -163,7 +163,7 @@ class _Offer(Sole):
         system.under(self._lock, self._come_here, key)
         self.changed(-1)
         lease = Lease(enrol, end, self.count)
-        attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, lease)
+        attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, lease, label)
         attached._regions = self.regions(attached.lifetime)
         return attached
 
@@ -259,10 +259,11 @@ class ArrayShare(Arrays):
     array([7, 7, 7, 7], dtype=uint8)
     """
 
-    def __init__(self, make: Callable[[], _Offer], device: Device, stream: Stream | None) -> None:
-        super().__init__(Lifetime("ArrayShare", _Offer.close, device=device.streams))
+    def __init__(self, make: Callable[[], _Offer], device: Device, stream: Stream | None, label: str | None) -> None:
+        super().__init__(Lifetime("ArrayShare", _Offer.close, device=device.streams, label=label))
         self.device = device
         offer: _Offer = self.lifetime.create(make)
+        offer.label = self.label
         self._contents = offer.contents
         self.key = offer.descriptor.process, offer.descriptor.share
         self._regions: Sequence[SharedMemory] | None = None
@@ -375,8 +376,9 @@ class ArrayShare(Arrays):
 
 
 def share(
-    arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True
-) -> ArrayShare:
+    arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True,
+    label: str | None = None,
+) -> ArrayShare:  # fmt: skip
     """Share arrays that exist with other processes, in place.
 
     Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and lets readers
@@ -404,6 +406,8 @@ def share(
     threaded : bool
         Let a thread of the library serve readers: one for all shares of this process. With False call
         `ArrayShare.serve`.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -477,7 +481,7 @@ def share(
                 allowed,
             )
 
-        return ArrayShare(make, device, order)
+        return ArrayShare(make, device, order, label)
     except BaseException:
         for allocation in stands_on:
             allocation.close()

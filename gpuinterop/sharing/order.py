@@ -67,10 +67,9 @@ DIED: Final = "the process that shared the arrays has died; discard what was rea
 class Board(Resource):
     """The page, mapped."""
 
-    _warns = False
-
     def __init__(self, make: Callable[[], tuple[int, int]]) -> None:
         super().__init__(Lifetime("board", _unmap))
+        self.lifetime.warns = False
         self.fd, self._address = self.lifetime.create(make)
         self.lock = timeline.Lock(self.fd, "a share's board")
         self.newest, self.writing = self._word(_NEWEST), self._word(_WRITING)
@@ -138,6 +137,7 @@ class _Turns(Sole):
         self.own = own
         """The timeline that going out signals."""
         self.label = label
+        own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment warns
         self.inside: Stream | None = None
         """The stream that came in."""
         self.failure: GpuInteropError | None = None

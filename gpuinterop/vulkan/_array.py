@@ -36,7 +36,9 @@ _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon
 """Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
 
-def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE) -> SharedBuffer:
+def import_array(
+    vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE, label: str | None = None
+) -> SharedBuffer:
     """Use an array that exists as a VkBuffer, in place.
 
     Nothing is copied: the VkBuffer begins at the array's first byte, and ends behind its last. What the array's memory
@@ -61,6 +63,8 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
         ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
         takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
         ``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT`` the memory is allocated for addresses.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -121,7 +125,7 @@ def import_array(vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE)
     start, end = found.span
     return share(
         native,
-        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array"),
+        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label),
         lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=found.read_only),
     )
 

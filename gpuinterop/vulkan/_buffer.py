@@ -18,7 +18,7 @@ from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_d
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.interchange import View
-    from .._core.memory import Buffer, Mappable
+    from .._core.memory import Buffer, ExternalMemory, Mappable
     from .._core.stream import Stream
 
 
@@ -199,6 +199,7 @@ def share_buffer(
     *,
     usage: int = BUFFER_USAGE,
     handle_types: Sequence[type[MemoryHandle]] | None = None,
+    label: str | None = None,
 ) -> SharedBuffer:
     """Make a VkBuffer whose bytes the compute side uses in place.
 
@@ -215,6 +216,8 @@ def share_buffer(
         ``VkBufferUsageFlags``; by default storage and transfers both ways.
     handle_types : sequence of type, optional
         The types in order of preference; by default ``OpaqueFd``, then ``DmaBufFd``.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -240,6 +243,8 @@ def share_buffer(
     check_device(vk, device)
     kind = agree_on_memory(vk, device, Operation.MAP_BUFFER, handle_types)
     native = create_buffer(vk, size, usage, kind)
-    return share_memory(
-        device, native, lambda memory: SharedBuffer(vk, native, memory, memory.map_buffer(offset=0, size=size))
-    )
+
+    def make(memory: ExternalMemory) -> SharedBuffer:
+        return SharedBuffer(vk, native, memory, memory.map_buffer(offset=0, size=size, label=label))
+
+    return share_memory(device, native, make, label)

@@ -77,7 +77,7 @@ class VulkanObject(lifetime.Lifetime):
 
     def pair(self, other: Resource) -> None:
         """Set the compute side's half, whose use ends with the context. Raises if that is closed already."""
-        self.label = other.label
+        self.naming = other.lifetime.naming
         self._other = ref(other)
         self._vk.check_open()
 
@@ -181,6 +181,8 @@ class VulkanContext(Sole):
         handoff to CUDA costs a fortieth on a transfer-only family, compared with a graphics or compute family.
     get_instance_proc_addr : int, optional
         Address of ``vkGetInstanceProcAddr``, if another loader than the system's made the handles.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Raises
     ------
@@ -206,7 +208,10 @@ class VulkanContext(Sole):
         queue: Any = None,
         queue_family_index: int | None = None,
         get_instance_proc_addr: Any = None,
+        *,
+        label: str | None = None,
     ) -> None:
+        self.lifetime = lifetime.Lifetime("VulkanContext", label=label)
         handles = {
             "VkInstance": instance,
             "VkPhysicalDevice": physical_device,
@@ -232,7 +237,6 @@ class VulkanContext(Sole):
         self.queue_family_index = queue_family_index
         self._submitting = threading.RLock()  # one thread at a time may use the queue
         self._fences: list[VulkanObject] = []  # behind the queue's work, once `close` was called
-        self.lifetime = lifetime.Lifetime("VulkanContext")
         self.lifetime.open()
 
     @property
@@ -360,6 +364,9 @@ class VulkanContext(Sole):
 
     def _shared(self) -> list[VulkanObject]:
         return [native for native in self.lifetime.standing.copy() if isinstance(native, VulkanObject)]
+
+    def __repr__(self) -> str:
+        return f"<{self.lifetime.label} of {self.physical.name}{'' if self.lifetime.state is LIVE else ' closed'}>"
 
     def __enter__(self) -> Self:
         self.check_open()

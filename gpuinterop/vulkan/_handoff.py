@@ -367,8 +367,9 @@ class SharedHandoff(Shared, Handoff):
 
 
 def share_handoff(
-    vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary"), bridge: Bridge | None = None
-) -> SharedHandoff:
+    vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary"), bridge: Bridge | None = None,
+    label: str | None = None,
+) -> SharedHandoff:  # fmt: skip
     """Create the semaphores for handoffs between Vulkan and the device, in both directions.
 
     It creates one timeline if both sides support timelines, else two binary semaphores. Only if `allow` names it, it
@@ -384,6 +385,8 @@ def share_handoff(
         Modes in order of preference: ``timeline``, ``binary``, ``bridged``.
     bridge : Bridge, optional
         Bridge for a bridged handoff; the caller still owns it. By default the handoff makes its own.
+    label : str, optional
+        Name of its semaphores in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -415,22 +418,22 @@ def share_handoff(
         raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
     if unknown := [mode for mode in allow if mode not in MODES]:
         raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
-    return _make(vk, device, _agree_on_mode(vk, device, allow), bridge)
+    return _make(vk, device, _agree_on_mode(vk, device, allow), bridge, label)
 
 
-def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None) -> SharedHandoff:
+def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
     with ExitStack() as undo:
         if mode == "binary":
-            to_compute = share_semaphore(vk, device, Binary)
+            to_compute = share_semaphore(vk, device, Binary, label=label)
             undo.callback(to_compute.close)  # not a `with` block, which leaves Vulkan's half to the context
-            to_graphics = share_semaphore(vk, device, Binary)
+            to_graphics = share_semaphore(vk, device, Binary, label=label)
             undo.callback(to_graphics.close)
             handoff = SharedHandoff(vk, to_compute, to_graphics)
         elif mode == "timeline":
-            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline), None)
+            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline, label=label), None)
         else:
-            own = undo.enter_context(Bridge(device)) if bridge is None else None
-            semaphore = share_semaphore(vk, device, Timeline, bridge=own or bridge)
+            own = undo.enter_context(Bridge(device, label=label)) if bridge is None else None
+            semaphore = share_semaphore(vk, device, Timeline, bridge=own or bridge, label=label)
             handoff = SharedHandoff(vk, semaphore, None, bridge=own)
         undo.pop_all()
     return handoff

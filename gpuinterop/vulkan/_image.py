@@ -114,7 +114,9 @@ class SharedImage(PairedMemory, NotAnArray):
 
     _as_array = "numpy.asarray(image.view()), or image.array of an optimally tiled image"
 
-    def __init__(self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan) -> None:
+    def __init__(
+        self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan, label: str | None = None
+    ) -> None:
         super().__init__(vk, native, imported)
         self.format = make.name
         self.extent = make.extent
@@ -132,7 +134,7 @@ class SharedImage(PairedMemory, NotAnArray):
             subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
             native.call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
-            self.buffer = imported.map_buffer(offset=0, size=native.size)
+            self.buffer = imported.map_buffer(offset=0, size=native.size, label=label)
             self._mapped = self.buffer.mapping
         else:
             self.array = imported.map_mipmapped_array(
@@ -141,6 +143,7 @@ class SharedImage(PairedMemory, NotAnArray):
                 levels=make.levels,
                 layers=make.layers if make.layers > 1 else 0,
                 usage=usage_of(make.usage),
+                label=label,
             )
             self._mapped = self.array.lifetime
 
@@ -380,6 +383,7 @@ def share_image(
     usage: int | None = None,
     initial: int | None = None,
     handle_types: Sequence[type[MemoryHandle]] | None = None,
+    label: str | None = None,
 ) -> SharedImage:
     """Make a 2D VkImage that the compute side uses in place.
 
@@ -407,7 +411,7 @@ def share_image(
         ``VkImageLayout`` to bring the image into, and to give it to the compute side in, before the call returns: a
         submission to the context's queue, which the call waits for. Pass it if compute writes first, or if a command
         buffer with `SharedImage.acquire` is submitted more than once. ``VK_IMAGE_LAYOUT_GENERAL`` suits all uses.
-    handle_types : sequence of type, optional
+    handle_types, label
         See :func:`share_buffer`.
 
     Returns
@@ -461,7 +465,7 @@ def share_image(
     native = plan.create(vk, agree_on_memory(vk, device, plan.mapping, handle_types))
 
     def make(imported: ExternalMemory) -> SharedImage:
-        image = SharedImage(vk, native, imported, plan)
+        image = SharedImage(vk, native, imported, plan, label)
         if initial is not None:
 
             def give(commands: Any) -> None:
@@ -470,4 +474,4 @@ def share_image(
             run_once(vk, give, native)
         return image
 
-    return share_memory(device, native, make)
+    return share_memory(device, native, make, label)

@@ -70,13 +70,14 @@ class SharedSemaphore(Pair, Generic[K]):
 
 @overload
 def share_semaphore(
-    vk: VulkanContext, device: Device, kind: type[K], *, bridge: Bridge | None = None
+    vk: VulkanContext, device: Device, kind: type[K], *, bridge: Bridge | None = None, label: str | None = None
 ) -> SharedSemaphore[K]: ...
 @overload
-def share_semaphore(vk: VulkanContext, device: Device) -> SharedSemaphore[Binary]: ...
+def share_semaphore(vk: VulkanContext, device: Device, *, label: str | None = None) -> SharedSemaphore[Binary]: ...
 def share_semaphore(
-    vk: VulkanContext, device: Device, kind: type[Any] = Binary, *, bridge: Bridge | None = None
-) -> SharedSemaphore[Any]:
+    vk: VulkanContext, device: Device, kind: type[Any] = Binary, *, bridge: Bridge | None = None,
+    label: str | None = None,
+) -> SharedSemaphore[Any]:  # fmt: skip
     """Make a VkSemaphore that the compute side's streams wait for and signal.
 
     ``vkCreateSemaphore``, ``vkGetSemaphoreFdKHR``, and the device's import.
@@ -91,6 +92,8 @@ def share_semaphore(
     bridge : Bridge, optional
         A bridge of `device`: streams reach the semaphore through it, and neither side exports or imports. For
         timelines.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
@@ -116,19 +119,21 @@ def share_semaphore(
     """
     check_device(vk, device)
     if bridge is not None:
-        return _bridge_semaphore(vk, device, kind, bridge)
+        return _bridge_semaphore(vk, device, kind, bridge, label)
     agree(vk, device, (Operation.IMPORT_SEMAPHORE,), (semaphore_handle_type(kind),))
     native = create_semaphore(vk, kind)
 
     def take() -> ExternalSemaphore[Any]:
         # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
         with native.use(lambda semaphore: export_semaphore(vk, semaphore, kind)) as handle:
-            return device.import_semaphore(cast(SemaphoreHandle[Any], handle))
+            return device.import_semaphore(cast(SemaphoreHandle[Any], handle), label=label)
 
     return share(native, take, lambda semaphore: SharedSemaphore(vk, native, semaphore, kind))
 
 
-def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge) -> SharedSemaphore[Any]:
+def _bridge_semaphore(
+    vk: VulkanContext, device: Device, kind: type[Any], bridge: Bridge, label: str | None
+) -> SharedSemaphore[Any]:
     check_type(bridge, Bridge, "bridge", "a gpuinterop.bridge.Bridge")
     if bridge.device is not device:
         raise InvalidArgumentError("bridge", f"expected one of {device.name}, got one of {bridge.device.name}.")
@@ -139,7 +144,7 @@ def _bridge_semaphore(vk: VulkanContext, device: Device, kind: type[Any], bridge
     def take() -> BridgedSemaphore[Any]:
         endpoint = TimelineEndpoint(vk, native.handle)
         endpoint._through = native
-        return bridge.from_endpoint(endpoint)
+        return bridge.from_endpoint(endpoint, label=label)
 
     shared = share(native, take, lambda semaphore: SharedSemaphore(vk, native, semaphore, kind))
     shared.semaphore.on_released(native.close)

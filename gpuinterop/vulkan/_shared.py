@@ -115,6 +115,9 @@ class Pair(Shared):
         self.vulkan_object = native
         self._other = other
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
+
     def check_open(self) -> None:
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
         self._vk.check_open()
@@ -208,11 +211,13 @@ def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -
     return shared
 
 
-def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S]) -> S:
+def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
     """Import the memory that Vulkan has made, and `make` the pair."""
 
     def take() -> ExternalMemory:
         with native.export() as handle:  # closes the handle unless it was consumed
-            return device.import_memory(handle, size=native.size, dedicated=native.dedicated)
+            memory = device.import_memory(handle, size=native.size, dedicated=native.dedicated, label=label)
+        memory.lifetime.naming = "Vulkan memory", *memory.lifetime.naming[1:]
+        return memory
 
     return share(native, take, make)

@@ -163,7 +163,7 @@ def test_a_stream_that_was_dropped_is_waited_for_once(device: gi.Device, backend
         ({"offset": False}, "offset"),
     ],
 )
-def test_bad_ranges_name_the_argument(arguments: dict[str, int], argument: str) -> None:
+def test_bad_ranges_name_the_argument(arguments: dict[str, Any], argument: str) -> None:
     device, backend = fake_device()
     with memory_of(device) as memory:
         with pytest.raises(gi.InvalidArgumentError, match=f"^{argument}:") as caught:

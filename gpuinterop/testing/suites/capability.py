@@ -270,12 +270,12 @@ class _Attempt:
         kind: Any = self._cell.handle_type
         memory = ExternalMemory(self._device, kind, size=4096, dedicated=False)
         revive(memory.lifetime)
-        memory.lifetime.release, memory._warns = None, False
+        memory.lifetime.release, memory.lifetime.warns = None, False
         return memory
 
     def _semaphore(self) -> ExternalSemaphore[Any]:
         kind: Any = self._cell.handle_type
         semaphore: ExternalSemaphore[Any] = ExternalSemaphore(self._device, kind, DriverSemaphores(self._device))
         revive(semaphore.lifetime)
-        semaphore.lifetime.release, semaphore._warns = None, False
+        semaphore.lifetime.release, semaphore.lifetime.warns = None, False
         return semaphore

@@ -158,4 +158,4 @@ def test_an_endpoint_that_keeps_its_label(host: Device, scope: ExitStack) -> Non
         label: Any = property(lambda self: "my own")
 
     semaphore = scope.enter_context(scope.enter_context(Bridge(host)).from_endpoint(Fixed()))
-    assert re.fullmatch(r"bridged my own #\d+", semaphore.label)
+    assert re.fullmatch(r"bridged my own #\d+ \(of Bridge #\d+\)", semaphore.label)

@@ -1,0 +1,242 @@
+"""The user's name of an object stands in all that is said of it, of whatever makes objects."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop._arguments import is_inside
+from gpuinterop._core.device import Device
+from gpuinterop.bridge import SemaphoreEndpoint
+from tests.programs import python
+
+from .fake import FakeEverything, fake_team
+
+NAME = 'the "mesh" of 3'
+SIZE = 1 << 13
+
+UNNAMED = {
+    "Allocation.buffer_on": "Allocation",  # kept by the allocation
+    "MulticastObject.bind_address": "MulticastObject",  # kept by the object, as those below
+    "MulticastObject.bind_memory": "MulticastObject",
+    "MulticastObject.map": "MulticastObject",
+    "Team.bind_address": "MulticastObject",
+    "Team.bind_memory": "MulticastObject",
+    "Team.map": "MulticastObject",
+    "Team.gather_allocations": "",
+}
+"""Factories without a label: what they make is named after an object of this class, as part of it."""
+IN_VULKAN = {"VulkanContext", "import_array", "share_buffer", "share_handoff", "share_image", "share_semaphore"}
+"""tests/graphics/test_vulkan_labels.py has these."""
+
+
+def factories() -> dict[str, Callable[..., Any]]:
+    """All that a user can call for an object that is to be closed, by name."""
+    modules: Any = (gi, gi.vulkan, gi.bridge, gi.exchange)
+    public = {name: getattr(module, name) for module in modules for name in module.__all__}
+    closable = {
+        name
+        for name, one in public.items()
+        if inspect.isclass(one)
+        and hasattr(one, "close")
+        and not issubclass(one, gi.handles.Handle | gi.bridge.Endpoint)
+    }
+    found = {name: public[name] for name in ("Bridge", "VulkanContext")}
+    for name, one in public.items():
+        members = inspect.getmembers(one, inspect.isfunction) if inspect.isclass(one) else [("", one)]
+        for member, call in members:
+            if not inspect.isfunction(call) or member.startswith("_") or is_inside(call):
+                continue
+            if closable & {*re.findall(r"\w+", str(inspect.signature(call).return_annotation))}:
+                found[f"{name}.{member}".strip(".")] = call
+    return found
+
+
+def memory(device: Device, **label: Any) -> Any:
+    return device.import_memory(gi.OpaqueWin32(handle=8), size=SIZE, **label)
+
+
+def graph(device: Device, **label: Any) -> Any:
+    with device.create_stream() as stream, stream.capture(**label) as found:
+        return found
+
+
+def wrapped(device: Device, **label: Any) -> Any:
+    return device.wrap_stream(64, **label)
+
+
+def bridged(device: Device, **label: Any) -> Any:
+    return gi.bridge.Bridge(device).import_semaphore(gi.EventFd.adopt(os.eventfd(0)), **label)
+
+
+def endpoint(device: Device, **label: Any) -> Any:
+    return gi.bridge.Bridge(device).from_endpoint(SemaphoreEndpoint(device.create_semaphore(gi.TimelineFd)), **label)
+
+
+def team(device: Device, tmp_path: Path, **label: Any) -> Any:
+    with gi.exchange.SocketTransport(str(tmp_path), rank=0, size=1) as transport:
+        return gi.exchange.Team(transport).create_multicast(device, SIZE, **label)
+
+
+def attached(device: Device, **label: Any) -> Any:
+    shared = gi.share(host().allocate(SIZE).buffer.view(4))
+    return gi.attach(bytes(shared), **label)
+
+
+def host() -> Device:
+    return gi.get_backend("host").device()
+
+
+MAKES: dict[str, Callable[..., Any]] = {
+    "Bridge": gi.bridge.Bridge,
+    "Bridge.from_endpoint": endpoint,
+    "Bridge.import_semaphore": bridged,
+    "Device.allocate": lambda device, **label: device.allocate(SIZE, **label),
+    "Device.create_semaphore": lambda device, **label: device.create_semaphore(gi.TimelineFd, **label),
+    "Device.create_stream": lambda device, **label: device.create_stream(**label),
+    "Device.import_allocation": lambda device, **label: device.import_allocation(
+        device.allocate(SIZE).export(), SIZE, **label
+    ),
+    "Device.import_memory": memory,
+    "Device.import_semaphore": lambda device, **label: device.import_semaphore(gi.TimelineWin32(handle=8), **label),
+    "Device.wrap_stream": wrapped,
+    "ExternalMemory.map_buffer": lambda device, **label: memory(device).map_buffer(**label),
+    "ExternalMemory.map_mipmapped_array": lambda device, **label: memory(device).map_mipmapped_array(
+        "R8_UNORM", (4, 4), **label
+    ),
+    "Stream.capture": graph,
+    "Team.create_multicast": team,
+    "attach": attached,
+    "create_multicast": lambda device, **label: gi.create_multicast([device], SIZE, **label),
+    "import_multicast": lambda device, **label: gi.import_multicast(gi.VmmFd.adopt(os.dup(0)), [device], SIZE, **label),
+    "share": lambda device, **label: gi.share(host().allocate(SIZE).buffer.view(4), **label),
+}
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    backend = FakeEverything()
+    (found, *_), _ = fake_team(backend=backend)
+    yield found
+    backend.pass_all()
+    gc.collect()
+    for one in (found, host()):
+        one.drain(timeout=10)
+
+
+def made_by(factory: str, device: Device, tmp_path: Path, **label: Any) -> Any:
+    make = MAKES[factory]
+    return make(device, *[tmp_path] * ("tmp_path" in inspect.signature(make).parameters), **label)
+
+
+def test_every_factory_takes_a_label() -> None:
+    found = factories()
+    assert {name for name, call in found.items() if "label" not in inspect.signature(call).parameters} == {*UNNAMED}
+    assert {*found} - {*UNNAMED} == {*MAKES} | IN_VULKAN
+
+
+@pytest.mark.parametrize("factory", MAKES)
+@pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")  # of what it stands on
+def test_a_label_is_in_all_that_is_said(factory: str, device: Device, tmp_path: Path) -> None:
+    one = made_by(factory, device, tmp_path, label=NAME)
+    noun = re.fullmatch(rf'<(.+ #\d+) "{re.escape(NAME)}">', repr(one))
+    assert noun, repr(one)
+    name = f'{noun[1]} "{NAME}"'
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again = made_by(factory, device, tmp_path, label="dropped")
+        del again
+        gc.collect()
+    left = [str(each.message) for each in caught if '"dropped"' in str(each.message)]
+    if factory == "Device.wrap_stream":  # its owner ends it
+        assert left == []
+    else:
+        assert left
+        assert all(re.fullmatch(r'.+ #\d+ "dropped" was dropped without close\(\)', each) for each in left), left
+    one.close()
+    assert repr(one) == f"<{name} closed>"
+    with pytest.raises(gi.ResourceClosedError) as refused, one:
+        pass
+    assert str(refused.value).startswith(f"{name} is closed")
+    with pytest.raises(gi.ArgumentTypeError, match=r"(^|: )label: expected a str, got int"):
+        made_by(factory, device, tmp_path, label=3)
+    gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
+def test_without_one_it_says_what_it_is_made_of(device: Device) -> None:
+    with memory(device, label="mesh") as named, memory(device) as plain, gi.bridge.Bridge(device) as bridge:
+        told = {
+            repr(plain): r"<ExternalMemory #\d+ \(8,192 bytes\)>",
+            repr(plain.map_buffer(size=1000)): r"<Buffer #\d+ \(1,000 bytes of ExternalMemory #\d+\)>",
+            repr(named.map_buffer()): r'<Buffer #\d+ \(8,192 bytes of ExternalMemory #\d+ "mesh"\)>',
+            repr(named.map_mipmapped_array("R8_UNORM", (4, 4))): r'<Mip.+ #\d+ \(of ExternalMemory #\d+ "mesh"\)>',
+            repr(bridge.import_semaphore(gi.EventFd(os.eventfd(0)))): r"<bridged eventfd \d+ #\d+ \(of Bridge #\d+\)>",
+            repr(device.create_stream()): r"<Stream #\d+>",
+        }
+        assert [(said, form) for said, form in told.items() if not re.fullmatch(form, said)] == []
+
+
+def test_a_stream_has_the_label_in_what_others_say_of_it(device: Device) -> None:
+    semaphore = device.import_semaphore(gi.TimelineWin32(handle=8), label="frames")
+    stream = device.wrap_stream(64, label="torch")
+    semaphore.wait(stream, 3)
+    with pytest.raises(gi.SemaphoreTimeoutError, match=r'Stream #\d+ "torch" .*semaphore #\d+ "frames" to reach 3'):
+        device.synchronize(timeout=0)
+    semaphore.close()
+
+
+LEAVING = """
+import gpuinterop as gi
+device = gi.get_backend("host").device()
+allocation = device.allocate(4096, label="positions")
+stream = device.create_stream()
+buffer = allocation.buffer
+shared = gi.share(buffer.view(4), label="weights")
+shared.acquire(stream)
+shared.release(stream)
+with device.create_stream() as closed:
+    pass
+device.allocate(4096).close()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("-X", "dev")], ids=["hidden", "development mode"])
+def test_what_is_open_at_the_exit_is_told_once(tmp_path: Path, options: tuple[str, ...]) -> None:
+    program = tmp_path / "leaving.py"
+    program.write_text(LEAVING)
+    done = python(*options, str(program), PYTHONPATH=os.pathsep.join(sys.path))
+    if not options:
+        assert (done.returncode, done.stderr) == (0, "")
+        return
+    lines = {4: r'Allocation #\d+ "positions"', 5: r"Stream #\d+", 7: r'ArrayShare #\d+ "weights"'}
+    told = ", ".join(rf"{name} \[made at {program}:{line}\]" for line, name in lines.items())
+    assert done.stderr.count("Leaked") == 1
+    assert re.search(rf"open at the exit: {told}; close\(\) each", done.stderr), done.stderr
+
+
+def test_development_mode_tells_where_the_dropped_was_made(tmp_path: Path) -> None:
+    program = tmp_path / "dropping.py"
+    program.write_text(
+        "import gpuinterop as gi\n"
+        "def made(device):\n"
+        "    return device.allocate(4096)\n"
+        "allocation = made(gi.get_backend('host').device())\n"
+        "handle = allocation.export()\n"
+        "del handle\n"
+        "del allocation\n"
+    )
+    done = python("-X", "dev", str(program), PYTHONPATH=os.pathsep.join(sys.path))
+    assert re.search(rf"VmmFd\(fd=\d+\) \[made at {program}:5\] was dropped", done.stderr), done.stderr
+    assert re.search(rf"Allocation #1 .* \[made at {program}:3\] was dropped", done.stderr), done.stderr
+    assert "tracemalloc" not in done.stderr
