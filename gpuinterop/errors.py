@@ -369,7 +369,7 @@ def report(error: BaseException) -> None:
 
 
 def place() -> str:
-    """Where a user's code makes an object, for warnings; empty unless Python runs in development mode.
+    """File and line of the user's code that makes an object; empty unless Python runs in development mode.
 
     Examples
     --------

@@ -149,7 +149,7 @@ class Lifetime(Sole):
         if label is not None:
             check_type(label, str, "label", "a str")
         self.naming = noun, next(_serials), label, size, of or (parents[0] if parents else None)
-        """What messages are told of it. Most objects are never told of, so that the text is made then."""
+        """The parts of its label. Few objects are ever told of, so the text is made then."""
         self.made_at = place()
         self.warns = False
         """Whether a warning tells of its end without `close`: it is a user's."""

@@ -40,7 +40,7 @@ class _Offer(Sole):
         self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
         regions = tuple(map(self._region, laid.ranges))
         self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
-        self.label = "the share"  # until it has its name
+        self.label = "the share"  # until the share is made
         self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None

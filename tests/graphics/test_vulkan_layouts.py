@@ -124,7 +124,7 @@ def share(
     array = SimpleNamespace(lifetime=SimpleNamespace(written=False))
     memory: Any = SimpleNamespace(closed=False, map_mipmapped_array=lambda *_, **__: array, close=lambda _: None)
     monkeypatch.setattr(_image, "agree_on_memory", lambda *_: gi.OpaqueFd)
-    monkeypatch.setattr(_image, "share_memory", lambda _, native, make: make(memory))
+    monkeypatch.setattr(_image, "share_memory", lambda _, native, make, label: make(memory))
     monkeypatch.setattr(Bound, "pair", lambda *_: None)
     return lambda **more: gi.vulkan.share_image(vk, device, (16, 8), "R8G8B8A8_UNORM", levels=3, layers=2, **more)
 

@@ -169,7 +169,7 @@ def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None
         plan = _ImagePlan(application.vk, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, usage)
         native: Any = SimpleNamespace(pair=lambda _: None, handle_type=gi.OpaqueFd, size=64, dedicated=False)
         SharedImage(application.vk, native, memory, plan)
-        assert given == {"levels": 3, "layers": 2, "usage": expected}
+        assert given == {"levels": 3, "layers": 2, "usage": expected, "label": None}
 
 
 def test_linear_images_of_other_formats(application: Application, device: gi.Device) -> None:
