@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-_DEV_MODE = sys.flags.dev_mode
+DEV_MODE = sys.flags.dev_mode
 
 
 class GpuInteropError(Exception):
@@ -376,7 +376,7 @@ def place() -> str:
     >>> gi.errors.place()  # python -X dev: ' [made at program.py:12]'
     ''
     """
-    if not _DEV_MODE:
+    if not DEV_MODE:
         return ""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .._arguments import check_type
+from .._arguments import brief, check_type
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
@@ -141,6 +141,7 @@ class Allocation(Mappable):
         )
         return handle
 
+    @brief
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`)."""
         try:

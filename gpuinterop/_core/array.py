@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from .._arguments import NotAnArray, check_int, check_nbytes
+from .._arguments import NotAnArray, brief, check_int, check_nbytes
 from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
@@ -105,6 +105,7 @@ class ArrayLevel(NotAnArray):
         texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
         self.nbytes = texels * array.layout.texel.nbytes
 
+    @brief
     def copy_from_host(self, source: object, *, stream: Stream) -> None:
         """Enqueue a copy of host memory into the level.
 
@@ -133,6 +134,7 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
+    @brief
     def copy_to_host(self, target: object, *, stream: Stream) -> None:
         """Enqueue a copy of the level into host memory.
 
@@ -150,6 +152,7 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
 
+    @brief
     def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream) -> None:
         """Enqueue a copy of `nbytes` of a buffer into the level.
 
@@ -164,6 +167,7 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_buffer(source, offset, stream, to_array=True)
 
+    @brief
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
         """Enqueue a copy of the level into `nbytes` of a buffer.
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
-from .._arguments import Sole, check_int, check_nbytes, check_timeout, check_type, inside
+from .._arguments import Sole, brief, check_int, check_nbytes, check_timeout, check_type, inside
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -190,6 +190,7 @@ class Device(Sole):
 
     # -- imports -----------------------------------------------------------------------------------------------
 
+    @brief
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
     ) -> ExternalMemory:
@@ -255,6 +256,7 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
+    @brief
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
         """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
 
@@ -303,6 +305,7 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
+    @brief
     def import_allocation(
         self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = (), label: str | None = None
     ) -> Allocation:
@@ -368,6 +371,7 @@ class Device(Sole):
 
     # -- makes -------------------------------------------------------------------------------------------------
 
+    @brief
     def allocate(
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
         label: str | None = None,
@@ -485,6 +489,7 @@ class Device(Sole):
         backend = multicast_backend(to_multicast(kinds), self, members)
         return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
+    @brief
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
     ) -> ExternalSemaphore[K]:
@@ -536,6 +541,7 @@ class Device(Sole):
             )
         return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create(label))
 
+    @brief
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
         """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
 

@@ -10,7 +10,7 @@ from ..errors import GpuInteropError
 from .drain import relieve
 from .gate import waiting
 from .lifetime import LIVE, MARK, Lifetime
-from .stream import Stream, check_stream
+from .stream import Stream
 
 if TYPE_CHECKING:
     from .device import Device
@@ -89,18 +89,13 @@ class Enqueues(ABC):
                 if pending is not None:
                     pending.enqueued = True
                 known.came_along()
-        except GpuInteropError:  # the call has enqueued nothing
+        except GpuInteropError as error:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True
+            error.__traceback__ = None  # as `brief`
             raise
         finally:
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
         return noted
-
-
-def reached(device: Device, stream: Stream) -> KnownStream:
-    """The native stream that a call of this thread reaches. Refuses what is not a stream."""
-    check_stream(device, stream)
-    return stream.known_as()

@@ -16,7 +16,7 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .enqueue import Enqueues, reached
+from .enqueue import Enqueues
 from .known_stream import CapturedError, KnownStream, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
 from .monitor import locked
@@ -323,7 +323,7 @@ class Graph(Resource, Enqueues):
             pending = self._passing()
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
-        known = reached(self.device, stream)
+        known = check_stream(self.device, stream).known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
             told[at] = max(step.values[place], told[at])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from .._arguments import MAX_64, check_int
+from .._arguments import MAX_64, brief, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
@@ -124,8 +124,8 @@ _layouts: dict[Any, Layout] = {}
 _LAYOUTS: Final = 256
 
 
-def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
-    """The layout that a caller names, checked."""
+def known_layout(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout | None:
+    """The layout that a caller names, if it was made before."""
     dims = (shape,) if isinstance(shape, int) else shape
     try:
         found = _layouts.get((dims, dtype, strides))
@@ -134,12 +134,14 @@ def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] 
     if found is not None and dims is found.shape and strides is None:
         return found
     if found is None or not _PLAIN.issuperset(map(type, (*dims, *(strides or ())))):  # True equals 1, and is refused
-        return _resolved(dims, dtype, strides)
+        return None
     return found
 
 
-def _resolved(shape: Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
-    dims = resolve_ints(shape, "shape", minimum=0)
+@brief
+def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
+    """The layout that a caller names, checked."""
+    dims = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
     steps = None if strides is None else resolve_ints(strides, "strides")
     try:
         found = _layouts.get((dims, dtype, steps))

@@ -219,13 +219,17 @@ class Lifetime(Sole):
 
     def check(self) -> None:
         """Raise unless the object is open."""
+        if self.state is not LIVE:
+            raise self.refusal()
+
+    def refusal(self) -> ResourceClosedError:
+        """The error of a call with an object that is not open."""
         if self.state is DEAD:
-            raise ResourceClosedError(
+            return ResourceClosedError(
                 f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
                 "one here."
             )
-        if self.state is not LIVE:
-            raise ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
+        return ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
         """Call the driver with the handle, even when closed; return `gone` once the release has begun."""

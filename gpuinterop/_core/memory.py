@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes, inside
+from .._arguments import NotAnArray, brief, check_int, check_nbytes, inside
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
 from .array import MipmappedArray, array_layout
 from .drain import drain, tidy, wait_for
-from .interchange import HostArray, View, layout_of
+from .interchange import HostArray, View, known_layout, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
 from .resource import Resource
@@ -318,7 +318,7 @@ class Buffer(Sized):
         """
         if self.lifetime.state is not LIVE:
             self.check_open()
-        layout = layout_of(shape, dtype, strides)
+        layout = known_layout(shape, dtype, strides) or layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
@@ -362,6 +362,7 @@ class Buffer(Sized):
             self.lifetime.check()
         return token
 
+    @brief
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy host memory into the buffer (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
@@ -392,6 +393,7 @@ class Buffer(Sized):
         """
         self._copy(source, "source", offset, stream, to_host=False)
 
+    @brief
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy from the buffer into host memory (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
@@ -421,6 +423,7 @@ class Buffer(Sized):
         """
         self._copy(target, "target", offset, stream, to_host=True)
 
+    @brief
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
@@ -593,6 +596,7 @@ class ExternalMemory(Mappable):
         self.handle_type = handle_type
         self.dedicated = dedicated
 
+    @brief
     def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
@@ -633,6 +637,7 @@ class ExternalMemory(Mappable):
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device, label)
 
+    @brief
     def map_mipmapped_array(
         self,
         format: str,

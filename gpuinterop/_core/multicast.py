@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes, check_type
+from .._arguments import NotAnArray, brief, check_int, check_nbytes, check_type
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
@@ -31,6 +31,7 @@ from .resource import Resource
 T = TypeVar("T")
 
 
+@brief
 def create_multicast(
     devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None,
     label: str | None = None,
@@ -85,6 +86,7 @@ def create_multicast(
     return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
 
+@brief
 def import_multicast(
     handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None,
     label: str | None = None,
@@ -328,6 +330,7 @@ class MulticastObject(Sized):
         self.lifetime.use(lambda group: self.driver.add_device(group, handle))
         self.devices = (*self.devices, device)
 
+    @brief
     def bind_memory(
         self,
         allocation: Allocation,
@@ -389,6 +392,7 @@ class MulticastObject(Sized):
 
         return self._bind(bound, bind, allocation, allocation.lifetime, assume_all_added)
 
+    @brief
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import system
-from .._arguments import Sole, check_int, check_type
+from .._arguments import Sole, brief, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -490,6 +490,7 @@ def devices() -> Sequence[Device]:
     return get_backend().devices()
 
 
+@brief
 def device(ordinal: int = 0) -> Device:
     """Return a device of the chosen backend (`get_backend`).
 

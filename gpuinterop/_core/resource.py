@@ -124,4 +124,4 @@ class Resource(Sole):
     @inside
     def check_open(self) -> None:
         if self.lifetime.state is not LIVE:
-            self.lifetime.check()
+            raise self.lifetime.refusal()

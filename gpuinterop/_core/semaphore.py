@@ -11,10 +11,11 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
+from .._arguments import MAX_64, Sole, brief, check_int, check_timeout, check_type, inside
 from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -36,7 +37,7 @@ from ..handles import (
     SemaphoreHandle,
     Timeline,
 )
-from .enqueue import Enqueues, reached
+from .enqueue import Enqueues
 from .known_stream import KnownStream, Wait, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, note_use, retire
 from .monitor import dropped, locked
@@ -295,7 +296,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
 
     @overload
@@ -337,7 +338,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if type(value) is int and 0 <= value <= self._signals_below
             else self._checked(value, self._cannot_signal)
         )
-        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
         noted = self._noted.get(known)
         if noted is not None:
             told, at = noted
@@ -451,6 +452,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
+    @brief
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
 
@@ -518,6 +520,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
+    @brief
     def close(self, timeout: float | None = None) -> None:
         """End use at once. See the class for pending waits, and `Resource.close` for `timeout`."""
         try:
@@ -556,6 +559,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "or more.",
             )
 
+    @brief
     def _checked(self, value: int | None, gap: Capability | None = None) -> int:
         if gap is not None:
             raise UnsupportedError(gap, context=self.device.name)
@@ -573,6 +577,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
+    @brief
     def _milliseconds(self, timeout: float) -> int | None:
         seconds = check_timeout(timeout)
         if self._cannot_time_out is not None:
@@ -695,7 +700,7 @@ class SemaphoreBatch(Sole, Enqueues):
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
@@ -712,7 +717,7 @@ class SemaphoreBatch(Sole, Enqueues):
             See `ExternalSemaphore.signal`.
         """
         numbers = self._check_values(values, self._cannot_signal)
-        known = (type(stream) is Stream and stream.known) or reached(self.device, stream)
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
         noted = self._noted.get(known)
         lasts = (noted and noted[0]) or self._lasts(known)
         if any(map(operator.le, numbers, lasts)):  # in C
@@ -775,7 +780,7 @@ class SemaphoreBatch(Sole, Enqueues):
                 return given
         except (TypeError, ValueError):  # the closer look below has the words for it
             pass
-        return [one._checked(value, gap) for one, value in zip(self._semaphores, given, strict=True)]
+        return list(map(ExternalSemaphore._checked, self._semaphores, given, repeat(gap)))
 
     def _given(self, numbers: Sequence[int]) -> Sequence[int | None]:
         """The values for messages: None for a binary semaphore."""

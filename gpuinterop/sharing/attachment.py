@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from .. import ipc, system
-from .._arguments import Sole, check_timeout, inside
+from .._arguments import Sole, brief, check_timeout, inside
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
@@ -575,6 +575,7 @@ def _lost(error: OSError) -> PeerError:
     return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
 
 
+@brief
 def attach(
     descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
     label: str | None = None,

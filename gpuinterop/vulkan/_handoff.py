@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
-from .._arguments import check_flags, check_sequence, check_timeout
+from .._arguments import brief, check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
@@ -366,6 +366,7 @@ class SharedHandoff(Shared, Handoff):
             self._forth._end_use()
 
 
+@brief
 def share_handoff(
     vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary"), bridge: Bridge | None = None,
     label: str | None = None,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
+from .._arguments import MAX_32, NotAnArray, brief, check_flags, check_int, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
@@ -371,6 +371,7 @@ class _ImagePlan:
             raise InvalidArgumentError("layers", f"expected at most {support.layers}, {which}, got {self.layers}.")
 
 
+@brief
 def share_image(
     vk: VulkanContext,
     device: Device,
