@@ -68,6 +68,7 @@ class MipmappedArray(Resource, NotAnArray):
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
+@brief
 class ArrayLevel(NotAnArray):
     """One mip level of an array, all its layers.
 
@@ -105,7 +106,6 @@ class ArrayLevel(NotAnArray):
         texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
         self.nbytes = texels * array.layout.texel.nbytes
 
-    @brief
     def copy_from_host(self, source: object, *, stream: Stream) -> None:
         """Enqueue a copy of host memory into the level.
 
@@ -134,7 +134,6 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
-    @brief
     def copy_to_host(self, target: object, *, stream: Stream) -> None:
         """Enqueue a copy of the level into host memory.
 
@@ -152,7 +151,6 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
 
-    @brief
     def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream) -> None:
         """Enqueue a copy of `nbytes` of a buffer into the level.
 
@@ -167,7 +165,6 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_buffer(source, offset, stream, to_array=True)
 
-    @brief
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
         """Enqueue a copy of the level into `nbytes` of a buffer.
 

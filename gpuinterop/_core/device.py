@@ -64,6 +64,7 @@ _CONSUMERS = 64  # streams of array libraries that are remembered
 _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 
 
+@brief
 class Device(Sole):
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
 
@@ -190,7 +191,6 @@ class Device(Sole):
 
     # -- imports -----------------------------------------------------------------------------------------------
 
-    @brief
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
     ) -> ExternalMemory:
@@ -256,7 +256,6 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
-    @brief
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
         """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
 
@@ -305,7 +304,6 @@ class Device(Sole):
         lend(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
-    @brief
     def import_allocation(
         self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = (), label: str | None = None
     ) -> Allocation:
@@ -371,7 +369,6 @@ class Device(Sole):
 
     # -- makes -------------------------------------------------------------------------------------------------
 
-    @brief
     def allocate(
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
         label: str | None = None,
@@ -489,7 +486,6 @@ class Device(Sole):
         backend = multicast_backend(to_multicast(kinds), self, members)
         return backend.multicast_granularity(count, check_nbytes(size), kinds)
 
-    @brief
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
     ) -> ExternalSemaphore[K]:
@@ -541,7 +537,6 @@ class Device(Sole):
             )
         return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create(label))
 
-    @brief
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
         """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
 

@@ -183,15 +183,14 @@ class Lifetime(Sole):
     def name(self) -> str:
         """Noun, number and the user's label."""
         noun, number, given, *_ = self.naming
-        return f"{noun} #{number}" + (f' "{given}"' if given else "")
+        return f'{noun} #{number} "{given}"' if given else f"{noun} #{number}"
 
     @property
     def label(self) -> str:
         """Name in messages. Without a user's label it says what the object is made of."""
         *_, given, size, of = self.naming
-        parts = (f"{size:,} bytes" if size else "", f"of {of.name}" if of else "")
-        made_of = " ".join(filter(None, parts))
-        return self.name if given or not made_of else f"{self.name} ({made_of})"
+        made_of = " ".join([f"{size:,} bytes"] * bool(size) + [f"of {of.name}" for of in [of] if of])
+        return f"{self.name} ({made_of})" if made_of and not given else self.name
 
     def create(self, call: Callable[[], Any]) -> Any:
         """Make the object with a native call, outside the monitor. Return the call's result, which becomes the handle.

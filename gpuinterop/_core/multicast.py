@@ -203,6 +203,7 @@ class _Mapping(Lifetime):
 # -- the object ------------------------------------------------------------------------------------------------------
 
 
+@brief
 class MulticastObject(Sized):
     """Multicast object: one store to it reaches memory of every device of the team.
 
@@ -330,7 +331,6 @@ class MulticastObject(Sized):
         self.lifetime.use(lambda group: self.driver.add_device(group, handle))
         self.devices = (*self.devices, device)
 
-    @brief
     def bind_memory(
         self,
         allocation: Allocation,
@@ -392,7 +392,6 @@ class MulticastObject(Sized):
 
         return self._bind(bound, bind, allocation, allocation.lifetime, assume_all_added)
 
-    @brief
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:

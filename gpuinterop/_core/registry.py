@@ -65,6 +65,7 @@ def _forked() -> None:
     _lock = threading.RLock()
 
 
+@brief
 class LoadedBackend(Sole):
     """A backend that works on this machine. Made by `get_backend`.
 
@@ -490,7 +491,6 @@ def devices() -> Sequence[Device]:
     return get_backend().devices()
 
 
-@brief
 def device(ordinal: int = 0) -> Device:
     """Return a device of the chosen backend (`get_backend`).
 
