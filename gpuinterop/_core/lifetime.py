@@ -90,6 +90,10 @@ struck: list[Lifetime] = []
 """Objects that an exception struck while they were made or released; nothing tells how far the driver got."""
 
 
+def _name(noun: str, number: int, given: str | None, *_: object) -> str:
+    return f'{noun} #{number} "{given}"' if given else f"{noun} #{number}"
+
+
 class Lifetime(Sole):
     """One driver object, or an object of this library in its place.
 
@@ -180,17 +184,11 @@ class Lifetime(Sole):
         """One mark for each thread that runs the callbacks."""
 
     @property
-    def name(self) -> str:
-        """Noun, number and the user's label."""
-        noun, number, given, *_ = self.naming
-        return f'{noun} #{number} "{given}"' if given else f"{noun} #{number}"
-
-    @property
     def label(self) -> str:
         """Name in messages. Without a user's label it says what the object is made of."""
         *_, given, size, of = self.naming
-        made_of = " ".join([f"{size:,} bytes"] * bool(size) + [f"of {of.name}" for of in [of] if of])
-        return f"{self.name} ({made_of})" if made_of and not given else self.name
+        made_of = " ".join([f"{size:,} bytes"] * bool(size) + [f"of {_name(*of.naming)}" for of in [of] if of])
+        return _name(*self.naming) + (f" ({made_of})" if made_of and not given else "")
 
     def create(self, call: Callable[[], Any]) -> Any:
         """Make the object with a native call, outside the monitor. Return the call's result, which becomes the handle.

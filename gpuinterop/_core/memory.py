@@ -317,7 +317,7 @@ class Buffer(Sized):
         (64, 60, 4)
         """
         if self.lifetime.state is not LIVE:
-            self.check_open()
+            raise self.lifetime.refusal()
         layout = known_layout(shape, dtype, strides) or layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high

@@ -98,6 +98,7 @@ class Submission:
             self._waits[0] = wait
         self._signals[0] = signal
 
+    @brief
     def _set_commands(self, commands: tuple[Any, ...]) -> None:
         handles = [self._api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
         self._array = self._api.array("VkCommandBuffer", handles)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type, inside
+from .._arguments import Sole, brief, check_flags, check_sequence, check_timeout, check_type, inside
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -118,6 +118,7 @@ class Pair(Shared):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
 
+    @brief
     def check_open(self) -> None:
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
         self._vk.check_open()
@@ -179,6 +180,7 @@ class PairedMemory(Pair):
         return self._vk.api.for_caller(self.vulkan_object.memory)
 
 
+@brief
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
     """The command buffer of a barrier from (stage, access, ...) to another; checks what a caller may have given."""
     vk.check_open()
