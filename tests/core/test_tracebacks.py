@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ import pytest
 
 import gpuinterop as gi
 from tests.programs import python
+from tests.tracebacks import MOST, ours
 
-MOST = 2
 SIZE = 65536
 
 
@@ -144,16 +144,6 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a context that is a number": (TYPE, lambda w: gi.vulkan.share_buffer(3, w.device, 4096)),  # type: ignore[arg-type]
     "a copy of a buffer": (TYPE, lambda w: copy.copy(w.buffer)),
 }
-
-
-def ours(trace: TracebackType | None) -> list[str]:
-    """The library's functions in a traceback."""
-    found = []
-    while trace is not None:
-        if trace.tb_frame.f_globals["__name__"].startswith("gpuinterop"):
-            found.append(trace.tb_frame.f_code.co_qualname)
-        trace = trace.tb_next
-    return found
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
