@@ -46,7 +46,9 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
         TYPE, lambda w: gi.vulkan.VulkanContext(1.5, w.application.physical_device, w.application.device)
     ),
     "a number to identify": (TYPE, lambda _: gi.vulkan.identity(3.5)),
-    "an array that is not aligned": (gi.GpuInteropError, lambda w: gi.vulkan.import_array(w.vk, np.zeros(100, "uint8")[1:])),
+    "an array that is not aligned": (
+        gi.GpuInteropError, lambda w: gi.vulkan.import_array(w.vk, np.zeros(100, "uint8")[1:])
+    ),
 }  # fmt: skip
 
 
