@@ -12,7 +12,7 @@ import atexit, sys, gpuinterop as gi
 attached = gi.attach(bytes.fromhex(sys.argv[1]))
 stream = attached.device.create_stream()
 """
-AT_ONCE = "attached.acquire(stream); stream.synchronize(10); attached.release(stream); attached.close()"
+AT_ONCE = "attached.acquire(stream); stream.synchronize(10); attached.release(stream); attached.close(); stream.close()"
 BY_THE_EXIT = """
 gate = attached.device.create_semaphore(gi.TimelineFd)
 attached.acquire(stream)
@@ -20,6 +20,8 @@ gate.wait(stream, 1)
 attached.place("")[0].fill(1, stream=stream)
 attached.release(stream)
 attached.close()
+stream.close()
+atexit.register(gate.close)
 atexit.register(gate.host_signal, 1)  # before the exit ends the library's threads, and releases what is closed
 """
 

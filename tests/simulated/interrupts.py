@@ -45,7 +45,7 @@ ONE_IN: Final = 8
 LIBRARY: Final = (f"{ROOT}/gpuinterop/", f"{ROOT}/backends/")
 OTHERS: Final = (f"{ROOT}/gpuinterop/exporters/", f"{ROOT}/tests/")
 SAID: Final = re.compile(r"(?:.*Warning: )?(.+): an exception struck there; these stay until the exit, with what they")
-FAILED: Final = re.compile(r"releasing (.+? #\d+) failed")
+FAILED: Final = re.compile(r"releasing (.+? #\d+(?: \(.+?\))?) failed")
 
 
 class Stopped(KeyboardInterrupt):
