@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from types import FunctionType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
@@ -44,53 +44,6 @@ class NotAnArray:
         self._refuse_arrays()
 
 
-def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
-    """Return an object of the type."""
-    if not isinstance(value, kind):
-        raise ArgumentTypeError(argument, f"expected {wanted}, got {type(value).__name__}.")
-    return value
-
-
-def check_int(value: object, argument: str = "size", *, minimum: int | None = None, maximum: int | None = None) -> int:
-    """Return an int; accepts NumPy's integers. Refuses a bool, which is usually a misplaced argument."""
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ArgumentTypeError(argument, f"expected an int, got {type(value).__name__}.") from None
-    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
-        raise InvalidArgumentError(argument, f"expected {_bounds(minimum, maximum)}, got {number}.")
-    return number
-
-
-# Not functions: these would be one more frame in a traceback.
-check_nbytes: Final = partial(check_int, minimum=1, maximum=MAX_SIZE)
-"""Return a number of bytes."""
-check_flags: Final = partial(check_int, minimum=1, maximum=MAX_32)
-"""Return a set of ``Vk*Flags``."""
-
-
-def check_sequence(value: object, argument: str, wanted: str) -> None:
-    """Refuse anything but a sequence; a str is refused too, as a sequence of letters."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
-
-
-def check_timeout(timeout: float | None) -> float | None:
-    """Return seconds as a float; None sets no limit."""
-    if timeout is None:
-        return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise ArgumentTypeError("timeout", f"expected seconds or None, got {type(timeout).__name__}.")
-    if not timeout >= 0:
-        raise InvalidArgumentError("timeout", f"expected 0 or more seconds, got {timeout!r}.")
-    try:
-        return None if timeout == float("inf") else float(timeout)
-    except OverflowError:
-        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
-
-
 def inside(method: F) -> F:
     """Mark a method that other rooms of this library call. Users do not: the manual leaves it out."""
     method.inside = True  # type: ignore[attr-defined]
@@ -125,6 +78,59 @@ def brief(one: F) -> F:
 def is_inside(member: object) -> bool:
     """Whether a method or property is marked by `inside`."""
     return getattr(getattr(member, "fget", member), "inside", False)
+
+
+def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
+    """Return an object of the type."""
+    if not isinstance(value, kind):
+        raise ArgumentTypeError(argument, f"expected {wanted}, got {type(value).__name__}.")
+    return value
+
+
+@brief
+def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
+    """Return an int; accepts NumPy's integers. Refuses a bool, which is usually a misplaced argument."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ArgumentTypeError(argument, f"expected an int, got {type(value).__name__}.") from None
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise InvalidArgumentError(argument, f"expected {_bounds(minimum, maximum)}, got {number}.")
+    return number
+
+
+def check_nbytes(value: object, argument: str = "size", *, minimum: int = 1) -> int:
+    """Return a number of bytes."""
+    if type(value) is int and minimum <= value <= MAX_SIZE:
+        return value
+    return check_int(value, argument, minimum=minimum, maximum=MAX_SIZE)
+
+
+def check_flags(value: object, argument: str, *, empty: bool = False) -> int:
+    """Return a set of ``Vk*Flags``."""
+    return check_int(value, argument, minimum=0 if empty else 1, maximum=MAX_32)
+
+
+def check_sequence(value: object, argument: str, wanted: str) -> None:
+    """Refuse anything but a sequence; a str is refused too, as a sequence of letters."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
+
+
+def check_timeout(timeout: float | None) -> float | None:
+    """Return seconds as a float; None sets no limit."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise ArgumentTypeError("timeout", f"expected seconds or None, got {type(timeout).__name__}.")
+    if not timeout >= 0:
+        raise InvalidArgumentError("timeout", f"expected 0 or more seconds, got {timeout!r}.")
+    try:
+        return None if timeout == float("inf") else float(timeout)
+    except OverflowError:
+        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
 
 
 def _bounds(minimum: int | None, maximum: int | None) -> str:
