@@ -369,15 +369,13 @@ def report(error: BaseException) -> None:
 
 
 def place() -> str:
-    """File and line of the user's code that makes an object; empty unless Python runs in development mode.
+    """File and line of the user's code that makes an object, for warnings in Python's development mode.
 
     Examples
     --------
-    >>> gi.errors.place()  # python -X dev: ' [made at program.py:12]'
-    ''
+    >>> gi.errors.place()
+    ' [made at ...]'
     """
-    if not DEV_MODE:
-        return ""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
         frame = frame.f_back

@@ -36,7 +36,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, T
 
 from . import system
 from ._arguments import Sole, check_int, check_type, inside
-from .errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, place, warn_leak
+from .errors import DEV_MODE, ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, place, warn_leak
 
 __all__ = [
     "AllocationHandle",
@@ -382,7 +382,7 @@ class FdHandle(Handle):
         """
         handle = cls(fd, origin=origin)
         handle._owned = True
-        handle._made_at = place()
+        handle._made_at = place() if DEV_MODE else ""
         return handle
 
     @classmethod

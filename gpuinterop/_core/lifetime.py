@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from .._arguments import Sole, check_type
 from ..backend import left_to_core
-from ..errors import GpuInteropError, ResourceClosedError, place
+from ..errors import DEV_MODE, GpuInteropError, ResourceClosedError, place
 from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Lifetime(Sole):
             check_type(label, str, "label", "a str")
         self.naming = noun, next(_serials), label, size, of or (parents[0] if parents else None)
         """The parts of its label. Few objects are ever told of, so the text is made then."""
-        self.made_at = place()
+        self.made_at = place() if DEV_MODE else ""
         self.warns = False
         """Whether a warning tells of its end without `close`: it is a user's."""
         self.release = release

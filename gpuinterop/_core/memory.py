@@ -129,10 +129,12 @@ class Sized(Resource, NotAnArray):
         self, offset: int, size: int | None, name: str, argument: str = "size", *, least: int = 1
     ) -> tuple[int, int]:
         """Start and size of a range of the open object `name`; by default all from `offset` on."""
-        self.check_open()
+        if self.lifetime.state is not LIVE:
+            raise self.lifetime.refusal()
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size, minimum=least)
-        self.check_range(start, count, name, argument)
+        if start + count > self._size:
+            self.check_range(start, count, name, argument)
         return start, count
 
     @inside
