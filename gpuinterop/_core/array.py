@@ -43,10 +43,8 @@ class MipmappedArray(Resource, NotAnArray):
     def __init__(self, memory: ExternalMemory, layout: ArrayLayout, label: str | None) -> None:
         backend = cast(ArrayBackend, memory.driver)  # otherwise the capability is a gap
         gate = memory.device.gate if backend.releases_block else None
-        parents = (memory.lifetime,)
-        super().__init__(
-            Lifetime("MipmappedArray", backend.destroy_array, parents=parents, gate=gate, label=label), memory
-        )
+        parents, destroy = (memory.lifetime,), backend.destroy_array
+        super().__init__(Lifetime("MipmappedArray", destroy, parents=parents, gate=gate, label=label), memory)
         self.device, self.driver = memory.device, backend
         self.layout = layout
         self.lifetime.create(lambda: backend.map_array(memory.handle, layout))
