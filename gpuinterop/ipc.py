@@ -39,7 +39,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from . import system
-from ._arguments import check_type
+from ._arguments import brief, check_type
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
     BytesHandle,
@@ -89,6 +89,7 @@ _DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1
 H = TypeVar("H", bound=Handle)
 
 
+@brief
 def send_handle(connection: socket.socket, handle: Handle) -> None:
     """Send one handle. The caller still owns it: the peer gets a duplicate.
 
@@ -117,6 +118,7 @@ def send_handle(connection: socket.socket, handle: Handle) -> None:
     send_handles(connection, [handle])
 
 
+@brief
 def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     """Send handles over a Unix stream socket. The caller still owns them: the peer gets duplicates.
 
@@ -162,6 +164,7 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
         raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
 
 
+@brief
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
     """Receive one handle of the type that the caller expects.
 
@@ -198,6 +201,7 @@ def receive_handle(connection: socket.socket, expect: type[H]) -> H:
     return handle
 
 
+@brief
 def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> list[Any]:
     """Receive handles over a Unix stream socket. The caller owns them, and they own their descriptors.
 

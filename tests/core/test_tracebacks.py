@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -53,6 +54,9 @@ def world(scope: ExitStack) -> Any:
     w.batch = gi.SemaphoreBatch(w.timeline, w.binary)
     w.handoff = gi.Handoff(scope.enter_context(device.create_semaphore(gi.TimelineFd)))
     w.bridge = scope.enter_context(gi.bridge.Bridge(device))
+    w.socket, gone = socket.socketpair()
+    scope.callback(w.socket.close)
+    gone.close()
     w.share = scope.enter_context(gi.share(w.allocation.buffer.view(4)))
     return w
 
@@ -142,6 +146,9 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a bridge of a number": (TYPE, lambda _: gi.bridge.Bridge(3)),  # type: ignore[arg-type]
     "unsupported multicast": (GAP, lambda w: gi.create_multicast([w.device], SIZE)),
     "a context that is a number": (TYPE, lambda w: gi.vulkan.share_buffer(3, w.device, 4096)),  # type: ignore[arg-type]
+    "a number to send": (TYPE, lambda w: gi.ipc.send_handle(w.socket, 3)),  # type: ignore[arg-type]
+    "a receiver whose peer has gone": (gi.PeerError, lambda w: gi.ipc.receive_handle(w.socket, gi.OpaqueFd)),
+    "a duplicate of what is closed": (HANDLE, lambda w: w.closed.handle.duplicate()),
     "a copy of a buffer": (TYPE, lambda w: copy.copy(w.buffer)),
 }
 
