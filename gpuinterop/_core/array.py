@@ -183,7 +183,7 @@ class ArrayLevel(NotAnArray):
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
-        start, _ = buffer.range_of(offset, self.nbytes, "the buffer", "offset")
+        start, _ = buffer.range_of(offset, self.nbytes, "offset")
         check_stream(self._array.device, stream)
         self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
 
@@ -239,7 +239,7 @@ def array_layout(
     if layers < 0 or (usage & ArrayUsage.CUBEMAP and layers % 6):
         raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layers) * layout.texel.nbytes
-    memory.check_range(start, 1, "the memory")
+    memory.check_range(start, 1)
     if start + least > memory.size:
         raise InvalidArgumentError(
             "extent",

@@ -125,26 +125,26 @@ class Sized(Resource, NotAnArray):
             )
 
     @inside
-    def range_of(
-        self, offset: int, size: int | None, name: str, argument: str = "size", *, least: int = 1
-    ) -> tuple[int, int]:
-        """Start and size of a range of the open object `name`; by default all from `offset` on."""
+    def range_of(self, offset: int, size: int | None, argument: str = "size", *, least: int = 1) -> tuple[int, int]:
+        """Start and size of a range of the open object; by default all from `offset` on."""
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size, minimum=least)
         if start + count > self._size:
-            self.check_range(start, count, name, argument)
+            self.check_range(start, count, argument)
         return start, count
 
     @inside
-    def check_range(self, start: int, size: int, name: str, argument: str = "size") -> None:
+    def check_range(self, start: int, size: int, argument: str = "size") -> None:
         if start + min(size, 1) > self._size:  # the first byte is outside already
-            raise InvalidArgumentError("offset", f"expected one in {name}, which has {self._size} bytes; got {start}.")
+            raise InvalidArgumentError(
+                "offset", f"expected one in {self.label}, which has {self._size} bytes; got {start}."
+            )
         if start + size > self._size:
             left = self._size - start
             raise InvalidArgumentError(
-                argument, f"expected {left} bytes or less at offset {start}, got {size}: {name} has {self._size}."
+                argument, f"expected {left} bytes or less at offset {start}, got {size}: {self.label} has {self._size}."
             )
 
 
@@ -324,7 +324,7 @@ class Buffer(Sized):
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
-            self.check_range(start, min(high - low, 1), "the buffer")
+            self.check_range(start, min(high - low, 1))
             fits = high - low <= self._size
             instead = (
                 f"an offset of {-layout.low} to {self._size - layout.high}" if fits else "fewer or closer elements"
@@ -454,7 +454,7 @@ class Buffer(Sized):
         array([         0, 4294967295,          0], dtype=uint32)
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
-        start, count = self.range_of(offset, size, "the buffer")
+        start, count = self.range_of(offset, size)
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
         self.mapping.written = True
 
@@ -463,14 +463,14 @@ class Buffer(Sized):
     @inside
     def copy_from(self, source: int, size: int, *, offset: int, stream: Stream | None) -> None:
         """Copy memory that the device reaches, from any address, as `copy_from_host` does."""
-        start, count = self.range_of(offset, size, "the buffer")
+        start, count = self.range_of(offset, size)
         here = self.address + start
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
         self.mapping.written = True
 
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
-        start, count = self.range_of(offset, array.nbytes, "the buffer", argument, least=0)
+        start, count = self.range_of(offset, array.nbytes, argument, least=0)
         here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
@@ -635,7 +635,7 @@ class ExternalMemory(Mappable):
         ...     indices.ptr - vertices.ptr
         4096
         """
-        start, count = self.range_of(offset, size, "the memory")
+        start, count = self.range_of(offset, size)
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device, label)
 

@@ -384,7 +384,7 @@ class MulticastObject(Sized):
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
         bound = self._range_of(allocation.device, at, count)
-        allocation.check_range(first, bound.size, "the allocation")
+        allocation.check_range(first, bound.size)
         handle = allocation.device.handle
 
         def bind() -> None:
@@ -659,7 +659,7 @@ class MulticastObject(Sized):
 
     def _range_of(self, device: Device, offset: int, size: int) -> _Range:
         count = self._multiple(check_nbytes(size), "size")
-        self.check_range(offset, count, self.label)
+        self.check_range(offset, count)
         return _Range(device, offset, count)
 
     def _bind(

@@ -196,6 +196,14 @@ def test_a_stream_has_the_label_in_what_others_say_of_it(device: Device) -> None
     semaphore.close()
 
 
+def test_a_range_beyond_the_end_names_whose(device: Device) -> None:
+    with (
+        memory(device, label="mesh") as named,
+        pytest.raises(gi.InvalidArgumentError, match=r'ExternalMemory #\d+ "mesh"'),
+    ):
+        named.map_buffer(size=SIZE + 1)
+
+
 LEAVING = """
 import gpuinterop as gi
 device = gi.get_backend("host").device()
