@@ -123,7 +123,8 @@ class Rehearsal:
         temporary = self._temporary / "fresh" if row == "cuda" else self._temporary
         temporary.mkdir(exist_ok=True)
         pip = {"PIP_FIND_LINKS": str(self._index), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        return Runner(self.library, temporary, {**variables(), **pip, **_driver(row)})
+        wide = {"COLUMNS": "400"}  # a row of the table is one line
+        return Runner(self.library, temporary, {**variables(), **pip, **wide, **_driver(row)})
 
     @contextmanager
     def _broken(self, row: str) -> Iterator[None]:
