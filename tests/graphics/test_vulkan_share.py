@@ -194,7 +194,7 @@ def test_linear_images_of_other_formats(application: Application, device: gi.Dev
     ):
         with pytest.raises(gi.InvalidArgumentError, match=complaint):
             gi.vulkan.share_image(application.vk, device, *arguments, tiling="linear")
-    with pytest.raises(gi.InvalidArgumentError, match="one level"):
+    with pytest.raises(gi.InvalidArgumentError, match="expected 1 for a linear image"):
         gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="linear", levels=2)
     with pytest.raises(gi.InvalidArgumentError, match="tiling"):
         gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="swizzled")
