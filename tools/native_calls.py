@@ -266,6 +266,7 @@ class Methods:
         made = yield "`Device.allocate(size, access=[peer])`", lambda: device.allocate(SIZE, access=team)
         yield "`Allocation.buffer`", lambda: made.buffer
         theirs = yield "`Allocation.buffer_on(peer)`", lambda: made.buffer_on(self.peer)
+        yield "`Allocation.view(shape, dtype)`", lambda: made.view((16,), "uint8")
         handle = yield "`Allocation.export()`", made.export
         again = yield "`Device.import_allocation(handle, size)`", lambda: device.import_allocation(handle, made.size)
         yield "`Allocation.close()` before it has a buffer", self.closed(again)
