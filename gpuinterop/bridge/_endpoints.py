@@ -424,7 +424,7 @@ class SyncobjEndpoint(Endpoint):
     >>> gi.bridge.SyncobjEndpoint(gi.DrmSyncobjFd(fd), node="/dev/dri/renderD999")
     Traceback (most recent call last):
         ...
-    gpuinterop.errors.InvalidArgumentError: node: no DRM render node can be opened (/dev/dri/renderD999: ...).
+    gpuinterop.errors.InvalidArgumentError: node: expected a DRM render node that can be opened, got /dev/dri/renderD999: ...
     """
 
     kind = Timeline

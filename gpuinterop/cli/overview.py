@@ -122,7 +122,8 @@ class _Text:
                 self._line(party.label, ("works", "green"), (f": {party.name}", ""), why=remarks)
                 if shares := "; ".join(_for_processes(party.capabilities)):
                     self._line("", (f"exports {shares}", ""))
-                if pairs and party.label not in partners:
+                is_gpu = not all(one.identity.is_cpu for one in party.members.values())
+                if pairs and is_gpu and party.label not in partners:
                     self._line("", ("no Vulkan driver here is this device", "yellow"), why=_NO_DRIVER)
         for party, found in pairs.items():
             self._line(party.label, (party.name, ""))

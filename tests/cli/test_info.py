@@ -182,6 +182,7 @@ class Gpu:
     capabilities: Capabilities
     backend: str = "gpu"
     name: str = "Big GPU"
+    identity: gi.DeviceIdentity = gi.DeviceIdentity()
 
 
 def table(*supports: Support) -> Capabilities:
@@ -221,10 +222,11 @@ def test_the_legend_has_the_signs_that_stand_above_it(
 
 
 def test_eight_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """And a GPU of another kind, with no Vulkan driver, is told so."""
+    """And a GPU of another kind, with no Vulkan driver, is told so; a CPU misses none."""
     every = table(Support.UNVERIFIED)
     gpus = [Gpu(place, every) for place in range(8)]
-    found = findings(*gpus, Gpu(8, every, name="Old GPU"))
+    cpu = Gpu(9, every, name="CPU", identity=gi.DeviceIdentity(is_cpu=True))
+    found = findings(*gpus, Gpu(8, every, name="Old GPU"), cpu)
     for place in range(8):
         driver = VulkanDriver(
             index=place, name="Big GPU", driver="driver", version="1", capabilities=every,
@@ -240,6 +242,7 @@ def test_eight_gpus_are_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )
     assert "no Vulkan driver here is this device" in lines["gpu:8"]
     assert "Install the Vulkan driver" in reasons[number(lines["gpu:8"])]
+    assert "no Vulkan driver" not in lines["gpu:9"]
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
