@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -182,7 +182,7 @@ class Gpu:
     capabilities: Capabilities
     backend: str = "gpu"
     name: str = "Big GPU"
-    identity: gi.DeviceIdentity = gi.DeviceIdentity()
+    identity: gi.DeviceIdentity = field(default_factory=gi.DeviceIdentity)
 
 
 def table(*supports: Support) -> Capabilities:
