@@ -33,7 +33,7 @@ PROBLEMS = {
     "view + torch.from_dlpack": "it needs CuPy and torch: No module named 'cupy'",
 }
 NO_SEMAPHORES = dict.fromkeys(
-    ("signal and wait", "batches", "threads"), "import_semaphore:timeline_fd: HIP cannot import semaphores on Linux"
+    ("signal and wait", "batches", "threads"), "import_semaphore TimelineFd: HIP cannot import semaphores on Linux"
 )
 IN_C = {name: [*contenders, "C"] for name, contenders in ALWAYS.items() if name.startswith("import + map")}
 TIMES = ALWAYS | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})

@@ -270,7 +270,7 @@ class MemorySuite(Suite):
         with memory.map_buffer(PAGE, PAGE) as ours:
             raises(InvalidArgumentError, lambda: ours.view(PAGE + 1), argument="shape")
             raises(InvalidArgumentError, lambda: ours.view(PAGE, offset=1), argument="offset")
-            raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(-1, 1)), argument="shape")
+            raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(-1, 1)), argument="offset")
             raises(InvalidArgumentError, lambda: ours.view(4, "float32", offset=2), argument="offset")
             raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(2,)), argument="strides")
             assert ours.view(PAGE).nbytes == PAGE
