@@ -43,13 +43,17 @@ LAYOUT: Final = """(() => {
     const said = [], page = document.documentElement, width = page.clientWidth;
     const words = one => one.childElementCount ? "" : one.textContent.trim().slice(0, 40);
     const named = one => `<${one.localName} ${one.getAttribute("class") ?? ""}>${words(one)}`;
-    const scrolls = one => getComputedStyle(one).overflowX !== "visible";
+    const flow = one => getComputedStyle(one).overflowX, scrolls = one => ["auto", "scroll"].includes(flow(one));
     const above = (one, test) => one !== document.body && (test(one) ? one : above(one.parentElement, test));
     if (page.scrollWidth > width) {
         const out = [...document.body.querySelectorAll("*")].filter(
             one => one.getBoundingClientRect().right > width + 1 && !above(one.parentElement, scrolls));
         const inner = out.filter(one => !out.some(other => other !== one && one.contains(other)));
         said.push(`scrolls sideways, ${page.scrollWidth} px: ${inner.slice(0, 2).map(named).join(", ")}`);
+    }
+    for (const one of document.querySelectorAll("article, article *")) {
+        if (["hidden", "clip"].includes(flow(one)) && one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 1)
+            said.push(`cuts what is in it: ${named(one)}`);
     }
     for (const entry of document.querySelectorAll(".sidebar-tree a, .toc-tree a")) {
         if (!entry.getClientRects().length) continue;  // in a branch that is folded
@@ -96,8 +100,12 @@ CONTRAST: Final = """(() => {
 })()"""
 
 SEARCH: Final = """new Promise(done => {
-    const look = () => document.querySelector("#search-results h2")?.textContent === "Search Results"
-        ? done(document.querySelector("#search-results li a")?.getAttribute("href")) : setTimeout(look, 10);
+    const end = Date.now() + 10000;
+    const look = () => {
+        const ended = document.querySelector("#search-results h2")?.textContent === "Search Results";
+        if (ended || Date.now() > end) done(document.querySelector("#search-results li a")?.getAttribute("href"));
+        else setTimeout(look, 10);
+    };
     look();
 })"""
 

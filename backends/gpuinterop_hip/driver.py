@@ -150,8 +150,8 @@ class Driver(NativeDriver):
             mine = self.library_file()
             raise InvalidArgumentError(
                 "stream",
-                f"this process has two HIP runtimes, {mine}, which gpuinterop calls, and "
-                f"{' and '.join(self._other_runtimes)}; they do not know each other's streams, and 0 is the default "
+                f"expected one HIP runtime in this process, got two, {mine}, which gpuinterop calls, and "
+                f"{' and '.join(self._other_runtimes)}. They do not know each other's streams, and 0 is the default "
                 "stream of both. Make all libraries load one file before any import: "
                 + (
                     f"ROCM_PATH={Path(self._other_runtimes[0]).parent.parent} makes hip-python load the other's."

@@ -89,7 +89,7 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     if flags & os.O_ACCMODE != os.O_RDWR:
         raise HandleError("handle: the descriptor is not open for reading and writing; export it with O_RDWR.")
     if seals & system.SEAL_WRITE:
-        raise HandleError("handle: the memfd is sealed against writing (F_SEAL_WRITE); it cannot be shared both ways.")
+        raise HandleError("handle: the memfd is sealed against writing; share one without F_SEAL_WRITE.")
     name = link.removeprefix(_LINK).removesuffix(" (deleted)") if link.startswith(_LINK) else ""
     never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
     if never and not (status.st_nlink == 0 and name.startswith(drivers)):

@@ -316,7 +316,8 @@ class VulkanContext(Sole):
             )
         if streams:
             raise ResourceBusyError(
-                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(); it goes on and fails."
+                f"a stream still uses {', '.join(streams)} {timeout:g} s after close(), and will fail; close the "
+                "context when the streams are idle."
             )
 
     def _fence_queue(self) -> None:

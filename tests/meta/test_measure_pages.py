@@ -39,6 +39,8 @@ def picture(content: str) -> str:
          'scrolls sideways, 608 px: <td >a wide table, at 360 px, light'),
         (".html", f"<div style='overflow-x: auto'>{WIDE}</div>", None),
         (".html", WIDE.replace("600", "300"), None),
+        (".html", f"<article style='overflow: hidden'>{WIDE}</article>",
+         'cuts what is in it: <article >, at 360 px, light'),
         (".html", ENTRY.format(style=""), 'an entry of a sidebar is cut: <a >gpuinterop.exchange, at 360 px, light'),
         (".html", ENTRY.format(style="overflow-wrap: anywhere"), None),
         (".html", "<article><a class='reference internal'>cuda.md</a></article>", "a link's text is a file: cuda.md"),

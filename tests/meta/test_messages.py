@@ -33,7 +33,8 @@ class Message:
 
 KINDS: dict[str, Callable[[Message], object]] = {
     "`expected …, got …`": lambda one: re.search(r"\bexpect(?:ed|s)\b.*\bgot\b", one.text),
-    "`; …`": lambda one: one.has_fix or re.search(r"; \w", one.text),
+    # What to do, or to ask; not what follows from it.
+    "`; …`": lambda one: one.has_fix or re.search(r"; (?!(?:it|is|they|this|that)\b)\w+(?:\(\)|:? \S+)", one.text),
     "`gi.ResourceClosedError`": lambda one: one.kind == "ResourceClosedError",
     "`gi.SemaphoreTimeoutError`": lambda one: one.kind == "SemaphoreTimeoutError",
     "`gi.PeerError`": lambda one: one.kind == "PeerError",
@@ -169,6 +170,9 @@ def other(value):
     raise HandleError(made(value))
 def third(value):
     raise HandleError(elsewhere(value))
+def fourth(value):
+    raise HandleError("the value is wrong; sorry")
+    raise HandleError("the value is wrong; it fails.")
 def good(value):
     raise HandleError(f"expected a handle, got {value}.")
     raise HandleError(f"{value} is closed; make a new one.")
@@ -176,4 +180,6 @@ def good(value):
 """
     texts = _Texts({Path("gpuinterop/bad.py"): ast.parse(code), Path("gpuinterop/cli/bad.py"): ast.parse(code)})
     bare = [one for one in _messages(texts) if not any(holds(one) for holds in KINDS.values())]
-    assert sorted(one.text for one in bare) == ["", "{} is wrong.", "{} is wrong."]
+    assert sorted(one.text for one in bare) == [
+        "", "the value is wrong; it fails.", "the value is wrong; sorry", "{} is wrong.", "{} is wrong."
+    ]  # fmt: skip

@@ -47,7 +47,7 @@ PROGRAM = textwrap.dedent(
         try:
             device.wrap_stream(number)
         except gi.InvalidArgumentError as error:
-            assert str(error).startswith("stream: this process has two HIP runtimes"), error
+            assert str(error).startswith("stream: expected one HIP runtime in this process, got two"), error
             assert mine in str(error) and os.environ["THEIRS"] in str(error), error
             assert "ROCM_PATH=" in str(error) or "LD_LIBRARY_PATH" in str(error), error
         else:
