@@ -18,8 +18,8 @@ A library that uses gpuinterop tests itself on every backend with the plugin's f
     def test_my_reader(gpuinterop_exporter): ...        # each independent party, which shares memory with no backend
 
     @requires((gi.Operation.MAP_BUFFER, gi.OpaqueFd))   # skipped, with the reason, where that is a gap
-    def test_my_renderer(gpuinterop_bench):
-        theirs, ours = gpuinterop_bench.buffer(4096)    # the same bytes, the party's and the device's
+    def test_my_renderer(gpuinterop_harness):
+        theirs, ours = gpuinterop_harness.buffer(4096)    # the same bytes, the party's and the device's
 
 The plugin comes with the package and takes part only where such tests are collected. A test of either kind ends after
 90 seconds, with every thread's stack, if pytest-timeout is there and nothing gives it other seconds (for the suites,

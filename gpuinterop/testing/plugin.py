@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .._core.registry import LoadedBackend
     from ..exporters.base import Exporter
     from .kit import Kit
-    from .suites.base import Bench
+    from .suites.base import Harness
 
 PARTIAL = pytest.StashKey[bool]()
 """Whether a part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
@@ -188,25 +188,25 @@ def _gpuinterop_party(gpuinterop_device: Device, request: pytest.FixtureRequest)
 
 
 @pytest.fixture
-def gpuinterop_bench(
+def gpuinterop_harness(
     gpuinterop_device: Device, gpuinterop_exporter: Exporter, request: pytest.FixtureRequest
-) -> Generator[Bench, None, None]:
+) -> Generator[Harness, None, None]:
     """Makes pairs: memory or a semaphore of the party, and the same thing imported by the device.
 
-    Everything that it makes is closed at the end of the test; see `gpuinterop.testing.suites.base.Bench`.
+    Everything that it makes is closed at the end of the test; see `gpuinterop.testing.suites.base.Harness`.
 
     Examples
     --------
-    >>> def test_one_memory(gpuinterop_bench):
-    ...     theirs, ours = gpuinterop_bench.buffer(4096)
+    >>> def test_one_memory(gpuinterop_harness):
+    ...     theirs, ours = gpuinterop_harness.buffer(4096)
     ...     ours.fill(7)
     ...     assert theirs.read(0, 4096) == bytes([7]) * 4096
     """
-    from .suites.base import Bench
+    from .suites.base import Harness
 
     with ExitStack() as scope:
         simulated = kit_of(request.config).is_simulated(gpuinterop_device.backend)
-        yield Bench(gpuinterop_device, gpuinterop_exporter, scope, simulated=simulated)
+        yield Harness(gpuinterop_device, gpuinterop_exporter, scope, simulated=simulated)
 
 
 # -- hooks -----------------------------------------------------------------------------------------------------------

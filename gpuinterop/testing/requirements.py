@@ -51,8 +51,8 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
     >>> from gpuinterop.testing.suites import Suite
     >>> class TestMyRenderer(Suite):
     ...     @requires((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd))
-    ...     def test_total(self, bench):
-    ...         assert bench.exporter.create_memory(4096).size >= 4096
+    ...     def test_total(self, harness):
+    ...         assert harness.exporter.create_memory(4096).size >= 4096
     """
     for wanted in cells:
         operation, handle_type = wanted if isinstance(wanted, tuple) and len(wanted) == 2 else (wanted, None)

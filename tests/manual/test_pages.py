@@ -225,7 +225,7 @@ def _public() -> set[str]:
 def test_every_public_name_stands_in_the_reference() -> None:
     pages = {path.name: path.read_text(encoding="utf-8") for path in (manual.DOCS / "reference" / "api").glob("*.md")}
     listed = set(re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)", "\n".join(pages.values()), re.MULTILINE))
-    suites = {"gpuinterop.testing.suites.Suite", "gpuinterop.testing.suites.base.Bench"}
+    suites = {"gpuinterop.testing.suites.Suite", "gpuinterop.testing.suites.base.Harness"}
     assert sorted((_public() | suites) - listed) == []
     assert "_generated/suites.md" in pages["testing.md"], "the other suites"
 

@@ -23,8 +23,8 @@ from gpuinterop.testing.requirements import skip_declared
 NEEDS = ((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
 
 @requires(*NEEDS)
-def test_pair(gpuinterop_bench):
-    theirs, ours = gpuinterop_bench.buffer(4096)
+def test_pair(gpuinterop_harness):
+    theirs, ours = gpuinterop_harness.buffer(4096)
     ours.fill(7)
     assert theirs.read(0, 4096) == bytes([7]) * 4096
 

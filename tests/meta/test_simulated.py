@@ -54,13 +54,13 @@ from gpuinterop.testing.suites import Suite
 
 @requires((Operation.IMPORT_MEMORY, OpaqueFd))
 class TestMine(Suite):
-    def test_identity(self, bench):
-        assert bench.simulated
-        assert bench.exporter.identity == bench.device.identity
-        assert not bench.exporter.identity.is_cpu
-        with bench.exporter.create_memory(4096) as theirs, theirs.export() as handle:
-            assert handle.origin.device.uuid == bench.device.uuid
-            others = [found for found in get_backend("toy").devices() if found is not bench.device]
+    def test_identity(self, harness):
+        assert harness.simulated
+        assert harness.exporter.identity == harness.device.identity
+        assert not harness.exporter.identity.is_cpu
+        with harness.exporter.create_memory(4096) as theirs, theirs.export() as handle:
+            assert handle.origin.device.uuid == harness.device.uuid
+            others = [found for found in get_backend("toy").devices() if found is not harness.device]
             assert len(others) == 1
             for other in others:
                 with pytest.raises(HandleError, match="was exported by"):
@@ -83,12 +83,12 @@ from gpuinterop.testing.suites import Suite
 
 class TestMine(Suite):
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_of_all(self, bench):
+    def test_of_all(self, harness):
         pass
 
     @requires((Operation.MAP_BUFFER, OpaqueFd))
-    def test_of_the_simulated(self, bench):
-        if not bench.simulated:
+    def test_of_the_simulated(self, harness):
+        if not harness.simulated:
             skip_declared("not for this one")
 """
 

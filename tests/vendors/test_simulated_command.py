@@ -46,8 +46,8 @@ def test_a_stream_waits_for_another(gpuinterop_device):
         assert copied == b"\\7" * 4096
 
 @requires((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
-def test_a_renderer_sees_it(gpuinterop_bench):
-    theirs, ours = gpuinterop_bench.buffer(4096)
+def test_a_renderer_sees_it(gpuinterop_harness):
+    theirs, ours = gpuinterop_harness.buffer(4096)
     ours.fill(7)
     assert theirs.read(0, 4096) == b"\\7" * 4096
 """

@@ -22,8 +22,8 @@ from ..requirements import requires
 from .base import (
     GRACE,
     LIMIT,
-    Bench,
     Gate,
+    Harness,
     Suite,
     becomes_idle,
     held,
@@ -284,42 +284,42 @@ def _of_others(device: Device) -> list[Device]:
 class SharedAllocationSuite(Suite):
     """Allocations of the device that an exporter imports: the other way round."""
 
-    def _share(self, bench: Bench, size: int) -> tuple[ExporterMemory, Allocation]:
-        ours = bench.scope.enter_context(bench.device.allocate(size))
+    def _share(self, harness: Harness, size: int) -> tuple[ExporterMemory, Allocation]:
+        ours = harness.scope.enter_context(harness.device.allocate(size))
         handle = ours.export()
-        theirs = bench.scope.enter_context(bench.exporter.import_memory(handle, ours.size))
+        theirs = harness.scope.enter_context(harness.exporter.import_memory(handle, ours.size))
         assert handle.closed, "the exporter has taken it over"
         assert theirs.size == ours.size
         return theirs, ours
 
     @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
-    def test_device_writes_exporter_reads(self, bench: Bench, size: int) -> None:
+    def test_device_writes_exporter_reads(self, harness: Harness, size: int) -> None:
         """What the device writes is what the exporter reads, from the first byte to the last."""
-        theirs, ours = self._share(bench, size)
+        theirs, ours = self._share(harness, size)
         write(ours.buffer, pattern(ours.size, 1))
         assert theirs.read(0, ours.size) == pattern(ours.size, 1)
 
     @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
-    def test_exporter_writes_device_reads(self, bench: Bench, size: int) -> None:
+    def test_exporter_writes_device_reads(self, harness: Harness, size: int) -> None:
         """What the exporter writes is what the device reads, from the first byte to the last."""
-        theirs, ours = self._share(bench, size)
+        theirs, ours = self._share(harness, size)
         theirs.write(0, pattern(ours.size, 2))
         assert read(ours.buffer) == pattern(ours.size, 2)
 
-    def test_exporters_work(self, bench: Bench) -> None:
+    def test_exporters_work(self, harness: Harness) -> None:
         """The exporter's own work writes where it was told, and nowhere else."""
-        theirs, ours = self._share(bench, 1 << 16)
+        theirs, ours = self._share(harness, 1 << 16)
         ours.buffer.fill(0x11)
         fill = [Fill(memory=theirs, offset=4096, size=256, word=word(0x22))]
-        assert bench.exporter.submit(fill=fill).done(LIMIT)
+        assert harness.exporter.submit(fill=fill).done(LIMIT)
         expected = bytearray(b"\x11" * ours.size)
         expected[4096 : 4096 + 256] = b"\x22" * 256
         assert read(ours.buffer) == bytes(expected)
 
-    def test_streams_work_is_ordered(self, bench: Bench) -> None:
+    def test_streams_work_is_ordered(self, harness: Harness) -> None:
         """Work behind a pending wait changes the allocation after the signal, and not before."""
-        theirs, ours = self._share(bench, 1 << 16)
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = self._share(harness, 1 << 16)
+        gate, stream = Gate(harness), harness.stream()
         ours.buffer.fill(0x33)
         gate.block(stream)
         ours.buffer.fill(0x44, stream=stream)
@@ -329,29 +329,29 @@ class SharedAllocationSuite(Suite):
         assert becomes_idle(stream)
         assert theirs.read(0, ours.size) == b"\x44" * ours.size
 
-    def test_several(self, bench: Bench) -> None:
+    def test_several(self, harness: Harness) -> None:
         """Every export of one allocation is the same memory; an imported one is not exported again."""
-        first, ours = self._share(bench, 1 << 16)
-        second = bench.scope.enter_context(bench.exporter.import_memory(ours.export(), ours.size))
+        first, ours = self._share(harness, 1 << 16)
+        second = harness.scope.enter_context(harness.exporter.import_memory(ours.export(), ours.size))
         first.write(8, b"abcd")
         assert second.read(8, 4) == b"abcd" == read(ours.buffer, 8, 4)
         raises(InvalidArgumentError, first.export, argument="memory")
 
-    def test_device_may_close_first(self, bench: Bench) -> None:
+    def test_device_may_close_first(self, harness: Harness) -> None:
         """The memory lives as long as the exporter has it."""
-        ours = bench.device.allocate(1 << 16)
+        ours = harness.device.allocate(1 << 16)
         write(ours.buffer, pattern(ours.size, 3))
         size = ours.size
-        theirs = bench.scope.enter_context(bench.exporter.import_memory(ours.export(), size))
+        theirs = harness.scope.enter_context(harness.exporter.import_memory(ours.export(), size))
         ours.close(timeout=LIMIT)
         assert theirs.read(0, size) == pattern(size, 3)
 
-    def test_nothing_is_left_over(self, bench: Bench) -> None:
+    def test_nothing_is_left_over(self, harness: Harness) -> None:
         """Round after round leaves no descriptor and no mapping behind."""
 
         def round_trip(seed: int) -> None:
-            ours = bench.device.allocate(1 << 16)
-            with bench.exporter.import_memory(ours.export(), ours.size) as theirs:
+            ours = harness.device.allocate(1 << 16)
+            with harness.exporter.import_memory(ours.export(), ours.size) as theirs:
                 ours.buffer.fill(seed)
                 assert theirs.read(0, 1) == bytes([seed])
             ours.close(timeout=LIMIT)

@@ -15,7 +15,7 @@ from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError
 from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ...handles import ArrayUsage, OpaqueFd
 from ..requirements import requires, skip_declared
-from .base import LIMIT, Bench, Gate, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
+from .base import LIMIT, Gate, Harness, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
 
 ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
 BUFFERS = (Operation.MAP_BUFFER, OpaqueFd)
@@ -46,24 +46,24 @@ class ArraySuite(Suite):
 
     @FORMATS
     @pytest.mark.parametrize("shape", ["2d", "odd"])
-    def test_formats(self, bench: Bench, format: str, shape: str) -> None:
+    def test_formats(self, harness: Harness, format: str, shape: str) -> None:
         """Every format's texels come over, both ways, of an image with and without levels."""
-        self._both_ways(bench, ImageParameters(format=format, **_SHAPES[shape]))
+        self._both_ways(harness, ImageParameters(format=format, **_SHAPES[shape]))
 
     @SHAPES
     @pytest.mark.parametrize("format", ["R8_UNORM", "R32G32B32A32_SFLOAT"])
-    def test_shapes(self, bench: Bench, format: str, shape: str) -> None:
+    def test_shapes(self, harness: Harness, format: str, shape: str) -> None:
         """Levels, layers, slices and faces lie where they should: of the smallest texels and of the largest."""
-        self._both_ways(bench, ImageParameters(format=format, **_SHAPES[shape]))
+        self._both_ways(harness, ImageParameters(format=format, **_SHAPES[shape]))
 
     @staticmethod
-    def _both_ways(bench: Bench, parameters: ImageParameters) -> None:
-        theirs, ours = _image(bench, parameters)
-        stream = bench.stream()
+    def _both_ways(harness: Harness, parameters: ImageParameters) -> None:
+        theirs, ours = _image(harness, parameters)
+        stream = harness.stream()
         data = _levels(parameters, 1)
         for level, texels in enumerate(data):
             theirs.write(level, texels)
-        assert not differ(_read(bench, ours, stream), data), "the device reads something else than the exporter wrote"
+        assert not differ(_read(harness, ours, stream), data), "the device reads something else than the exporter wrote"
         data = _levels(parameters, 2)
         sources = [np.frombuffer(texels, np.uint8) for texels in data]
         for level, source in reversed(list(enumerate(sources))):
@@ -74,12 +74,12 @@ class ArraySuite(Suite):
 
     @SHAPES
     @requires(BUFFERS)
-    def test_buffers(self, bench: Bench, shape: str) -> None:
+    def test_buffers(self, harness: Harness, shape: str) -> None:
         """A level is copied to and from a buffer at an offset, tightly packed, and nothing beside it is touched."""
         parameters = ImageParameters(format="R8G8B8A8_UNORM", **_SHAPES[shape])
-        theirs, ours = _image(bench, parameters)
-        memory, buffer = _buffer(bench, parameters)
-        stream = bench.stream()
+        theirs, ours = _image(harness, parameters)
+        memory, buffer = _buffer(harness, parameters)
+        stream = harness.stream()
         data = _levels(parameters, 3)
         for level, texels in enumerate(data):
             theirs.write(level, texels)
@@ -101,10 +101,10 @@ class ArraySuite(Suite):
             offset += len(texels) + 64
         assert not differ([theirs.read(level) for level in range(parameters.levels)], data)
 
-    def test_one_level_leaves_the_others(self, bench: Bench) -> None:
+    def test_one_level_leaves_the_others(self, harness: Harness) -> None:
         """Writing one level leaves the others as they were."""
-        theirs, ours = _image(bench, PLAIN)
-        stream = bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        stream = harness.stream()
         data = _levels(PLAIN, 5)
         for level, texels in enumerate(data):
             theirs.write(level, texels)
@@ -114,9 +114,9 @@ class ArraySuite(Suite):
             stream.synchronize(LIMIT)
             assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data)
 
-    def test_levels(self, bench: Bench) -> None:
+    def test_levels(self, harness: Harness) -> None:
         """A level has half the extent of the one before, and the size that the exporter gives it."""
-        theirs, ours = _image(bench, PLAIN)
+        theirs, ours = _image(harness, PLAIN)
         for index in range(PLAIN.levels):
             level = ours.level(index)
             width, height, depth = theirs.parameters.level_extent(index)
@@ -125,28 +125,30 @@ class ArraySuite(Suite):
         for index in (-1, PLAIN.levels, 1 << 40):
             raises(InvalidArgumentError, lambda index=index: ours.level(index), argument="n")
 
-    def test_dedicated_and_size_come_with_the_handle(self, bench: Bench) -> None:
+    def test_dedicated_and_size_come_with_the_handle(self, harness: Harness) -> None:
         """The import is told the whole allocation, and whether it is the image's alone; a contradiction is refused."""
-        theirs = _export(bench, PLAIN)
-        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
-        bench.scope.callback(end, memory)
+        theirs = _export(harness, PLAIN)
+        memory = harness.device.import_memory(theirs.export(), size=theirs.size)
+        harness.scope.callback(end, memory)
         assert (memory.size, memory.dedicated) == (theirs.size, theirs.dedicated)
         with theirs.export() as handle:
             raises(
                 InvalidArgumentError,
-                lambda: bench.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
+                lambda: harness.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
                 argument="dedicated",
             )
             raises(
-                InvalidArgumentError, lambda: bench.device.import_memory(handle, size=theirs.size + 1), argument="size"
+                InvalidArgumentError,
+                lambda: harness.device.import_memory(handle, size=theirs.size + 1),
+                argument="size",
             )
 
     @requires(BUFFERS)
-    def test_copies_wait_for_their_turn(self, bench: Bench) -> None:
+    def test_copies_wait_for_their_turn(self, harness: Harness) -> None:
         """A copy behind a pending wait runs after the signal: it reads what was written until then."""
-        theirs, ours = _image(bench, PLAIN)
-        memory, buffer = _buffer(bench, PLAIN)
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        memory, buffer = _buffer(harness, PLAIN)
+        gate, stream = Gate(harness), harness.stream()
         before, after = pattern(PLAIN.level_bytes(1), 6), pattern(PLAIN.level_bytes(1), 7)
         theirs.write(1, before)
         memory.write(0, bytes(len(before)))
@@ -160,11 +162,11 @@ class ArraySuite(Suite):
         assert not differ(memory.read(0, len(after)), after)
 
     @requires(BUFFERS)
-    def test_writes_wait_for_their_turn(self, bench: Bench) -> None:
+    def test_writes_wait_for_their_turn(self, harness: Harness) -> None:
         """The same the other way round: the level changes after the signal, and not before."""
-        theirs, ours = _image(bench, PLAIN)
-        memory, buffer = _buffer(bench, PLAIN)
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        memory, buffer = _buffer(harness, PLAIN)
+        gate, stream = Gate(harness), harness.stream()
         before, after = pattern(PLAIN.level_bytes(2), 8), pattern(PLAIN.level_bytes(2), 9)
         theirs.write(2, before)
         memory.write(0, after)
@@ -176,15 +178,15 @@ class ArraySuite(Suite):
         stream.synchronize(LIMIT)
         assert not differ(theirs.read(2), after)
 
-    def test_pageable_copies_behind_a_wait(self, bench: Bench) -> None:
+    def test_pageable_copies_behind_a_wait(self, harness: Harness) -> None:
         """A copy of pageable memory is refused where it would block the caller; elsewhere it waits for its turn."""
-        theirs, ours = _image(bench, PLAIN)
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        gate, stream = Gate(harness), harness.stream()
         data = pattern(PLAIN.level_bytes(0), 10)
         theirs.write(0, data)
         target, source = np.zeros(len(data), np.uint8), np.zeros(len(data), np.uint8)
         gate.block(stream)
-        if bench.device.driver.pageable_copies_block:
+        if harness.device.driver.pageable_copies_block:
             raises(ResourceBusyError, lambda: ours.level(0).copy_to_host(target, stream=stream))
             raises(ResourceBusyError, lambda: ours.level(0).copy_from_host(source, stream=stream))
         else:
@@ -193,15 +195,15 @@ class ArraySuite(Suite):
         assert not target.any()
         gate.open()
         stream.synchronize(LIMIT)
-        assert target.tobytes() == (bytes(len(data)) if bench.device.driver.pageable_copies_block else data)
+        assert target.tobytes() == (bytes(len(data)) if harness.device.driver.pageable_copies_block else data)
         assert not differ(theirs.read(0), data)
 
     @requires(BUFFERS)
-    def test_wrong_sizes(self, bench: Bench) -> None:
+    def test_wrong_sizes(self, harness: Harness) -> None:
         """Host memory of another size, a buffer that ends too early, and an object without memory are refused."""
-        theirs, ours = _image(bench, PLAIN)
-        _, buffer = _buffer(bench, PLAIN)
-        stream = bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        _, buffer = _buffer(harness, PLAIN)
+        stream = harness.stream()
         data = _levels(PLAIN, 11)
         for index, texels in enumerate(data):
             theirs.write(index, texels)
@@ -236,11 +238,11 @@ class ArraySuite(Suite):
         stream.synchronize(LIMIT)
         assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data), "a refused copy has written"
 
-    def test_refused_layouts(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_refused_layouts(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         """Unknown formats, levels, layers and extents that cannot be: refused before the driver is called."""
-        theirs = _export(bench, PLAIN)
-        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
-        bench.scope.callback(end, memory)
+        theirs = _export(harness, PLAIN)
+        memory = harness.device.import_memory(theirs.export(), size=theirs.size)
+        harness.scope.callback(end, memory)
         good: dict[str, Any] = {"format": PLAIN.format, "extent": (PLAIN.width, PLAIN.height), "levels": PLAIN.levels}
         cases: Sequence[tuple[str, type, dict[str, Any]]] = (
             ("format", InvalidArgumentError, {"format": "R11G11B10_SFLOAT"}),
@@ -270,10 +272,10 @@ class ArraySuite(Suite):
         with memory.map_mipmapped_array(**good, usage=theirs.array_usage) as array:
             assert array.level(0).nbytes == PLAIN.level_bytes(0)
 
-    def test_memory_closes_its_arrays(self, bench: Bench) -> None:
+    def test_memory_closes_its_arrays(self, harness: Harness) -> None:
         """Closing the memory closes its arrays; a closed one says so, whatever is asked of it."""
-        theirs, ours = _image(bench, PLAIN)
-        stream, level = bench.stream(), ours.level(0)
+        theirs, ours = _image(harness, PLAIN)
+        stream, level = harness.stream(), ours.level(0)
         (parent,) = ours._parents
         parent.close()
         assert ours.closed
@@ -286,11 +288,11 @@ class ArraySuite(Suite):
         assert not differ(theirs.read(0), pattern(level.nbytes, 12)), "the exporter lost its image"
 
     @requires(BUFFERS)
-    def test_close_while_pending(self, bench: Bench) -> None:
+    def test_close_while_pending(self, harness: Harness) -> None:
         """Closing does not take the image from copies that are enqueued: they are done, and then it is released."""
-        theirs, ours = _image(bench, PLAIN)
-        memory, buffer = _buffer(bench, PLAIN)
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = _image(harness, PLAIN)
+        memory, buffer = _buffer(harness, PLAIN)
+        gate, stream = Gate(harness), harness.stream()
         data = pattern(PLAIN.level_bytes(0), 13)
         theirs.write(0, data)
         released: list[str] = []
@@ -308,16 +310,16 @@ class ArraySuite(Suite):
         assert released == ["array", "memory"]
         assert not differ(memory.read(0, len(data)), data)
 
-    def test_nothing_is_left_over(self, bench: Bench) -> None:
+    def test_nothing_is_left_over(self, harness: Harness) -> None:
         """Round after round of export, import, map, copy and close leaves no descriptor and no mapping behind."""
-        stream = bench.stream()
+        stream = harness.stream()
         parameters = ImageParameters(format="R32_SFLOAT", width=33, height=9, levels=2)
-        if gap := bench.exporter.image_gap(parameters):
+        if gap := harness.exporter.image_gap(parameters):
             skip_declared(gap)
 
         def round_trip(seed: int) -> None:
-            with bench.exporter.create_image(parameters) as theirs:
-                memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+            with harness.exporter.create_image(parameters) as theirs:
+                memory = harness.device.import_memory(theirs.export(), size=theirs.size)
                 ours = memory.map_mipmapped_array(
                     parameters.format, parameters.extent, levels=parameters.levels, usage=theirs.array_usage
                 )
@@ -331,18 +333,18 @@ class ArraySuite(Suite):
         leaves_nothing(round_trip)
 
 
-def _export(bench: Bench, parameters: ImageParameters) -> ExporterImage:
+def _export(harness: Harness, parameters: ImageParameters) -> ExporterImage:
     """An image of the exporter's; skips where its driver shares none like it."""
-    if gap := bench.exporter.image_gap(parameters):
+    if gap := harness.exporter.image_gap(parameters):
         skip_declared(gap)
-    return bench.scope.enter_context(bench.exporter.create_image(parameters))
+    return harness.scope.enter_context(harness.exporter.create_image(parameters))
 
 
-def _image(bench: Bench, parameters: ImageParameters) -> tuple[ExporterImage, MipmappedArray]:
+def _image(harness: Harness, parameters: ImageParameters) -> tuple[ExporterImage, MipmappedArray]:
     """The same image on both sides."""
-    theirs = _export(bench, parameters)
-    memory = bench.device.import_memory(theirs.export(), size=theirs.size)
-    bench.scope.callback(end, memory)
+    theirs = _export(harness, parameters)
+    memory = harness.device.import_memory(theirs.export(), size=theirs.size)
+    harness.scope.callback(end, memory)
     ours = memory.map_mipmapped_array(
         parameters.format,
         parameters.extent,
@@ -350,13 +352,13 @@ def _image(bench: Bench, parameters: ImageParameters) -> tuple[ExporterImage, Mi
         layers=parameters.layers,
         usage=theirs.array_usage,
     )
-    return theirs, bench.scope.enter_context(ours)
+    return theirs, harness.scope.enter_context(ours)
 
 
-def _buffer(bench: Bench, parameters: ImageParameters) -> tuple[ExporterMemory, Buffer]:
+def _buffer(harness: Harness, parameters: ImageParameters) -> tuple[ExporterMemory, Buffer]:
     """A shared buffer with room for all levels, 64 bytes before, between and behind them."""
     room = sum(map(parameters.level_bytes, range(parameters.levels))) + 64 * (parameters.levels + 1)
-    return bench.buffer(room)
+    return harness.buffer(room)
 
 
 def _levels(parameters: ImageParameters, seed: int) -> list[bytes]:
@@ -364,7 +366,7 @@ def _levels(parameters: ImageParameters, seed: int) -> list[bytes]:
     return [pattern(parameters.level_bytes(level), seed * 100 + level) for level in range(parameters.levels)]
 
 
-def _read(bench: Bench, array: MipmappedArray, stream: Any) -> list[bytes]:
+def _read(harness: Harness, array: MipmappedArray, stream: Any) -> list[bytes]:
     """Every level, copied out by the device."""
     targets = [np.zeros(array.level(index).nbytes, np.uint8) for index in range(array.layout.levels)]
     for index, target in enumerate(targets):

@@ -40,7 +40,7 @@ from .base import (
     HANDLE_TYPES,
     KINDS,
     LIMIT,
-    Bench,
+    Harness,
     NotToBeCalled,
     Suite,
     args,
@@ -138,128 +138,128 @@ class BadMemorySuite(Suite):
 
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
-    def test_sizes(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sizes(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
         """A size of zero, below, beyond the object or of another type: refused before the driver is called."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
             before = os.fstat(handle.fd)
             with monkeypatch.context() as patch:
-                patch.setattr(bench.device, "driver", NotToBeCalled(bench.device.driver))
+                patch.setattr(harness.device, "driver", NotToBeCalled(harness.device.driver))
                 for size in (0, -1, theirs.size + 1, theirs.size * 2, 1 << 62, 1 << 63, 1 << 64):
                     raises(
                         InvalidArgumentError,
-                        lambda size=size: bench.device.import_memory(handle, size=size),
+                        lambda size=size: harness.device.import_memory(handle, size=size),
                         argument="size",
                     )
                 for wrong in (1.5, "1", None):
                     raises(
                         ArgumentTypeError,
-                        lambda wrong=wrong: bench.device.import_memory(handle, size=wrong),
+                        lambda wrong=wrong: harness.device.import_memory(handle, size=wrong),
                         argument="size",
                     )
             assert not handle.closed
             assert same_file(handle.fd, before)
-            with bench.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as buffer:
+            with harness.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as buffer:
                 buffer.fill(3)
                 assert theirs.read(0, 1) == b"\x03"
 
-    def test_size_beyond_the_object_without_origin(self, bench: Bench) -> None:
+    def test_size_beyond_the_object_without_origin(self, harness: Harness) -> None:
         """A handle without an origin is checked as well, where the system knows the object's size."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
             bare = OpaqueFd(handle.fd)
             before = os.fstat(handle.fd)
             if not stat.S_ISREG(before.st_mode):
                 skip_declared("the system does not know the size of a driver's own object")
-            raises(GpuInteropError, lambda: bench.device.import_memory(bare, size=theirs.size * 64 + (1 << 30)))
+            raises(GpuInteropError, lambda: harness.device.import_memory(bare, size=theirs.size * 64 + (1 << 30)))
             assert not bare.closed
             assert same_file(handle.fd, before)
 
-    def test_closed_and_detached(self, bench: Bench) -> None:
+    def test_closed_and_detached(self, harness: Harness) -> None:
         """A closed or detached handle is refused; a detached descriptor is the caller's."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         closed = theirs.export()
         closed.close()
-        raises(HandleError, lambda: bench.device.import_memory(closed, size=theirs.size), argument="handle")
+        raises(HandleError, lambda: harness.device.import_memory(closed, size=theirs.size), argument="handle")
         detached = theirs.export()
         assert isinstance(detached, OpaqueFd)
         fd = detached.detach()
-        raises(HandleError, lambda: bench.device.import_memory(detached, size=theirs.size), argument="handle")
-        with bench.device.import_memory(OpaqueFd(fd, trusted=True), size=theirs.size) as memory:
+        raises(HandleError, lambda: harness.device.import_memory(detached, size=theirs.size), argument="handle")
+        with harness.device.import_memory(OpaqueFd(fd, trusted=True), size=theirs.size) as memory:
             assert memory.size == theirs.size
 
-    def test_used_twice(self, bench: Bench) -> None:
+    def test_used_twice(self, harness: Harness) -> None:
         """A handle is consumed once."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         handle = theirs.export()
-        with bench.device.import_memory(handle, size=theirs.size):
-            error = raises(HandleError, lambda: bench.device.import_memory(handle, size=theirs.size))
+        with harness.device.import_memory(handle, size=theirs.size):
+            error = raises(HandleError, lambda: harness.device.import_memory(handle, size=theirs.size))
             assert "consumed" in str(error)
             assert "duplicate" in str(error)
 
-    def test_borrowed_number_is_consumed_by_success_only(self, bench: Bench) -> None:
+    def test_borrowed_number_is_consumed_by_success_only(self, harness: Harness) -> None:
         """A number of the caller's is closed by an import that succeeds, and by no other."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         exported = theirs.export()
         assert isinstance(exported, OpaqueFd)
         fd = exported.detach()
         before = os.fstat(fd)
         handle = OpaqueFd(fd, trusted=True)
-        raises(InvalidArgumentError, lambda: bench.device.import_memory(handle, size=0), argument="size")
+        raises(InvalidArgumentError, lambda: harness.device.import_memory(handle, size=0), argument="size")
         assert same_file(fd, before)
         open_before = fds()
-        with bench.device.import_memory(handle, size=theirs.size):
+        with harness.device.import_memory(handle, size=theirs.size):
             # A backend may keep a descriptor of its own, at any number: the caller's is one of theirs or gone.
             assert handle.closed
             assert len(fds()) <= len(open_before)
         assert handle.closed
 
     @pytest.mark.parametrize("what", ["pipe", "file", "device", "directory"])
-    def test_wrong_descriptor(self, bench: Bench, what: str) -> None:
+    def test_wrong_descriptor(self, harness: Harness, what: str) -> None:
         """A descriptor of something else is refused by driver or backend; it stays open, the caller's, and usable."""
         with ExitStack() as stack:
             fd = _open(what, stack)
             before = os.fstat(fd)
             handle = OpaqueFd(fd)
-            raises(GpuInteropError, lambda: bench.device.import_memory(handle, size=4096))
+            raises(GpuInteropError, lambda: harness.device.import_memory(handle, size=4096))
             open_before = fds()  # only now: the first call may make a driver open something for good
             for _ in range(3):
-                raises(GpuInteropError, lambda: bench.device.import_memory(handle, size=4096))
+                raises(GpuInteropError, lambda: harness.device.import_memory(handle, size=4096))
             assert not handle.closed
             assert same_file(fd, before)
             assert fds() == open_before, "the lent duplicate was left open"
 
-    def test_semaphore_as_memory(self, bench: Bench) -> None:
+    def test_semaphore_as_memory(self, harness: Harness) -> None:
         """A handle of a semaphore is refused as memory, and one of memory as a semaphore, by what its origin says."""
-        theirs = bench.export(SIZE)
-        origin = HandleOrigin(kind=OriginKind.BINARY, device=bench.exporter.identity)
+        theirs = harness.export(SIZE)
+        origin = HandleOrigin(kind=OriginKind.BINARY, device=harness.exporter.identity)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
             wrong = OpaqueFd(handle.fd, origin=origin)
-            raises(HandleError, lambda: bench.device.import_memory(wrong, size=theirs.size), argument="handle")
-            if bench.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, OpaqueFd)):
-                raises(HandleError, lambda: bench.device.import_semaphore(handle), argument="handle")
+            raises(HandleError, lambda: harness.device.import_memory(wrong, size=theirs.size), argument="handle")
+            if harness.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, OpaqueFd)):
+                raises(HandleError, lambda: harness.device.import_semaphore(handle), argument="handle")
             assert not handle.closed
             assert not wrong.closed
 
-    def test_another_device(self, bench: Bench) -> None:
+    def test_another_device(self, harness: Harness) -> None:
         """A handle that another device exported is refused; the message names both."""
-        theirs = bench.export(SIZE)
+        theirs = harness.export(SIZE)
         stranger = DeviceIdentity(name="a stranger", uuid=b"\xfe" * 16, pci_bus_id="ffff:ff:1f.7")
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
             origin = HandleOrigin(kind=OriginKind.MEMORY, device=stranger, size=theirs.size)
             wrong = OpaqueFd(handle.fd, origin=origin)
-            error = raises(HandleError, lambda: bench.device.import_memory(wrong, size=theirs.size))
+            error = raises(HandleError, lambda: harness.device.import_memory(wrong, size=theirs.size))
             assert "a stranger" in str(error)
-            assert bench.device.name in str(error)
+            assert harness.device.name in str(error)
             assert not wrong.closed
 
-    def test_ranges(self, bench: Bench) -> None:
+    def test_ranges(self, harness: Harness) -> None:
         """A mapping of zero bytes, outside the memory or overflowing is refused."""
-        theirs, memory = bench.memory(4 * 4096)
+        theirs, memory = harness.memory(4 * 4096)
         whole = memory.size
         for offset, size, argument in (
             (0, 0, "size"),
@@ -284,11 +284,11 @@ class BadMemorySuite(Suite):
             buffer.fill(1)
         assert theirs.read(0, 1) == b"\x01"
 
-    def test_copies_and_fills(self, bench: Bench) -> None:
+    def test_copies_and_fills(self, harness: Harness) -> None:
         """Copies and fills outside the buffer, of no numbers, or into read-only memory are refused; nothing moves."""
-        theirs, memory = bench.memory(SIZE)
+        theirs, memory = harness.memory(SIZE)
         theirs.write(0, bytes(theirs.size))
-        buffer = bench.scope.enter_context(memory.map_buffer(4096, 4096))
+        buffer = harness.scope.enter_context(memory.map_buffer(4096, 4096))
         data = np.full(4096, 9, np.uint8)
         raises(InvalidArgumentError, lambda: buffer.copy_from_host(data, offset=1), argument="source")
         raises(InvalidArgumentError, lambda: buffer.copy_to_host(data, offset=1), argument="target")
@@ -304,9 +304,9 @@ class BadMemorySuite(Suite):
         raises(InvalidArgumentError, lambda: buffer.fill(9, offset=-4), argument="offset")
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
-    def test_views(self, bench: Bench) -> None:
+    def test_views(self, harness: Harness) -> None:
         """A view of an unknown type, a negative shape or another device is refused."""
-        _, buffer = bench.buffer(SIZE)
+        _, buffer = harness.buffer(SIZE)
         raises(ArgumentTypeError, lambda: buffer.view(4, "no such type"), argument="dtype")
         raises(InvalidArgumentError, lambda: buffer.view(4, "object"), argument="dtype")
         raises(InvalidArgumentError, lambda: buffer.view((-1, 2)), argument="shape")
@@ -319,9 +319,9 @@ class BadMemorySuite(Suite):
             buffer.view(2, "float32", strides=(6,)).__dlpack__()
         assert read(buffer, 0, 1)
 
-    def test_close_checks_its_timeout(self, bench: Bench) -> None:
+    def test_close_checks_its_timeout(self, harness: Harness) -> None:
         """A time-out is seconds, 0 or more; the object stays open."""
-        _, memory = bench.memory()
+        _, memory = harness.memory()
         raises(InvalidArgumentError, lambda: memory.close(timeout=-1.0), argument="timeout")
         assert not memory.closed
 
@@ -333,33 +333,33 @@ class BadSemaphoreSuite(Suite):
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
-    def test_kind_that_does_not_fit(self, bench: Bench, kind: type) -> None:
+    def test_kind_that_does_not_fit(self, harness: Harness, kind: type) -> None:
         """A semaphore imported as the other kind is refused by its origin; the handle stays open and usable."""
-        theirs = bench.scope.enter_context(bench.exporter.create_semaphore(kind))
+        theirs = harness.scope.enter_context(harness.exporter.create_semaphore(kind))
         handle: Any = theirs.export()
         other: Any = HANDLE_TYPES[Timeline if kind is Binary else Binary]
         wrong = other(handle.fd, origin=handle.origin)
         before = os.fstat(handle.fd)
-        if bench.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, other)):
-            raises(HandleError, lambda: bench.device.import_semaphore(wrong), argument="handle")
+        if harness.device.capabilities.supports((Operation.IMPORT_SEMAPHORE, other)):
+            raises(HandleError, lambda: harness.device.import_semaphore(wrong), argument="handle")
         else:
-            raises(UnsupportedError, lambda: bench.device.import_semaphore(wrong))
+            raises(UnsupportedError, lambda: harness.device.import_semaphore(wrong))
         assert same_file(handle.fd, before)
         assert not wrong.closed
         wrong.close()
-        with bench.device.import_semaphore(handle) as ours:
-            stream = bench.stream()
+        with harness.device.import_semaphore(handle) as ours:
+            stream = harness.stream()
             ours.signal(stream, *args(kind, 1))
             stream.synchronize(LIMIT)
             assert theirs.wait(1, timeout=LIMIT)
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND))
-    def test_values(self, bench: Bench, kind: type) -> None:
+    def test_values(self, harness: Harness, kind: type) -> None:
         """Wrong values, streams and time-outs are refused before anything is enqueued."""
-        theirs, semaphore = bench.semaphore(kind)
+        theirs, semaphore = harness.semaphore(kind)
         ours: Any = semaphore
-        stream = bench.stream()
+        stream = harness.stream()
         good = args(kind, 1)
         bad = (1,) if kind is Binary else ()
         for method in (ours.wait, ours.signal):
@@ -370,7 +370,7 @@ class BadSemaphoreSuite(Suite):
                 for value in (-1, 1 << 64):
                     raises(InvalidArgumentError, lambda m=method, value=value: m(stream, value), argument="value")
                 raises(ArgumentTypeError, lambda m=method: m(stream, 1.5), argument="value")
-        if bench.device.capabilities.supports((Operation.WAIT_TIMEOUT, HANDLE_TYPES[kind])):
+        if harness.device.capabilities.supports((Operation.WAIT_TIMEOUT, HANDLE_TYPES[kind])):
             raises(InvalidArgumentError, lambda: ours.wait(stream, *good, timeout=-1), argument="timeout")
             raises(ArgumentTypeError, lambda: ours.wait(stream, *good, timeout="1"), argument="timeout")
         assert becomes_idle(stream), "something was enqueued"
@@ -378,11 +378,11 @@ class BadSemaphoreSuite(Suite):
             assert not theirs.wait(1, timeout=0.0)
 
     @requires((Operation.IMPORT_SEMAPHORE, TimelineFd), (Operation.SIGNAL_SEMAPHORE, TimelineFd))
-    def test_timeline_backwards(self, bench: Bench) -> None:
+    def test_timeline_backwards(self, harness: Harness) -> None:
         """A timeline that would go backwards on its stream is refused; alone and in a batch, which signals nothing."""
-        theirs, ours = bench.semaphore(Timeline)
-        others, second = bench.semaphore(Timeline)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(Timeline)
+        others, second = harness.semaphore(Timeline)
+        stream = harness.stream()
         ours.signal(stream, 5)
         raises(InvalidArgumentError, lambda: ours.signal(stream, 5), argument="value")
         raises(InvalidArgumentError, lambda: ours.signal(stream, 4), argument="value")
@@ -397,10 +397,10 @@ class BadSemaphoreSuite(Suite):
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND))
-    def test_batches(self, bench: Bench, kind: type) -> None:
+    def test_batches(self, harness: Harness, kind: type) -> None:
         """A batch of nothing, of the same one twice, of closed ones, and with values that do not fit is refused."""
-        _, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        _, ours = harness.semaphore(kind)
+        stream = harness.stream()
         wrong: Any = "semaphore"
         raises(InvalidArgumentError, SemaphoreBatch, argument="semaphores")
         raises(InvalidArgumentError, lambda: SemaphoreBatch(ours, ours), argument="semaphores")
@@ -416,16 +416,16 @@ class BadSemaphoreSuite(Suite):
     @KINDS
     @pytest.mark.parametrize("what", ["pipe", "file", "device", "directory"])
     @requires((Operation.IMPORT_SEMAPHORE, KIND))
-    def test_wrong_descriptor(self, bench: Bench, kind: type, what: str) -> None:
+    def test_wrong_descriptor(self, harness: Harness, kind: type, what: str) -> None:
         """A descriptor of something else is refused; it stays open, and the caller's."""
         with ExitStack() as stack:
             fd = _open(what, stack)
             before = os.fstat(fd)
             handle: Any = HANDLE_TYPES[kind](fd)
-            raises(GpuInteropError, lambda: bench.device.import_semaphore(handle))
+            raises(GpuInteropError, lambda: harness.device.import_semaphore(handle))
             open_before = fds()  # only now: the first call may make a driver open something for good
             for _ in range(3):
-                raises(GpuInteropError, lambda: bench.device.import_semaphore(handle))
+                raises(GpuInteropError, lambda: harness.device.import_semaphore(handle))
             assert not handle.closed
             assert same_file(fd, before)
             assert fds() == open_before, "the lent duplicate was left open"

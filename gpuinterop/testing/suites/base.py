@@ -90,13 +90,13 @@ class Suite:
         return new_stream(device, scope)
 
     @pytest.fixture
-    def bench(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Bench:
+    def harness(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Harness:
         """Objects that device and exporter share."""
         simulated = kit_of(request.config).is_simulated(device.backend)
-        return Bench(device, exporter, scope, simulated=simulated)
+        return Harness(device, exporter, scope, simulated=simulated)
 
 
-class Bench:
+class Harness:
     """Makes shared objects, and cleans them up: first the device's half, then the exporter's."""
 
     def __init__(self, device: Device, exporter: Exporter, scope: ExitStack, *, simulated: bool = False) -> None:
@@ -328,10 +328,10 @@ def raises(
 class Gate:
     """Holds a stream up, until it is opened: whatever is enqueued behind it is pending for certain."""
 
-    def __init__(self, bench: Bench) -> None:
-        kind = _gate_kind(bench)
+    def __init__(self, harness: Harness) -> None:
+        kind = _gate_kind(harness)
         self.kind = kind
-        self.theirs, self.ours = bench.semaphore(kind)
+        self.theirs, self.ours = harness.semaphore(kind)
         self._next = 1
 
     def block(self, stream: Stream) -> int:
@@ -345,13 +345,13 @@ class Gate:
         self._next += 1
 
 
-def _gate_kind(bench: Bench) -> type:
+def _gate_kind(harness: Harness) -> type:
     reasons = []
     for kind in (Timeline, Binary):
         handle_type = HANDLE_TYPES[kind]
-        missing = bench.device.capabilities.missing(
+        missing = harness.device.capabilities.missing(
             (Operation.IMPORT_SEMAPHORE, handle_type), (Operation.WAIT_SEMAPHORE, handle_type)
-        ) or bench.exporter.capabilities.missing((Operation.IMPORT_SEMAPHORE, handle_type))
+        ) or harness.exporter.capabilities.missing((Operation.IMPORT_SEMAPHORE, handle_type))
         if not missing:
             return kind
         reasons.append(missing[0].reason)

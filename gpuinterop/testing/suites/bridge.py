@@ -37,15 +37,15 @@ from ...exporters.base import Exporter, ExporterSemaphore
 from ...handles import Binary, EventFd, OpaqueFd, Timeline, TimelineFd
 from ..plugin import kit_of
 from ..requirements import requires, skip_declared
-from .base import GRACE, KINDS, LIMIT, Bench, Suite, args, becomes_idle, end, held, leaves_nothing, new_stream, raises
+from .base import GRACE, KINDS, LIMIT, Harness, Suite, args, becomes_idle, end, held, leaves_nothing, new_stream, raises
 from .ordering import OrderingSuite, SabotageSuite
 from .semaphores import SemaphoreSuite
 
 WORDS = Operation.STREAM_MEMORY_OPS
 
 
-class BridgedBench(Bench):
-    """A bench whose semaphores are bridged."""
+class BridgedBench(Harness):
+    """A harness whose semaphores are bridged."""
 
     def __init__(self, device: Device, exporter: Exporter, scope: ExitStack, *, simulated: bool = False) -> None:
         super().__init__(device, exporter, scope, simulated=simulated)
@@ -82,7 +82,7 @@ class Bridged(Suite):
     }
 
     @pytest.fixture
-    def bench(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Bench:
+    def harness(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Harness:
         """Objects that device and exporter share; the semaphores through a bridge of the test's own."""
         return BridgedBench(device, exporter, scope, simulated=kit_of(request.config).is_simulated(device.backend))
 
@@ -92,10 +92,10 @@ class BridgedSemaphoreSuite(Bridged, SemaphoreSuite):
 
     @KINDS
     @requires(WORDS)
-    def test_wait_with_timeout(self, bench: Bench, kind: type) -> None:
+    def test_wait_with_timeout(self, harness: Harness, kind: type) -> None:
         """A stream that waits for a word takes no time-out, and is told so."""
-        _, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        _, ours = harness.semaphore(kind)
+        stream = harness.stream()
         assert not ours.takes_timeout
         raises(UnsupportedError, lambda: ours.wait(stream, *args(kind, 1), timeout=1.0))
         assert becomes_idle(stream), "what was refused was enqueued all the same"

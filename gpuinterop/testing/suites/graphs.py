@@ -11,7 +11,7 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import Binary, Timeline
 from ..requirements import requires
-from .base import GRACE, KINDS, LIMIT, Bench, Suite, args, held, raises
+from .base import GRACE, KINDS, LIMIT, Harness, Suite, args, held, raises
 from .semaphores import IMPORT, MEMORY, SIGNAL, TIMELINE, WAIT
 
 CAPTURE = Operation.GRAPH_CAPTURE
@@ -23,12 +23,12 @@ class GraphSuite(Suite):
 
     @KINDS
     @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
-    def test_launch_after_launch(self, bench: Bench, kind: type) -> None:
+    def test_launch_after_launch(self, harness: Harness, kind: type) -> None:
         """Each launch waits for the exporter, works, and signals; with a timeline, by values of its own."""
-        memory, buffer = bench.buffer(4096)
-        forth_theirs, forth = bench.semaphore(kind)
-        back_theirs, back = (forth_theirs, forth) if kind is Timeline else bench.semaphore(kind)
-        stream = bench.stream()
+        memory, buffer = harness.buffer(4096)
+        forth_theirs, forth = harness.semaphore(kind)
+        back_theirs, back = (forth_theirs, forth) if kind is Timeline else harness.semaphore(kind)
+        stream = harness.stream()
         with stream.capture() as graph:
             forth.wait(stream, *args(kind, 1))
             buffer.fill(0xC3, size=256, stream=stream)
@@ -50,11 +50,11 @@ class GraphSuite(Suite):
         graph.close(timeout=LIMIT)
 
     @requires(CAPTURE, *TIMELINE)
-    def test_values_are_set_one_by_one(self, bench: Bench) -> None:
+    def test_values_are_set_one_by_one(self, harness: Harness) -> None:
         """A node's values can be set alone, skip, and be large; launches that were enqueued keep theirs."""
-        wait_theirs, wait = bench.semaphore(Timeline)
-        signal_theirs, signal = bench.semaphore(Timeline)
-        stream = bench.stream()
+        wait_theirs, wait = harness.semaphore(Timeline)
+        signal_theirs, signal = harness.semaphore(Timeline)
+        stream = harness.stream()
         with stream.capture() as graph:
             wait.wait(stream, 1)
             signal.signal(stream, 1)
@@ -81,12 +81,12 @@ class GraphSuite(Suite):
         graph.close(timeout=LIMIT)
 
     @requires(CAPTURE, *TIMELINE)
-    def test_a_batch_is_one_node(self, bench: Bench) -> None:
+    def test_a_batch_is_one_node(self, harness: Harness) -> None:
         """Semaphores that are waited for in one call keep their order and their values."""
         from ..._core.semaphore import SemaphoreBatch
 
-        pairs = [bench.semaphore(Timeline) for _ in range(3)]
-        stream = bench.stream()
+        pairs = [harness.semaphore(Timeline) for _ in range(3)]
+        stream = harness.stream()
         batch = SemaphoreBatch(*(ours for _, ours in pairs))
         with stream.capture() as graph:
             batch.signal(stream, (3, 5, 7))
@@ -102,15 +102,15 @@ class GraphSuite(Suite):
 
     @KINDS
     @requires(CAPTURE, IMPORT, SIGNAL)
-    def test_a_graph_keeps_what_it_uses(self, bench: Bench, kind: type) -> None:
+    def test_a_graph_keeps_what_it_uses(self, harness: Harness, kind: type) -> None:
         """A semaphore that is closed stays until the graph is closed."""
-        theirs = bench.scope.enter_context(bench.exporter.create_semaphore(kind))
-        ours: Any = bench.device.import_semaphore(theirs.export())
-        stream = bench.stream()
+        theirs = harness.scope.enter_context(harness.exporter.create_semaphore(kind))
+        ours: Any = harness.device.import_semaphore(theirs.export())
+        stream = harness.stream()
         with stream.capture() as graph:
             ours.signal(stream, *args(kind, 1))
         ours.close()
-        bench.device.drain()
+        harness.device.drain()
         released: list[bool] = []
         ours.on_released(lambda: released.append(True))
         graph.launch(stream)
@@ -123,29 +123,29 @@ class GraphSuite(Suite):
 
     @KINDS
     @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
-    def test_a_capture_survives_what_goes_on_beside_it(self, bench: Bench, kind: type) -> None:
+    def test_a_capture_survives_what_goes_on_beside_it(self, harness: Harness, kind: type) -> None:
         """Imports, work on other streams, closing and draining during a capture neither end it nor get into it."""
-        memory, buffer = bench.buffer(4096)
-        theirs, ours = bench.semaphore(kind)
-        stream, other = bench.stream(), bench.stream()
+        memory, buffer = harness.buffer(4096)
+        theirs, ours = harness.semaphore(kind)
+        stream, other = harness.stream(), harness.stream()
         event = other.record()
         with stream.capture() as graph:
             ours.signal(stream, *args(kind, 1))
-            second_theirs, second = bench.semaphore(kind)
+            second_theirs, second = harness.semaphore(kind)
             second.wait(other, *args(kind, 1))
             second_theirs.signal(1)
             other.synchronize(LIMIT)
             assert event.done
             second.close()
-            with bench.device.create_stream() as third:
+            with harness.device.create_stream() as third:
                 third.synchronize(LIMIT)
-            more = bench.device.import_memory((owned := bench.export()).export(), size=owned.size)
+            more = harness.device.import_memory((owned := harness.export()).export(), size=owned.size)
             more.map_buffer().close()
             more.close()
-            bench.device.drain()
+            harness.device.drain()
             buffer.fill(7)  # on a stream of its own, done on return
             assert memory.read(0, 8) == b"\x07" * 8
-            wrapped = bench.device.wrap_stream(stream.ptr)
+            wrapped = harness.device.wrap_stream(stream.ptr)
             assert wrapped.capturing
             wrapped.close()
         graph.launch(stream)
@@ -155,10 +155,10 @@ class GraphSuite(Suite):
         graph.close(timeout=LIMIT)
 
     @requires(CAPTURE, *MEMORY)
-    def test_what_would_end_a_capture_is_refused(self, bench: Bench) -> None:
+    def test_what_would_end_a_capture_is_refused(self, harness: Harness) -> None:
         """Asking a stream that is being captured for its end, and host arrays in a graph, are refused beforehand."""
-        _memory, buffer = bench.buffer(4096)
-        stream = bench.stream()
+        _memory, buffer = harness.buffer(4096)
+        stream = harness.stream()
         array = np.zeros(4096, np.uint8)
         with stream.capture() as graph:
             for call in (
@@ -176,10 +176,10 @@ class GraphSuite(Suite):
         graph.close(timeout=LIMIT)
 
     @requires(CAPTURE, *MEMORY)
-    def test_a_capture_that_fails_leaves_the_stream_usable(self, bench: Bench) -> None:
+    def test_a_capture_that_fails_leaves_the_stream_usable(self, harness: Harness) -> None:
         """An exception in the body ends the capture, and is the one that is raised."""
-        memory, buffer = bench.buffer(4096)
-        stream = bench.stream()
+        memory, buffer = harness.buffer(4096)
+        stream = harness.stream()
         memory.write(0, bytes(64))
 
         def fail() -> None:
@@ -198,10 +198,10 @@ class GraphSuite(Suite):
 
     @requires(CAPTURE, IMPORT, SIGNAL)
     @pytest.mark.parametrize("kind", [Binary], ids=["binary"])
-    def test_round_after_round_leaves_nothing(self, bench: Bench, kind: type) -> None:
+    def test_round_after_round_leaves_nothing(self, harness: Harness, kind: type) -> None:
         """Capture, launch and close, again and again."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         for _ in range(10):
             with stream.capture() as graph:
                 ours.signal(stream)

@@ -14,7 +14,7 @@ from ...capabilities import Operation
 from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedError
 from ...handles import OpaqueFd
 from ..requirements import requires
-from .base import LIMIT, Bench, Gate, Suite, args, held, mappings, raises, read
+from .base import LIMIT, Gate, Harness, Suite, args, held, mappings, raises, read
 from .libraries import libraries, read_capsule, read_interface
 from .streams import in_this_process
 
@@ -25,9 +25,9 @@ class LifetimeSuite(Suite):
 
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
-    def test_close_is_idempotent(self, bench: Bench) -> None:
+    def test_close_is_idempotent(self, harness: Harness) -> None:
         """Closing again does nothing; `with` closes; a closed object says so."""
-        _, memory = bench.memory()
+        _, memory = harness.memory()
         with memory.map_buffer() as buffer:
             buffer.fill(1)
         assert buffer.closed
@@ -37,9 +37,9 @@ class LifetimeSuite(Suite):
         assert memory.closed
         assert "closed" in repr(memory)
 
-    def test_errors_after_close(self, bench: Bench) -> None:
+    def test_errors_after_close(self, harness: Harness) -> None:
         """Every call on a closed object raises `ResourceClosedError`."""
-        _, memory = bench.memory()
+        _, memory = harness.memory()
         buffer = memory.map_buffer()
         view = buffer.view(16)
         buffer.close()
@@ -52,7 +52,7 @@ class LifetimeSuite(Suite):
             lambda: buffer.copy_to_host(target),
             lambda: view.ptr,
             view.__dlpack__,
-            lambda: read_interface(view, bench.device),
+            lambda: read_interface(view, harness.device),
             buffer.__enter__,
         ):
             raises(ResourceClosedError, call)
@@ -60,18 +60,18 @@ class LifetimeSuite(Suite):
         raises(ResourceClosedError, memory.map_buffer)
         raises(ResourceClosedError, lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4)))
 
-    def test_closed_semaphore(self, bench: Bench) -> None:
+    def test_closed_semaphore(self, harness: Harness) -> None:
         """A closed semaphore neither waits nor signals, and is taken into no batch."""
-        gate, stream = Gate(bench), bench.stream()
+        gate, stream = Gate(harness), harness.stream()
         gate.ours.close()
         value = args(gate.kind, 1)
         for call in (lambda: gate.ours.wait(stream, *value), lambda: gate.ours.signal(stream, *value)):
             raises(ResourceClosedError, call)
         stream.synchronize(LIMIT)
 
-    def test_parent_closes_children(self, bench: Bench) -> None:
+    def test_parent_closes_children(self, harness: Harness) -> None:
         """Closing memory closes its buffers."""
-        _, memory = bench.memory()
+        _, memory = harness.memory()
         whole, part = memory.map_buffer(), memory.map_buffer(0, 16)
         memory.close()
         assert whole.closed
@@ -79,20 +79,20 @@ class LifetimeSuite(Suite):
         raises(ResourceClosedError, whole.fill)
         memory.close(timeout=LIMIT)
 
-    def test_child_keeps_parent(self, bench: Bench) -> None:
+    def test_child_keeps_parent(self, harness: Harness) -> None:
         """A buffer outlives the caller's reference to its memory."""
-        theirs = bench.export()
-        buffer = bench.device.import_memory(theirs.export(), size=theirs.size).map_buffer()
+        theirs = harness.export()
+        buffer = harness.device.import_memory(theirs.export(), size=theirs.size).map_buffer()
         gc.collect()
         buffer.fill(0x21)
         assert theirs.read(0, 4) == b"\x21" * 4
         buffer._parents[0].close()
         assert buffer.closed
 
-    def test_close_while_pending(self, bench: Bench) -> None:
+    def test_close_while_pending(self, harness: Harness) -> None:
         """Closing does not take the memory from work that is enqueued: that is done, and then it is released."""
-        theirs, memory = bench.memory()
-        gate, stream = Gate(bench), bench.stream()
+        theirs, memory = harness.memory()
+        gate, stream = Gate(harness), harness.stream()
         buffer = memory.map_buffer()
         released: list[str] = []
         gate.block(stream)
@@ -108,10 +108,10 @@ class LifetimeSuite(Suite):
         assert released == ["mapping", "memory"]
         assert theirs.read(0, theirs.size) == b"\x42" * theirs.size
 
-    def test_close_with_timeout(self, bench: Bench) -> None:
+    def test_close_with_timeout(self, harness: Harness) -> None:
         """``close(timeout=...)`` says that the object is busy, and by what; it is released later all the same."""
-        _, memory = bench.memory()
-        gate, stream = Gate(bench), bench.stream()
+        _, memory = harness.memory()
+        gate, stream = Gate(harness), harness.stream()
         buffer = memory.map_buffer()
         gate.block(stream)
         buffer.fill(1, stream=stream)
@@ -122,19 +122,19 @@ class LifetimeSuite(Suite):
         memory.close(timeout=LIMIT)
         stream.synchronize(LIMIT)
 
-    def test_exports_keep_the_mapping(self, bench: Bench) -> None:
+    def test_exports_keep_the_mapping(self, harness: Harness) -> None:
         """A capsule keeps the mapping until it is dropped; so does what the array interface was read from."""
-        theirs, memory = bench.memory()
+        theirs, memory = harness.memory()
         buffer = memory.map_buffer()
         theirs.write(0, b"there")
         view = buffer.view(64)
-        taken, owner = read_interface(view, bench.device)
+        taken, owner = read_interface(view, harness.device)
         capsule = buffer.view(64, offset=64).__dlpack__(max_version=(1, 0))
         memory.close()
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
         # Still there, at the same address: another import of the same object is not given it.
         assert taken["data"][0] + 64 == read_capsule(capsule).data
-        with bench.device.import_memory(theirs.export(), size=theirs.size) as again, again.map_buffer() as other:
+        with harness.device.import_memory(theirs.export(), size=theirs.size) as again, again.map_buffer() as other:
             assert other.ptr != taken["data"][0]
         del view, owner
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
@@ -142,10 +142,10 @@ class LifetimeSuite(Suite):
         gc.collect()
         memory.close(timeout=LIMIT)
 
-    def test_arrays_keep_the_mapping(self, bench: Bench) -> None:
+    def test_arrays_keep_the_mapping(self, harness: Harness) -> None:
         """An array that others hold keeps the mapping alive, after everything here was closed."""
-        for library in libraries(bench.device, simulated=bench.simulated):
-            theirs, memory = bench.memory()
+        for library in libraries(harness.device, simulated=harness.simulated):
+            theirs, memory = harness.memory()
             buffer = memory.map_buffer()
             by_interface: Any = library.from_interface(buffer.view(64))
             by_dlpack: Any = library.from_dlpack(buffer.view(64, offset=64))
@@ -163,16 +163,16 @@ class LifetimeSuite(Suite):
             gc.collect()
             memory.close(timeout=LIMIT)
 
-    def test_released_means_unmapped(self, bench: Bench) -> None:
+    def test_released_means_unmapped(self, harness: Harness) -> None:
         """Nothing of the memory is mapped any more, once it is released."""
-        theirs = bench.export(1 << 16)
-        first = bench.device.import_memory(theirs.export(), size=theirs.size)
+        theirs = harness.export(1 << 16)
+        first = harness.device.import_memory(theirs.export(), size=theirs.size)
         with first.map_buffer() as buffer:
             buffer.fill(1)
         first.close(timeout=LIMIT)  # the first time a driver may map something for good
-        bench.device.synchronize(LIMIT)
+        harness.device.synchronize(LIMIT)
         before = mappings()
-        memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+        memory = harness.device.import_memory(theirs.export(), size=theirs.size)
         buffer = memory.map_buffer()
         buffer.fill(1)
         released: list[bool] = []
@@ -181,9 +181,9 @@ class LifetimeSuite(Suite):
         assert released == [True]
         assert mappings() <= before
 
-    def test_last_buffer_unmaps(self, bench: Bench) -> None:
+    def test_last_buffer_unmaps(self, harness: Harness) -> None:
         """A mapping is undone with the last of its buffers, not with the first."""
-        theirs, memory = bench.memory()
+        theirs, memory = harness.memory()
         whole, part = memory.map_buffer(), memory.map_buffer(16, 16)
         whole.close(timeout=LIMIT)
         part.fill(0x55)
@@ -191,9 +191,9 @@ class LifetimeSuite(Suite):
         assert read(part) == b"\x55" * 16
         part.close(timeout=LIMIT)
 
-    def test_semaphore_closed_while_pending(self, bench: Bench) -> None:
+    def test_semaphore_closed_while_pending(self, harness: Harness) -> None:
         """A closed semaphore's pending wait still waits for its signal, and passes with it."""
-        gate, stream = Gate(bench), bench.stream()
+        gate, stream = Gate(harness), harness.stream()
         gate.block(stream)
         gate.ours.close()
         assert held(stream), "closing a semaphore let its waits pass"
@@ -201,10 +201,10 @@ class LifetimeSuite(Suite):
         stream.synchronize(LIMIT)
         gate.ours.close(timeout=LIMIT)
 
-    def test_busy_semaphore(self, bench: Bench) -> None:
+    def test_busy_semaphore(self, harness: Harness) -> None:
         """``close(timeout=...)`` of a semaphore says that it is busy; the stream is not left to wait for ever."""
-        gate = Gate(bench)
-        stream = bench.device.create_stream()
+        gate = Gate(harness)
+        stream = harness.device.create_stream()
         gate.block(stream)
         raises(ResourceBusyError, lambda: gate.ours.close(timeout=0.0))
         gate.open()  # where the driver cannot cancel a wait, this ends it
@@ -212,22 +212,22 @@ class LifetimeSuite(Suite):
             stream.synchronize(LIMIT)
         stream.close()
 
-    def test_stream_closed_while_pending(self, bench: Bench) -> None:
+    def test_stream_closed_while_pending(self, harness: Harness) -> None:
         """A stream that is closed finishes what it was given."""
-        theirs, buffer = bench.buffer()
-        stream = bench.device.create_stream()
+        theirs, buffer = harness.buffer()
+        stream = harness.device.create_stream()
         for byte in range(1, 30):
             buffer.fill(byte, stream=stream)
         stream.close(timeout=LIMIT)
         assert theirs.read(0, 8) == b"\x1d" * 8
 
-    def test_dropped_without_close(self, bench: Bench) -> None:
+    def test_dropped_without_close(self, harness: Harness) -> None:
         """An object that is dropped without `close` warns, and is released all the same."""
-        theirs, memory = bench.memory()
+        theirs, memory = harness.memory()
         makers: dict[str, Any] = {
-            "ExternalMemory": lambda: bench.device.import_memory(theirs.export(), size=theirs.size),
+            "ExternalMemory": lambda: harness.device.import_memory(theirs.export(), size=theirs.size),
             "Buffer": memory.map_buffer,
-            "Stream": bench.device.create_stream,
+            "Stream": harness.device.create_stream,
         }
         for noun, make in makers.items():
             with warnings.catch_warnings(record=True) as caught:
@@ -239,10 +239,10 @@ class LifetimeSuite(Suite):
             assert any(noun in text for text in texts), (noun, texts)
         memory.close(timeout=LIMIT)
 
-    def test_exit_does_not_mask_errors(self, bench: Bench) -> None:
+    def test_exit_does_not_mask_errors(self, harness: Harness) -> None:
         """An exception in a `with` block comes out of it, whatever is pending."""
-        _, memory = bench.memory()
-        gate, stream = Gate(bench), bench.stream()
+        _, memory = harness.memory()
+        gate, stream = Gate(harness), harness.stream()
 
         def body() -> None:
             with memory.map_buffer() as buffer:

@@ -10,7 +10,7 @@ from ...capabilities import Operation
 from ...errors import ArgumentTypeError, HandleError, InvalidArgumentError
 from ...handles import OpaqueFd
 from ..requirements import requires
-from .base import LIMIT, Bench, Suite, differ, fds, leaves_nothing, pattern, raises, read, write
+from .base import LIMIT, Harness, Suite, differ, fds, leaves_nothing, pattern, raises, read, write
 from .libraries import libraries, read_capsule, read_interface
 
 PAGE = 4096
@@ -20,24 +20,24 @@ PAGE = 4096
 class MemorySuite(Suite):
     """Memory that an exporter made, on the device under test."""
 
-    def test_exporter_writes_device_reads(self, bench: Bench) -> None:
+    def test_exporter_writes_device_reads(self, harness: Harness) -> None:
         """What the exporter writes is what the device reads, from the first byte to the last."""
-        theirs, ours = bench.buffer(3 * PAGE)
+        theirs, ours = harness.buffer(3 * PAGE)
         data = pattern(theirs.size)
         theirs.write(0, data)
         assert ours.size == theirs.size
         assert read(ours) == data
 
-    def test_device_writes_exporter_reads(self, bench: Bench) -> None:
+    def test_device_writes_exporter_reads(self, harness: Harness) -> None:
         """What the device writes is what the exporter reads, from the first byte to the last."""
-        theirs, ours = bench.buffer(3 * PAGE)
+        theirs, ours = harness.buffer(3 * PAGE)
         data = pattern(theirs.size, 1)
         write(ours, data)
         assert theirs.read(0, theirs.size) == data
 
-    def test_fill(self, bench: Bench) -> None:
+    def test_fill(self, harness: Harness) -> None:
         """A fill sets exactly its bytes, to exactly its value."""
-        theirs, ours = bench.buffer(2 * PAGE)
+        theirs, ours = harness.buffer(2 * PAGE)
         data = pattern(theirs.size, 2)
         theirs.write(0, data)
         ours.fill(0xA5, offset=17, size=101)
@@ -47,9 +47,9 @@ class MemorySuite(Suite):
         ours.fill(0)
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
-    def test_copies_at_offsets(self, bench: Bench) -> None:
+    def test_copies_at_offsets(self, harness: Harness) -> None:
         """Copies touch exactly their range, at any offset and length."""
-        theirs, ours = bench.buffer(2 * PAGE)
+        theirs, ours = harness.buffer(2 * PAGE)
         theirs.write(0, bytes(theirs.size))
         expected = bytearray(theirs.size)
         for offset, size in ((0, 1), (1, 2), (13, 1021), (PAGE - 1, 2), (2 * PAGE - 3, 3)):
@@ -59,10 +59,10 @@ class MemorySuite(Suite):
             assert read(ours, offset, size) == data
         assert theirs.read(0, theirs.size) == bytes(expected)
 
-    def test_asynchronous_copies(self, bench: Bench) -> None:
+    def test_asynchronous_copies(self, harness: Harness) -> None:
         """Copies on a stream happen in its order; the caller's arrays may be dropped at once."""
-        theirs, ours = bench.buffer(1 << 20)
-        stream = bench.stream()
+        theirs, ours = harness.buffer(1 << 20)
+        stream = harness.stream()
         for seed in range(8):
             ours.copy_from_host(np.frombuffer(pattern(1 << 20, seed), np.uint8), stream=stream)
         target = np.zeros(1 << 20, np.uint8)
@@ -71,9 +71,9 @@ class MemorySuite(Suite):
         assert target.tobytes() == pattern(1 << 20, 7) == theirs.read(0, 1 << 20)
 
     @pytest.mark.parametrize(("offset", "size"), [(0, PAGE), (PAGE, PAGE), (2 * PAGE, 2 * PAGE), (PAGE, 3 * PAGE)])
-    def test_map_at_offset(self, bench: Bench, offset: int, size: int) -> None:
+    def test_map_at_offset(self, harness: Harness, offset: int, size: int) -> None:
         """A mapping begins at its offset and has its size."""
-        theirs, memory = bench.memory(4 * PAGE)
+        theirs, memory = harness.memory(4 * PAGE)
         data = pattern(theirs.size, 3)
         theirs.write(0, data)
         with memory.map_buffer(offset, size) as ours:
@@ -82,9 +82,9 @@ class MemorySuite(Suite):
             ours.fill(0x3C, offset=8, size=8)
         assert theirs.read(offset + 7, 10) == data[offset + 7 : offset + 8] + b"\x3c" * 8 + data[offset + 16 :][:1]
 
-    def test_two_mappings(self, bench: Bench) -> None:
+    def test_two_mappings(self, harness: Harness) -> None:
         """Ranges that do not overlap are mapped side by side; closing one leaves the other."""
-        theirs, memory = bench.memory(4 * PAGE)
+        theirs, memory = harness.memory(4 * PAGE)
         data = pattern(theirs.size, 4)
         theirs.write(0, data)
         with memory.map_buffer(0, PAGE) as first, memory.map_buffer(2 * PAGE, PAGE) as second:
@@ -95,17 +95,17 @@ class MemorySuite(Suite):
             second.fill(0x5B)
             assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * PAGE
 
-    def test_ranges_at_random(self, bench: Bench) -> None:
+    def test_ranges_at_random(self, harness: Harness) -> None:
         """100 ranges of one import, which overlap as they like: each fill, copy and view hits its own bytes only."""
-        theirs, memory = bench.memory(4 * PAGE)
+        theirs, memory = harness.memory(4 * PAGE)
         model = bytearray(pattern(theirs.size, 4))
         theirs.write(0, bytes(model))
-        whole = bench.scope.enter_context(memory.map_buffer())
+        whole = harness.scope.enter_context(memory.map_buffer())
         random = np.random.default_rng(5)
         for turn in range(100):
             offset = int(random.integers(0, 4 * PAGE))
             size = int(random.integers(1, 4 * PAGE - offset + 1))
-            ours = bench.scope.enter_context(memory.map_buffer(offset, size))
+            ours = harness.scope.enter_context(memory.map_buffer(offset, size))
             assert ours.ptr == whole.ptr + offset
             if turn % 3:
                 model[offset : offset + size] = data = pattern(size, turn)
@@ -115,63 +115,63 @@ class MemorySuite(Suite):
                 ours.fill(turn)
             assert not differ(read(ours), bytes(model[offset : offset + size]))
             assert not differ(theirs.read(0, len(model)), bytes(model)), f"round {turn}: {size} bytes at {offset}"
-            interface, _ = read_interface(ours.view(1, offset=size - 1), bench.device)
+            interface, _ = read_interface(ours.view(1, offset=size - 1), harness.device)
             assert interface["data"][0] == whole.ptr + offset + size - 1
 
-    def test_map_again(self, bench: Bench) -> None:
+    def test_map_again(self, harness: Harness) -> None:
         """A range that was closed can be mapped again, also as a part of a larger one."""
-        theirs, memory = bench.memory(4 * PAGE)
+        theirs, memory = harness.memory(4 * PAGE)
         memory.map_buffer(PAGE, PAGE).close(timeout=LIMIT)
         theirs.write(0, pattern(theirs.size, 5))
         with memory.map_buffer(0, 4 * PAGE) as ours:
             assert read(ours) == pattern(theirs.size, 5)[: 4 * PAGE]
 
-    def test_imported_twice(self, bench: Bench) -> None:
+    def test_imported_twice(self, harness: Harness) -> None:
         """Two imports of one object, through a duplicated handle, are the same memory."""
-        theirs = bench.export(PAGE)
+        theirs = harness.export(PAGE)
         handle = theirs.export()
         assert isinstance(handle, OpaqueFd)
         with (
-            bench.device.import_memory(handle.duplicate(), size=theirs.size) as first,
-            bench.device.import_memory(handle, size=theirs.size) as second,
+            harness.device.import_memory(handle.duplicate(), size=theirs.size) as first,
+            harness.device.import_memory(handle, size=theirs.size) as second,
             first.map_buffer() as here,
             second.map_buffer() as there,
         ):
             here.fill(0x11)
             assert read(there, 0, 8) == b"\x11" * 8 == theirs.read(0, 8)
 
-    def test_import_consumes(self, bench: Bench) -> None:
+    def test_import_consumes(self, harness: Harness) -> None:
         """A successful import consumes the handle; using it again says by whom, and what to do."""
-        theirs = bench.export(PAGE)
+        theirs = harness.export(PAGE)
         handle = theirs.export()
-        with bench.device.import_memory(handle, size=theirs.size) as memory:
+        with harness.device.import_memory(handle, size=theirs.size) as memory:
             assert handle.closed
             assert memory.size == theirs.size
             assert memory.handle_type is OpaqueFd
-            error = raises(HandleError, lambda: bench.device.import_memory(handle, size=theirs.size))
+            error = raises(HandleError, lambda: harness.device.import_memory(handle, size=theirs.size))
             assert "duplicate" in str(error)
 
-    def test_dedicated_is_taken_from_the_origin(self, bench: Bench) -> None:
+    def test_dedicated_is_taken_from_the_origin(self, harness: Harness) -> None:
         """Whether the allocation is a dedicated one comes with the handle; a contradiction is refused."""
-        theirs, memory = bench.memory(PAGE)
+        theirs, memory = harness.memory(PAGE)
         assert memory.dedicated is theirs.dedicated
         with theirs.export() as handle:
             raises(
                 InvalidArgumentError,
-                lambda: bench.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
+                lambda: harness.device.import_memory(handle, size=theirs.size, dedicated=not theirs.dedicated),
                 argument="dedicated",
             )
             assert not handle.closed
 
-    def test_views_describe_themselves(self, bench: Bench) -> None:
+    def test_views_describe_themselves(self, harness: Harness) -> None:
         """A view has address, shape, strides in bytes and type; it offers its device's array interface alone."""
-        _, ours = bench.buffer(4 * PAGE)
-        info = bench.device.info
+        _, ours = harness.buffer(4 * PAGE)
+        info = harness.device.info
         view = ours.view((3, 5), "float32", offset=64, strides=(256, 4))
         assert (view.ptr, view.shape, view.strides) == (ours.ptr + 64, (3, 5), (256, 4))
         assert (view.dtype, view.ndim, view.nbytes) == ("float32", 2, 60)
         assert tuple(view.__dlpack_device__()) == tuple(info.dlpack)
-        interface, _ = read_interface(view, bench.device)
+        interface, _ = read_interface(view, harness.device)
         assert interface["data"][0] == view.ptr
         assert interface["shape"] == (3, 5)
         assert interface["strides"] == (256, 4)
@@ -184,9 +184,9 @@ class MemorySuite(Suite):
         else:
             raises(ArgumentTypeError, lambda: np.asarray(view), argument="view")
 
-    def test_dlpack(self, bench: Bench) -> None:
+    def test_dlpack(self, harness: Harness) -> None:
         """A capsule has the view's address, shape, strides in elements, type and device."""
-        _, ours = bench.buffer(4 * PAGE)
+        _, ours = harness.buffer(4 * PAGE)
         view = ours.view((4, 8), "int16", offset=32, strides=(64, 4))
         for version in (None, (1, 0)):
             capsule = view.__dlpack__(max_version=version)
@@ -194,25 +194,25 @@ class MemorySuite(Suite):
             assert not found.flags, "it is neither read-only nor a copy"
             assert version or found.flags is None, "a consumer that does not ask knows no versions"
             assert found.data + found.byte_offset == view.ptr
-            assert found.device == tuple(bench.device.info.dlpack)
+            assert found.device == tuple(harness.device.info.dlpack)
             assert found.dtype == (0, 16, 1)
             assert (found.shape, found.strides) == ((4, 8), (32, 2))
             del capsule
 
-    def test_dlpack_streams(self, bench: Bench) -> None:
+    def test_dlpack_streams(self, harness: Harness) -> None:
         """The consumer's stream follows the array API's rules: what is ambiguous on this kind of device is refused."""
-        _, ours = bench.buffer(PAGE)
-        kind = bench.device.info.dlpack[0]
+        _, ours = harness.buffer(PAGE)
+        kind = harness.device.info.dlpack[0]
         view = ours.view(16)
         for value in {1: (0, 1, 2), 10: (1, 2)}.get(kind, (0,)):
             raises(InvalidArgumentError, lambda value=value: view.__dlpack__(stream=value), argument="stream")
         assert view.__dlpack__(stream=-1) is not None
         assert view.__dlpack__(stream=None) is not None
 
-    def test_libraries_by_dlpack(self, bench: Bench) -> None:
+    def test_libraries_by_dlpack(self, harness: Harness) -> None:
         """What an array library makes of a capsule is the shared memory itself, both ways."""
-        theirs, ours = bench.buffer(4 * PAGE)
-        for library in libraries(bench.device, simulated=bench.simulated):
+        theirs, ours = harness.buffer(4 * PAGE)
+        for library in libraries(harness.device, simulated=harness.simulated):
             data = pattern(4 * PAGE, 6)
             theirs.write(0, data)
             array = library.from_dlpack(ours.view((4, 8), "int16", offset=32, strides=(64, 4)))
@@ -225,10 +225,10 @@ class MemorySuite(Suite):
             assert theirs.read(32 + 3 * 64 + 7 * 4, 2) == (-2).to_bytes(2, "little", signed=True)
             assert theirs.read(32 + 3 * 64 + 7 * 4 + 2, 2) == data[32 + 3 * 64 + 7 * 4 + 2 :][:2]
 
-    def test_libraries_by_interface(self, bench: Bench) -> None:
+    def test_libraries_by_interface(self, harness: Harness) -> None:
         """What an array library makes of the array interface is the shared memory itself, both ways."""
-        theirs, ours = bench.buffer(4 * PAGE)
-        for library in libraries(bench.device, simulated=bench.simulated):
+        theirs, ours = harness.buffer(4 * PAGE)
+        for library in libraries(harness.device, simulated=harness.simulated):
             array = library.from_interface(ours.view((PAGE,), "int32"))
             theirs.write(0, pattern(4 * PAGE, 6))
             assert library.bytes_of(array) == pattern(4 * PAGE, 6)
@@ -236,37 +236,37 @@ class MemorySuite(Suite):
             library.finish()
             assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
 
-    def test_strided_views(self, bench: Bench) -> None:
+    def test_strided_views(self, harness: Harness) -> None:
         """Strides are in bytes: a linear image's rows lie where its pitch says."""
-        theirs, ours = bench.buffer(4 * PAGE)
+        theirs, ours = harness.buffer(4 * PAGE)
         data = pattern(4 * PAGE, 7)
         theirs.write(0, data)
         view = ours.view((10, 20), "uint16", offset=6, strides=(448, 4))
-        interface, _ = read_interface(view, bench.device)
+        interface, _ = read_interface(view, harness.device)
         for row, column in ((0, 0), (3, 7), (9, 19)):
             address = interface["data"][0] + row * interface["strides"][0] + column * interface["strides"][1]
             start = 6 + row * 448 + column * 4
             assert address == ours.ptr + start
             assert read(ours, address - ours.ptr, 2) == data[start : start + 2]
-        backwards, _ = read_interface(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)), bench.device)
+        backwards, _ = read_interface(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)), harness.device)
         assert (backwards["data"][0], backwards["strides"]) == (ours.ptr + PAGE - 1, (-1,))
 
-    def test_libraries_on_strided_views(self, bench: Bench) -> None:
+    def test_libraries_on_strided_views(self, harness: Harness) -> None:
         """An array library finds a linear image's rows where its pitch says."""
-        theirs, ours = bench.buffer(4 * PAGE)
+        theirs, ours = harness.buffer(4 * PAGE)
         data = pattern(4 * PAGE, 7)
         theirs.write(0, data)
-        for library in libraries(bench.device, simulated=bench.simulated):
+        for library in libraries(harness.device, simulated=harness.simulated):
             array = library.from_interface(ours.view((10, 20), "int16", offset=6, strides=(448, 4)))
             rows = [data[6 + row * 448 + column * 4 :][:2] for row in range(10) for column in range(20)]
             assert library.bytes_of(array) == b"".join(rows)
-        if bench.device.info.array_interface == "__array_interface__":  # not every GPU library can go backwards
+        if harness.device.info.array_interface == "__array_interface__":  # not every GPU library can go backwards
             backwards = np.asarray(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)))
             assert backwards.tobytes() == data[PAGE - 1 :: -1]
 
-    def test_view_outside_the_buffer_is_refused(self, bench: Bench) -> None:
+    def test_view_outside_the_buffer_is_refused(self, harness: Harness) -> None:
         """A window that reaches outside the buffer, by size, offset or strides, is refused."""
-        _, memory = bench.memory(4 * PAGE)
+        _, memory = harness.memory(4 * PAGE)
         with memory.map_buffer(PAGE, PAGE) as ours:
             raises(InvalidArgumentError, lambda: ours.view(PAGE + 1), argument="shape")
             raises(InvalidArgumentError, lambda: ours.view(PAGE, offset=1), argument="offset")
@@ -275,12 +275,12 @@ class MemorySuite(Suite):
             raises(InvalidArgumentError, lambda: ours.view((2, 2), strides=(2,)), argument="strides")
             assert ours.view(PAGE).nbytes == PAGE
 
-    def test_nothing_is_left_over(self, bench: Bench) -> None:
+    def test_nothing_is_left_over(self, harness: Harness) -> None:
         """Round after round of export, import, map, use and close leaves no descriptor and no mapping behind."""
 
         def round_trip(seed: int) -> None:
-            with bench.exporter.create_memory(4 * PAGE) as theirs:
-                memory = bench.device.import_memory(theirs.export(), size=theirs.size)
+            with harness.exporter.create_memory(4 * PAGE) as theirs:
+                memory = harness.device.import_memory(theirs.export(), size=theirs.size)
                 ours = memory.map_buffer()
                 ours.fill(seed)
                 assert theirs.read(0, 1) == bytes([seed])
@@ -289,18 +289,18 @@ class MemorySuite(Suite):
 
         leaves_nothing(round_trip, rounds=12)
 
-    def test_failed_import_leaves_nothing(self, bench: Bench) -> None:
+    def test_failed_import_leaves_nothing(self, harness: Harness) -> None:
         """An import that is refused leaves the handle the caller's, and no descriptor behind."""
-        theirs = bench.export(PAGE)
+        theirs = harness.export(PAGE)
         with theirs.export() as handle:
             before = fds()
             for _ in range(5):
                 raises(
                     InvalidArgumentError,
-                    lambda: bench.device.import_memory(handle, size=theirs.size * 1000),
+                    lambda: harness.device.import_memory(handle, size=theirs.size * 1000),
                     argument="size",
                 )
             assert fds() == before
             assert not handle.closed
-            with bench.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as ours:
+            with harness.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as ours:
                 assert isinstance(ours, Buffer)

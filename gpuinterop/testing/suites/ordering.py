@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import ResourceBusyError
 from ...exporters.base import Fill
 from ..requirements import requires, skip_declared
-from .base import KINDS, LIMIT, SHORT_GRACE, Bench, Suite, args, held, word
+from .base import KINDS, LIMIT, SHORT_GRACE, Harness, Suite, args, held, word
 from .semaphores import IMPORT, MEMORY, SIGNAL, WAIT
 
 ROUNDS = 20
@@ -26,13 +26,13 @@ PRODUCED, CONSUMED, STALE = 0xA5, 0x5A, 0x11
 class _Scene:
     """Shared memory, the semaphore that orders the two, and the one that holds the producer."""
 
-    def __init__(self, bench: Bench, kind: type) -> None:
-        self.bench = bench
+    def __init__(self, harness: Harness, kind: type) -> None:
+        self.harness = harness
         self.kind = kind
-        self.theirs, self.buffer = bench.buffer(4096)
-        self.ready_theirs, self.ready = bench.semaphore(kind)
-        self.hold_theirs, self.hold = bench.semaphore(kind)
-        self.stream = bench.stream()
+        self.theirs, self.buffer = harness.buffer(4096)
+        self.ready_theirs, self.ready = harness.semaphore(kind)
+        self.hold_theirs, self.hold = harness.semaphore(kind)
+        self.stream = harness.stream()
 
     def reset(self) -> None:
         self.theirs.write(0, bytes([STALE]) * SIZE)
@@ -50,7 +50,7 @@ class _Scene:
 
     def submit(self, byte: int, *, wait: list[Any], signal: list[Any]) -> Any:
         fill = [Fill(memory=self.theirs, offset=0, size=SIZE, word=word(byte))]
-        return self.bench.exporter.submit(wait=wait, fill=fill, signal=signal)
+        return self.harness.exporter.submit(wait=wait, fill=fill, signal=signal)
 
 
 @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
@@ -58,9 +58,9 @@ class OrderingSuite(Suite):
     """Intact: the consumer comes after the producer, however long that one is held."""
 
     @KINDS
-    def test_exporter_then_device(self, bench: Bench, kind: type) -> None:
+    def test_exporter_then_device(self, harness: Harness, kind: type) -> None:
         """The device's work behind a wait comes after the exporter's work before the signal, every time."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
             work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[(scene.ready_theirs, value)])
@@ -74,9 +74,9 @@ class OrderingSuite(Suite):
             assert scene.seen() == CONSUMED
 
     @KINDS
-    def test_device_reads_after_exporter(self, bench: Bench, kind: type) -> None:
+    def test_device_reads_after_exporter(self, harness: Harness, kind: type) -> None:
         """A copy behind a wait reads what the exporter wrote before the signal, every time."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
             work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[(scene.ready_theirs, value)])
@@ -96,9 +96,9 @@ class OrderingSuite(Suite):
             assert target.tobytes() == bytes([PRODUCED]) * SIZE
 
     @KINDS
-    def test_device_then_exporter(self, bench: Bench, kind: type) -> None:
+    def test_device_then_exporter(self, harness: Harness, kind: type) -> None:
         """The exporter's work behind a wait comes after the device's work before the signal, every time."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
             scene.hold.wait(scene.stream, *args(kind, value))
@@ -119,9 +119,9 @@ class SabotageSuite(Suite):
     """Stale data shows every time, when a wait or a signal is taken out: the tests above can fail."""
 
     @KINDS
-    def test_device_without_its_wait(self, bench: Bench, kind: type) -> None:
+    def test_device_without_its_wait(self, harness: Harness, kind: type) -> None:
         """The device does not wait: its work comes before the exporter's, in every round."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -136,9 +136,9 @@ class SabotageSuite(Suite):
         assert stale == ROUNDS
 
     @KINDS
-    def test_exporter_without_its_signal(self, bench: Bench, kind: type) -> None:
+    def test_exporter_without_its_signal(self, harness: Harness, kind: type) -> None:
         """The exporter does not signal: its work is done, and the device still waits, in every round."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -153,9 +153,9 @@ class SabotageSuite(Suite):
         assert stale == ROUNDS
 
     @KINDS
-    def test_exporter_without_its_wait(self, bench: Bench, kind: type) -> None:
+    def test_exporter_without_its_wait(self, harness: Harness, kind: type) -> None:
         """The exporter does not wait: its work comes before the device's, in every round."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -168,9 +168,9 @@ class SabotageSuite(Suite):
         assert stale == ROUNDS
 
     @KINDS
-    def test_device_without_its_signal(self, bench: Bench, kind: type) -> None:
+    def test_device_without_its_signal(self, harness: Harness, kind: type) -> None:
         """The device does not signal: its work is done, and the exporter still waits, in every round."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -185,9 +185,9 @@ class SabotageSuite(Suite):
         assert stale == ROUNDS
 
     @KINDS
-    def test_device_signals_too_early(self, bench: Bench, kind: type) -> None:
+    def test_device_signals_too_early(self, harness: Harness, kind: type) -> None:
         """The device signals before its work: the exporter comes first, in every round."""
-        scene = _Scene(bench, kind)
+        scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
             scene.reset()

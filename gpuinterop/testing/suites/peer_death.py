@@ -15,7 +15,7 @@ from ...exporters.process import ProcessExporter, ProcessSemaphore
 from ...handles import OpaqueFd, Timeline
 from ..participants import ExporterSpec
 from ..requirements import KIND, requires, skip_declared
-from .base import KINDS, LIMIT, Bench, Suite, args, raises, read
+from .base import KINDS, LIMIT, Harness, Suite, args, raises, read
 
 
 def in_another_process(spec: object) -> bool:
@@ -29,14 +29,14 @@ class PeerDeathSuite(Suite):
     exporter_filter: ClassVar = staticmethod(in_another_process)
 
     @pytest.fixture
-    def doomed(self, device: Device, exporter_spec: ExporterSpec, scope: ExitStack) -> Bench:
-        """A bench with an exporter of the test's own."""
+    def doomed(self, device: Device, exporter_spec: ExporterSpec, scope: ExitStack) -> Harness:
+        """A harness with an exporter of the test's own."""
         exporter = scope.enter_context(exporter_spec.open())
         assert isinstance(exporter, ProcessExporter)
-        return Bench(device, exporter, scope)
+        return Harness(device, exporter, scope)
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
-    def test_memory_stays(self, doomed: Bench) -> None:
+    def test_memory_stays(self, doomed: Harness) -> None:
         """Imported memory stays, with its bytes, and is released as always."""
         theirs, buffer = doomed.buffer()
         theirs.write(0, b"last words")
@@ -47,7 +47,7 @@ class PeerDeathSuite(Suite):
         buffer.close(timeout=LIMIT)
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_the_exporter_says_so(self, doomed: Bench) -> None:
+    def test_the_exporter_says_so(self, doomed: Harness) -> None:
         """Calls to the dead process raise `PeerError`, with its exit status; a handle in hand still works."""
         theirs = doomed.export()
         handle = theirs.export()
@@ -60,7 +60,7 @@ class PeerDeathSuite(Suite):
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
-    def test_wait_for_the_dead(self, doomed: Bench, kind: type) -> None:
+    def test_wait_for_the_dead(self, doomed: Harness, kind: type) -> None:
         """A stream that waits for a dead process: `synchronize` ends in time and names the semaphore and the value.
 
         The stream is not lost: every process that has the semaphore can signal it.
@@ -78,7 +78,7 @@ class PeerDeathSuite(Suite):
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
-    def test_dead_inside_the_lock(self, doomed: Bench, kind: type) -> None:
+    def test_dead_inside_the_lock(self, doomed: Harness, kind: type) -> None:
         """A process dies inside a semaphore's lock: the semaphore goes on, or is given up with an error that says so.
 
         It does not hang, and other semaphores are not touched.
@@ -109,7 +109,7 @@ class PeerDeathSuite(Suite):
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
-    def test_dead_while_waiting(self, doomed: Bench, kind: type) -> None:
+    def test_dead_while_waiting(self, doomed: Harness, kind: type) -> None:
         """A process dies while its own work waits for us: our signal does not hang."""
         theirs, ours = doomed.semaphore(kind)
         work: Any = doomed.exporter.submit(wait=[(theirs, 1)])
@@ -120,7 +120,7 @@ class PeerDeathSuite(Suite):
         stream.synchronize(LIMIT)
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_a_new_one_works(self, doomed: Bench, exporter_spec: ExporterSpec) -> None:
+    def test_a_new_one_works(self, doomed: Harness, exporter_spec: ExporterSpec) -> None:
         """Another exporter is opened after a death, and everything works with it."""
         _kill(doomed)
         assert isinstance(doomed.exporter, ProcessExporter)
@@ -131,6 +131,6 @@ class PeerDeathSuite(Suite):
                 assert read(ours, 0, 5) == b"again"
 
 
-def _kill(bench: Bench) -> None:
-    assert isinstance(bench.exporter, ProcessExporter)
-    bench.exporter.kill()
+def _kill(harness: Harness) -> None:
+    assert isinstance(harness.exporter, ProcessExporter)
+    harness.exporter.kill()

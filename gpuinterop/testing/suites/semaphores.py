@@ -31,7 +31,7 @@ from .base import (
     HANDLE_TYPES,
     KINDS,
     LIMIT,
-    Bench,
+    Harness,
     Suite,
     args,
     becomes_idle,
@@ -66,10 +66,10 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT)
-    def test_stream_waits_for_exporter(self, bench: Bench, kind: type) -> None:
+    def test_stream_waits_for_exporter(self, harness: Harness, kind: type) -> None:
         """A stream waits until the exporter signals, and then goes on."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         for value in range(1, 6):
             ours.wait(stream, *args(kind, value))
             before: Any = stream.record()
@@ -82,12 +82,12 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, SIGNAL)
-    def test_exporter_waits_for_stream(self, bench: Bench, kind: type) -> None:
+    def test_exporter_waits_for_stream(self, harness: Harness, kind: type) -> None:
         """The exporter's work waits until a stream signals, and then goes on."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         for value in range(1, 6):
-            work = bench.exporter.submit(wait=[(theirs, value)])
+            work = harness.exporter.submit(wait=[(theirs, value)])
             assert not work.done(GRACE), "the exporter saw a signal before one was given"
             ours.signal(stream, *args(kind, value))
             assert work.done(LIMIT), "the signal did not arrive"
@@ -95,29 +95,29 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT)
-    def test_signal_before_wait(self, bench: Bench, kind: type) -> None:
+    def test_signal_before_wait(self, harness: Harness, kind: type) -> None:
         """A wait for what was signalled already passes."""
-        theirs, ours = bench.semaphore(kind)
+        theirs, ours = harness.semaphore(kind)
         theirs.signal(3)
-        stream = bench.stream()
+        stream = harness.stream()
         ours.wait(stream, *args(kind, 3))
         stream.synchronize(LIMIT)
 
     @KINDS
     @requires(IMPORT, SIGNAL)
-    def test_stream_signals_before_exporter_waits(self, bench: Bench, kind: type) -> None:
+    def test_stream_signals_before_exporter_waits(self, harness: Harness, kind: type) -> None:
         """A signal is kept for who waits later."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         ours.signal(stream, *args(kind, 3))
         stream.synchronize(LIMIT)
         assert theirs.wait(3, timeout=LIMIT)
 
     @requires(*BINARY)
-    def test_binary_wait_consumes(self, bench: Bench) -> None:
+    def test_binary_wait_consumes(self, harness: Harness) -> None:
         """One signal of a binary semaphore lets one wait pass."""
-        theirs, ours = bench.semaphore(Binary)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(Binary)
+        stream = harness.stream()
         theirs.signal()
         ours.wait(stream)
         stream.synchronize(LIMIT)
@@ -127,10 +127,10 @@ class SemaphoreSuite(Suite):
         stream.synchronize(LIMIT)
 
     @requires(*TIMELINE)
-    def test_timeline_waits_for_at_least(self, bench: Bench) -> None:
+    def test_timeline_waits_for_at_least(self, harness: Harness) -> None:
         """A timeline wait passes from its value on, and not before; values may be skipped and large."""
-        theirs, ours = bench.semaphore(Timeline)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(Timeline)
+        stream = harness.stream()
         ours.wait(stream, 10)
         for value in (1, 9):
             theirs.signal(value)
@@ -146,10 +146,10 @@ class SemaphoreSuite(Suite):
         stream.synchronize(LIMIT)
 
     @requires(*TIMELINE)
-    def test_timeline_signal_reaches_its_value(self, bench: Bench) -> None:
+    def test_timeline_signal_reaches_its_value(self, harness: Harness) -> None:
         """A stream's signal sets the counter to its value: no less, and no more."""
-        theirs, ours = bench.semaphore(Timeline)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(Timeline)
+        stream = harness.stream()
         ours.signal(stream, 7)
         stream.synchronize(LIMIT)
         assert theirs.wait(7, timeout=LIMIT)
@@ -157,14 +157,14 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
-    def test_ping_pong(self, bench: Bench, kind: type) -> None:
+    def test_ping_pong(self, harness: Harness, kind: type) -> None:
         """Work on both sides alternates, in order, over many rounds."""
-        memory, buffer = bench.buffer(4096)
-        forth_theirs, forth = bench.semaphore(kind)
-        back_theirs, back = (forth_theirs, forth) if kind is Timeline else bench.semaphore(kind)
-        stream = bench.stream()
+        memory, buffer = harness.buffer(4096)
+        forth_theirs, forth = harness.semaphore(kind)
+        back_theirs, back = (forth_theirs, forth) if kind is Timeline else harness.semaphore(kind)
+        stream = harness.stream()
         for frame in range(30):
-            work = bench.exporter.submit(
+            work = harness.exporter.submit(
                 wait=[(back_theirs, 2 * frame)] if frame else [],
                 fill=[Fill(memory=memory, offset=0, size=4096, word=word(frame + 1))],
                 signal=[(forth_theirs, 2 * frame + 1)],
@@ -183,11 +183,11 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
-    def test_signal_comes_after_the_work(self, bench: Bench, kind: type) -> None:
+    def test_signal_comes_after_the_work(self, harness: Harness, kind: type) -> None:
         """What a stream did before its signal is there for who has waited for it."""
-        memory, buffer = bench.buffer(1 << 22)
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        memory, buffer = harness.buffer(1 << 22)
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         for value in range(1, 6):
             buffer.fill(value, stream=stream)
             ours.signal(stream, *args(kind, value))
@@ -196,11 +196,11 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL)
-    def test_batch(self, bench: Bench, kind: type) -> None:
+    def test_batch(self, harness: Harness, kind: type) -> None:
         """A batch waits for all of its semaphores, and signals all of them."""
-        pairs = [bench.semaphore(kind) for _ in range(3)]
+        pairs = [harness.semaphore(kind) for _ in range(3)]
         batch = SemaphoreBatch(*(ours for _, ours in pairs))
-        stream = bench.stream()
+        stream = harness.stream()
         values = None if kind is Binary else (1, 2, 3)
         batch.wait(stream, values)
         for index, (theirs, _) in enumerate(pairs):
@@ -213,12 +213,12 @@ class SemaphoreSuite(Suite):
             assert theirs.wait(index + 4, timeout=LIMIT)
 
     @requires(*BINARY, *TIMELINE)
-    def test_mixed_batch(self, bench: Bench) -> None:
+    def test_mixed_batch(self, harness: Harness) -> None:
         """Binary and timeline semaphores go into one batch."""
-        one, binary = bench.semaphore(Binary)
-        other, timeline = bench.semaphore(Timeline)
+        one, binary = harness.semaphore(Binary)
+        other, timeline = harness.semaphore(Timeline)
         batch = SemaphoreBatch(binary, timeline)
-        stream = bench.stream()
+        stream = harness.stream()
         batch.wait(stream, (None, 4))
         one.signal()
         assert held(stream)
@@ -230,14 +230,14 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT)
-    def test_other_streams_go_on(self, bench: Bench, kind: type) -> None:
+    def test_other_streams_go_on(self, harness: Harness, kind: type) -> None:
         """A wait holds its own stream, and those that wait for that stream; no others.
 
         Streams that wait have high priority, as `Device.create_stream` says: else they share AMD's few queues.
         """
-        theirs, ours = bench.semaphore(kind)
-        first, behind = bench.stream(high_priority=True), bench.stream(high_priority=True)
-        free = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        first, behind = harness.stream(high_priority=True), harness.stream(high_priority=True)
+        free = harness.stream()
         ours.wait(first, *args(kind, 1))
         behind.wait_stream(first)
         event = behind.record()
@@ -251,12 +251,12 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL)
-    def test_between_streams(self, bench: Bench, kind: type) -> None:
+    def test_between_streams(self, harness: Harness, kind: type) -> None:
         """Two imports of one semaphore order two streams of the same device."""
-        theirs = bench.scope.enter_context(bench.make_semaphore(kind))
-        first: Any = bench.scope.enter_context(bench.import_semaphore(theirs))
-        second: Any = bench.scope.enter_context(bench.import_semaphore(theirs))
-        one, other = bench.stream(), bench.stream()
+        theirs = harness.scope.enter_context(harness.make_semaphore(kind))
+        first: Any = harness.scope.enter_context(harness.import_semaphore(theirs))
+        second: Any = harness.scope.enter_context(harness.import_semaphore(theirs))
+        one, other = harness.stream(), harness.stream()
         first.wait(one, *args(kind, 5))
         assert held(one)
         second.signal(other, *args(kind, 5))
@@ -265,10 +265,10 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT)
-    def test_synchronize_names_what_it_waits_for(self, bench: Bench, kind: type) -> None:
+    def test_synchronize_names_what_it_waits_for(self, harness: Harness, kind: type) -> None:
         """A time-out of `synchronize` or of an event names the semaphore and the value; the stream goes on."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         ours.wait(stream, *args(kind, 77))
         event = stream.record()
         for call in (lambda: stream.synchronize(0.01), lambda: event.wait(0.01)):
@@ -281,17 +281,17 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT)
-    def test_a_time_out_names_no_wait_that_has_passed(self, bench: Bench, kind: type) -> None:
+    def test_a_time_out_names_no_wait_that_has_passed(self, harness: Harness, kind: type) -> None:
         """An event behind them tells, which another stream waited for, or the semaphore itself."""
-        stream, other = bench.stream(), bench.stream()
-        past = [bench.semaphore(kind) for _ in range(3)]
+        stream, other = harness.stream(), harness.stream()
+        past = [harness.semaphore(kind) for _ in range(3)]
         for theirs, ours in past:
             ours.wait(stream, *args(kind, 5))
             theirs.signal(5)
         event = stream.record()
         other.wait_stream(stream)
         other.synchronize(LIMIT)
-        theirs, ours = bench.semaphore(kind)
+        theirs, ours = harness.semaphore(kind)
         ours.wait(stream, *args(kind, 6))
         error = raises(SemaphoreTimeoutError, lambda: stream.synchronize(0.01))
         theirs.signal(6)
@@ -302,15 +302,15 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, (Operation.WAIT_TIMEOUT, KIND))
-    def test_wait_with_timeout(self, bench: Bench, kind: type) -> None:
+    def test_wait_with_timeout(self, harness: Harness, kind: type) -> None:
         """A wait with a time-out passes in time; too late, its stream fails, and names what it waited for."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         ours.wait(stream, *args(kind, 1), timeout=LIMIT)
         assert held(stream)
         theirs.signal(1)
         stream.synchronize(LIMIT)
-        failing = bench.device.create_stream()
+        failing = harness.device.create_stream()
         try:
             ours.wait(failing, *args(kind, 2), timeout=0.02)
             raises(SemaphoreTimeoutError, lambda: failing.synchronize(LIMIT))
@@ -322,13 +322,13 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL)
-    def test_nothing_is_left_over(self, bench: Bench, kind: type) -> None:
+    def test_nothing_is_left_over(self, harness: Harness, kind: type) -> None:
         """Round after round of export, import, use and close leaves no descriptor and no mapping behind."""
-        stream = bench.stream()
+        stream = harness.stream()
 
         def round_trip(_turn: int) -> None:
-            with bench.make_semaphore(kind) as theirs:
-                ours: Any = bench.import_semaphore(theirs)
+            with harness.make_semaphore(kind) as theirs:
+                ours: Any = harness.import_semaphore(theirs)
                 theirs.signal(1)
                 ours.wait(stream, *args(kind, 1))
                 ours.signal(stream, *args(kind, 2))
@@ -340,10 +340,10 @@ class SemaphoreSuite(Suite):
 
     @KINDS
     @requires(IMPORT, SIGNAL)
-    def test_wrong_value_is_refused(self, bench: Bench, kind: type) -> None:
+    def test_wrong_value_is_refused(self, harness: Harness, kind: type) -> None:
         """A value for a binary semaphore, none for a timeline, and a timeline that does not grow are refused."""
-        theirs, ours = bench.semaphore(kind)
-        stream = bench.stream()
+        theirs, ours = harness.semaphore(kind)
+        stream = harness.stream()
         if kind is Binary:
             raises(GpuInteropError, lambda: ours.signal(stream, 1), argument="value")
             raises(GpuInteropError, lambda: ours.wait(stream, 0), argument="value")
@@ -496,10 +496,10 @@ class CreatedSemaphoreSuite(Suite):
 
     @KINDS
     @requires(CREATE, *MEMORY)
-    def test_signal_comes_after_the_work(self, bench: Bench, kind: type, made: Any) -> None:
+    def test_signal_comes_after_the_work(self, harness: Harness, kind: type, made: Any) -> None:
         """What a stream did before its signal is there for who has waited for it."""
-        memory, buffer = bench.buffer(1 << 22)
-        stream = bench.stream()
+        memory, buffer = harness.buffer(1 << 22)
+        stream = harness.stream()
         for value in range(1, 6):
             buffer.fill(value, stream=stream)
             made.signal(stream, *args(kind, value))

@@ -19,7 +19,7 @@ from ...handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ...sharing import ArrayShare, attach, share
 from ..peer import BackendPeer
 from ..requirements import requires, skip_declared
-from .base import LIMIT, Bench, Suite, held, leaves_nothing, pattern, raises, read, word, write
+from .base import LIMIT, Harness, Suite, held, leaves_nothing, pattern, raises, read, word, write
 from .libraries import legacy_array
 
 SIZE = 5000
@@ -136,11 +136,11 @@ class ArraysInVulkan(Suite):
     exporter_filter: ClassVar = staticmethod(lambda spec: spec.name == "vulkan" and not spec.process)
 
     @pytest.fixture
-    def pair(self, bench: Bench) -> tuple[ExporterMemory, Buffer]:
+    def pair(self, harness: Harness) -> tuple[ExporterMemory, Buffer]:
         """The middle of an allocation as Vulkan's memory, and the whole as the device's."""
-        ours = bench.scope.enter_context(bench.device.allocate(1 << 16)).buffer
-        exporter: Any = bench.exporter
-        return bench.scope.enter_context(exporter.import_array(ours.view(SIZE, "uint8", offset=512))), ours
+        ours = harness.scope.enter_context(harness.device.allocate(1 << 16)).buffer
+        exporter: Any = harness.exporter
+        return harness.scope.enter_context(exporter.import_array(ours.view(SIZE, "uint8", offset=512))), ours
 
     def test_bytes(self, pair: tuple[ExporterMemory, Buffer]) -> None:
         """Each side reads what the other has written, from the first byte to the last; what lies beside it stays."""
@@ -152,17 +152,17 @@ class ArraysInVulkan(Suite):
         assert read(ours, 0, 512) == pattern(ours.size, 1)[:512]
         assert read(ours, 512 + SIZE) == pattern(ours.size, 1)[512 + SIZE :]
 
-    def test_work(self, bench: Bench, pair: tuple[ExporterMemory, Buffer]) -> None:
+    def test_work(self, harness: Harness, pair: tuple[ExporterMemory, Buffer]) -> None:
         """Vulkan's own work writes where it was told."""
         theirs, ours = pair
         ours.fill(0x11)
-        assert bench.exporter.submit(fill=[Fill(memory=theirs, offset=8, size=64, word=word(0x22))]).done(LIMIT)
+        assert harness.exporter.submit(fill=[Fill(memory=theirs, offset=8, size=64, word=word(0x22))]).done(LIMIT)
         assert read(ours, 0, 1024) == b"\x11" * 520 + b"\x22" * 64 + b"\x11" * 440
 
-    def test_the_array_is_kept(self, bench: Bench) -> None:
+    def test_the_array_is_kept(self, harness: Harness) -> None:
         """The array's memory lasts as long as Vulkan has it."""
-        exporter: Any = bench.exporter
-        ours = bench.device.allocate(1 << 16)
+        exporter: Any = harness.exporter
+        ours = harness.device.allocate(1 << 16)
         write(ours.buffer, pattern(ours.size, 3))
         with exporter.import_array(ours.buffer.view(SIZE)) as theirs:
             ours.close()
@@ -170,10 +170,10 @@ class ArraysInVulkan(Suite):
             assert theirs.read(0, SIZE) == pattern(SIZE, 3)
         ours.close(timeout=LIMIT)
 
-    def test_nothing_is_left_over(self, bench: Bench) -> None:
+    def test_nothing_is_left_over(self, harness: Harness) -> None:
         """Round after round leaves no descriptor and no mapping behind."""
-        exporter: Any = bench.exporter
-        view = bench.scope.enter_context(bench.device.allocate(1 << 16)).buffer.view(SIZE)
+        exporter: Any = harness.exporter
+        view = harness.scope.enter_context(harness.device.allocate(1 << 16)).buffer.view(SIZE)
 
         def round_trip(_turn: int) -> None:
             with exporter.import_array(view) as theirs:

@@ -26,7 +26,7 @@ from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import OpaqueFd
 from ..requirements import requires, skip_declared
-from .base import LIMIT, Bench, Suite, becomes_idle, held, leaves_nothing, new_stream, pattern, together
+from .base import LIMIT, Harness, Suite, becomes_idle, held, leaves_nothing, new_stream, pattern, together
 
 WORDS = Operation.STREAM_MEMORY_OPS
 MEMORY = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
@@ -208,9 +208,9 @@ class StreamWordsSuite(Suite):
         assert os.pread(fd, 8, 24) == (4).to_bytes(8, sys.byteorder)
 
     @requires(*MEMORY)
-    def test_a_store_comes_behind_the_work(self, bench: Bench, page: Page, streams: list[Stream]) -> None:
+    def test_a_store_comes_behind_the_work(self, harness: Harness, page: Page, streams: list[Stream]) -> None:
         """Who sees the stored word sees what the stream wrote before it, without asking the driver anything."""
-        memory, buffer = bench.buffer(1 << 22)
+        memory, buffer = harness.buffer(1 << 22)
         stream = streams[0]
         for value in range(1, 9):
             buffer.fill(value, stream=stream)
@@ -220,11 +220,11 @@ class StreamWordsSuite(Suite):
         stream.synchronize(LIMIT)
 
     @requires(*MEMORY)
-    def test_work_comes_behind_the_wait(self, bench: Bench, page: Page, streams: list[Stream]) -> None:
+    def test_work_comes_behind_the_wait(self, harness: Harness, page: Page, streams: list[Stream]) -> None:
         """Bytes written before the word was stored are what the stream reads behind its wait."""
-        memory, buffer = bench.buffer(4096)
+        memory, buffer = harness.buffer(4096)
         stream = streams[0]
-        backend: Any = bench.device.driver
+        backend: Any = harness.device.driver
         for value in range(1, 9):
             page.wait(stream, 0, value)
             backend.copy(stream.handle, page.address + 1024, buffer.ptr, 1024)  # the page is host memory that it knows

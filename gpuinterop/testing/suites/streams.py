@@ -11,7 +11,7 @@ from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
 from ...handles import OpaqueFd
 from ..requirements import requires, skip_declared
-from .base import GRACE, LIMIT, Bench, Gate, Suite, becomes_idle, held, raises, read
+from .base import GRACE, LIMIT, Gate, Harness, Suite, becomes_idle, held, raises, read
 from .libraries import libraries
 
 
@@ -89,19 +89,19 @@ class StreamWorkSuite(Suite):
 
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
-    def test_work_is_done_in_order(self, bench: Bench) -> None:
+    def test_work_is_done_in_order(self, harness: Harness) -> None:
         """The last fill on a stream wins."""
-        theirs, ours = bench.buffer(1 << 20)
-        stream = bench.stream()
+        theirs, ours = harness.buffer(1 << 20)
+        stream = harness.stream()
         for byte in range(1, 50):
             ours.fill(byte, stream=stream)
         stream.synchronize(LIMIT)
         assert theirs.read(0, 1 << 20) == bytes([49]) * (1 << 20)
 
-    def test_event_is_not_done_early(self, bench: Bench) -> None:
+    def test_event_is_not_done_early(self, harness: Harness) -> None:
         """An event is done when the work before it is, not before; one recorded earlier is done earlier."""
-        theirs, ours = bench.buffer()
-        gate, stream = Gate(bench), bench.stream()
+        theirs, ours = harness.buffer()
+        gate, stream = Gate(harness), harness.stream()
         ours.fill(1, stream=stream)
         first = stream.record()
         gate.block(stream)
@@ -119,10 +119,10 @@ class StreamWorkSuite(Suite):
         assert theirs.read(0, ours.size) == b"\x02" * ours.size
         stream.synchronize(LIMIT)
 
-    def test_await_event(self, bench: Bench) -> None:
+    def test_await_event(self, harness: Harness) -> None:
         """An event can be awaited; the loop goes on meanwhile."""
-        _, ours = bench.buffer()
-        gate, stream = Gate(bench), bench.stream()
+        _, ours = harness.buffer()
+        gate, stream = Gate(harness), harness.stream()
         gate.block(stream)
         ours.fill(7, stream=stream)
         event = stream.record()
@@ -142,10 +142,10 @@ class StreamWorkSuite(Suite):
 
         assert asyncio.run(asyncio.wait_for(body(), LIMIT)) == ["open", "done"]
 
-    def test_wait_stream(self, bench: Bench) -> None:
+    def test_wait_stream(self, harness: Harness) -> None:
         """Work behind `wait_stream` comes after what the other stream was given before it, and only that."""
-        theirs, ours = bench.buffer()
-        gate, first, second = Gate(bench), bench.stream(), bench.stream()
+        theirs, ours = harness.buffer()
+        gate, first, second = Gate(harness), harness.stream(), harness.stream()
         gate.block(first)
         ours.fill(3, stream=first)
         second.wait_stream(first)
@@ -157,32 +157,32 @@ class StreamWorkSuite(Suite):
         first.synchronize(LIMIT)
         assert theirs.read(0, ours.size) == b"\x04" * ours.size
 
-    def test_copy_without_stream_is_ordered(self, bench: Bench) -> None:
+    def test_copy_without_stream_is_ordered(self, harness: Harness) -> None:
         """A copy without a stream comes after the streams that used its bytes, and is done on return."""
-        _, ours = bench.buffer(1 << 22)
-        stream = bench.stream()
+        _, ours = harness.buffer(1 << 22)
+        stream = harness.stream()
         for byte in range(1, 9):
             ours.fill(byte, stream=stream)
         assert read(ours) == b"\x08" * (1 << 22)
         stream.synchronize(LIMIT)
 
-    def test_arrays_are_ordered(self, bench: Bench) -> None:
+    def test_arrays_are_ordered(self, harness: Harness) -> None:
         """Taking an array orders it behind the buffer's streams: it shows what they have yet to write."""
-        _, ours = bench.buffer(1 << 22)
-        stream = bench.stream()
-        for library in libraries(bench.device, simulated=bench.simulated):
+        _, ours = harness.buffer(1 << 22)
+        stream = harness.stream()
+        for library in libraries(harness.device, simulated=harness.simulated):
             makes = [library.from_dlpack, *([library.from_interface] if library.interface_is_ordered else [])]
             for make in makes:
                 for byte in range(1, 9):
                     ours.fill(byte, stream=stream)
                 assert library.bytes_of(make(ours.view(1 << 22))) == b"\x08" * (1 << 22)
 
-    def test_consumers_stream_is_ordered(self, bench: Bench) -> None:
+    def test_consumers_stream_is_ordered(self, harness: Harness) -> None:
         """The stream that a DLPack consumer names waits for the buffer's streams; with -1 it does not."""
-        theirs, ours = bench.buffer()
-        if bench.device.info.dlpack[0] == 1:
+        theirs, ours = harness.buffer()
+        if harness.device.info.dlpack[0] == 1:
             skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
-        gate, stream, consumer, free = Gate(bench), bench.stream(), bench.stream(), bench.stream()
+        gate, stream, consumer, free = Gate(harness), harness.stream(), harness.stream(), harness.stream()
         ours.fill(1)
         gate.block(stream)
         ours.fill(2, stream=stream)
@@ -198,12 +198,12 @@ class StreamWorkSuite(Suite):
         stream.synchronize(LIMIT)
         del capsules
 
-    def test_consumers_stream_is_behind_all(self, bench: Bench) -> None:
+    def test_consumers_stream_is_behind_all(self, harness: Harness) -> None:
         """The consumer's stream waits for every stream that used the buffer, not for the latest alone."""
-        theirs, ours = bench.buffer()
-        if bench.device.info.dlpack[0] == 1:
+        theirs, ours = harness.buffer()
+        if harness.device.info.dlpack[0] == 1:
             skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
-        gate, first, second, consumer = Gate(bench), bench.stream(), bench.stream(), bench.stream()
+        gate, first, second, consumer = Gate(harness), harness.stream(), harness.stream(), harness.stream()
         ours.fill(1)
         gate.block(first)
         ours.fill(2, size=16, stream=first)
@@ -216,10 +216,10 @@ class StreamWorkSuite(Suite):
         first.synchronize(LIMIT)
         del capsule
 
-    def test_streams_of_another_kind_are_refused(self, bench: Bench) -> None:
+    def test_streams_of_another_kind_are_refused(self, harness: Harness) -> None:
         """A bare pointer is refused: it has to be wrapped."""
-        _, ours = bench.buffer()
-        stream = bench.stream()
+        _, ours = harness.buffer()
+        stream = harness.stream()
         wrong: list[object] = [stream.ptr, None.__class__, "stream"]
         for thing in wrong:
             raises(ArgumentTypeError, lambda thing=thing: ours.fill(1, stream=thing), argument="stream")

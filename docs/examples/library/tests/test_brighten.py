@@ -18,20 +18,20 @@ from brighten import NEEDS, ON_DEVICE, Brightener
 import gpuinterop as gi
 from gpuinterop.testing import requires
 from gpuinterop.testing.suites import Suite
-from gpuinterop.testing.suites.base import Bench
+from gpuinterop.testing.suites.base import Harness
 
 SIZE = 4096
 
 
 class TestBrightener(Suite):
     @requires(*NEEDS)
-    def test_it_brightens_what_the_renderer_has_drawn(self, bench: Bench) -> None:
-        theirs = bench.export(SIZE)  # the renderer's memory: Vulkan's, or a memfd
-        shares = bench.exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
-        drawn = bench.scope.enter_context(bench.make_semaphore(gi.Binary)) if shares else None
+    def test_it_brightens_what_the_renderer_has_drawn(self, harness: Harness) -> None:
+        theirs = harness.export(SIZE)  # the renderer's memory: Vulkan's, or a memfd
+        shares = harness.exporter.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
+        drawn = harness.scope.enter_context(harness.make_semaphore(gi.Binary)) if shares else None
         with nullcontext() if drawn is None else drawn.export() as ready:
-            brightener = Brightener(bench.device, theirs.export(), theirs.size, ready)
-        on_device = drawn is not None and not bench.device.capabilities.missing(*ON_DEVICE)
+            brightener = Brightener(harness.device, theirs.export(), theirs.size, ready)
+        on_device = drawn is not None and not harness.device.capabilities.missing(*ON_DEVICE)
         assert (brightener.ready is not None) == on_device
         theirs.write(0, bytes([10, 250]) * (SIZE // 2))
         if drawn is not None:
