@@ -84,7 +84,7 @@ def _by_dlpack(array: Any) -> Described | str:
         place = tuple(map(int, array.__dlpack_device__()))
         capsule = _capsule(array, {} if place[0] in _HOST_TYPES else {"stream": -1})
     except Exception as error:  # each library has its own: a tensor that requires a gradient, a sparse one
-        return f"{error}."
+        return f"{str(error).rstrip('.')}."
     found = next((one for one in CAPSULES if f'"{one[0].decode()}"' in repr(capsule)), None)
     if found is None:
         return f"{capsule!r} is not a capsule of DLPack."
@@ -151,9 +151,10 @@ def _is_read_only(array: Any, *, on_host: bool) -> bool:
 
 def _by_interface(array: Any, argument: str) -> Described | str:
     if (found := _interface(array)) is None:
-        instead = "; pass a view of it, such as view(shape, dtype)" if isinstance(array, NotAnArray) else ""
+        from_lists = "numpy.asarray(...) of a list or numpy.frombuffer(...) of bytes"
+        instead = "a view of it, such as view(shape, dtype)" if isinstance(array, NotAnArray) else from_lists
         raise ArgumentTypeError(
-            argument, f"expected an array with __dlpack__ or an array interface, got {_kind(array)}{instead}."
+            argument, f"expected an array with __dlpack__ or an array interface, got {_kind(array)}; pass {instead}."
         )
     name, facts = found
     try:
@@ -209,12 +210,12 @@ class Range:
         return Region(self.blocks[0].behind.handle_type.type_name, keys, sizes)
 
 
-def check_block(device: Device, block: Block, name: str, or_else: str = ", or pass copy=True") -> None:
-    """Refuse memory that cannot get to another process; `or_else` is one more way out."""
+def check_block(device: Device, block: Block, name: str) -> None:
+    """Refuse memory that cannot get to another process."""
     where = f"{device.name}, array {name!r}"
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
     if not block.behind.travels:
-        raise UnsupportedError(_gap(cell, block.behind, or_else), context=where)
+        raise UnsupportedError(_gap(cell, block.behind), context=where)
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name, f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}."
@@ -271,12 +272,12 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str, 
     return block
 
 
-def _gap(cell: Cell, behind: Behind, or_else: str) -> Capability:
+def _gap(cell: Cell, behind: Behind) -> Capability:
     """Why memory of a kind cannot travel, and what to change."""
-    allocate = f"put the array into Device.allocate(size).buffer.view(shape, dtype){or_else}."
+    allocate = "put the array into Device.allocate(size).buffer.view(shape, dtype), or pass copy=True."
     pools = (
         f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
-        f"backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool{or_else}."
+        "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass copy=True."
     )
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),

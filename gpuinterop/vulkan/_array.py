@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from .. import system
 from .._arguments import brief, check_flags
 from ..backend import SharingBackend
-from ..capabilities import Operation
-from ..errors import InvalidArgumentError
+from ..capabilities import Cell, Operation, Scope
+from ..errors import InvalidArgumentError, UnsupportedError
 from ..handles import AllocationHandle, FdHandle, OpaqueFd
 from . import _api as c
 from ._buffer import SharedBuffer
@@ -145,7 +145,17 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
 
     def check(device: Device, block: Block, what: str) -> None:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
-        check_block(device, block, what, or_else="")
+        if not block.behind.travels:
+            wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
+            gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
+                Scope.DRIVER,
+                f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
+                "VK_EXT_external_memory_host",
+                "put the array into Device.allocate(nbytes).buffer.view(shape, dtype). A physical device with "
+                "VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host.",
+            )
+            raise UnsupportedError(gap, context=vk.identity.name)
+        check_block(device, block, what)
 
     blocks = [block for one in ranges_of(device, {"array": array}, check) for block in one.blocks]
     if len(blocks) > 1:
@@ -270,7 +280,7 @@ def _buffer(
             raise InvalidArgumentError(
                 argument,
                 f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} wants of a buffer, got "
-                f"one at {offset % needs.alignment} behind such a place; put the array into "
+                f"an address {offset % needs.alignment} bytes past one; put the array into "
                 "Device.allocate(nbytes).buffer.view(shape, dtype), or take a part that begins at one.",
             )
         if offset + needs.size > size:
