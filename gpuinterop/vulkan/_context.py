@@ -444,6 +444,7 @@ def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: li
 
 def check_context(vk: object) -> VulkanContext:
     """Refuse anything but an open context, before a lookup of functions on a VkDevice that may be gone."""
-    context = check_type(vk, VulkanContext, "vk", "a gpuinterop.vulkan.VulkanContext")
+    wanted = "a gpuinterop.vulkan.VulkanContext(instance, physical_device, device, queue, queue_family_index)"
+    context = check_type(vk, VulkanContext, "vk", wanted)
     context.check_open()
     return context

@@ -442,15 +442,19 @@ def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, l
 
 
 def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
-    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode."""
+    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode, once."""
     gaps = mode_gaps(vk.physical, device)
     for mode in allow:
         if gaps[mode] is None:
             return mode
     allowed = ", ".join(allow)
     lines = [f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}."]
+    alike: dict[str, list[str]] = {}
     for mode, gap in gaps.items():
-        lines.append(f"  {mode}: {gap or f'works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}.'}")
+        alike.setdefault(gap.capability.reason if gap else mode, []).append(mode)
+    for mode, *others in alike.values():
+        told = gaps[mode] or f"works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}."
+        lines.append(f"  {', '.join((mode, *others))}: {told}")
     first = gaps[allow[0]]
     assert first is not None
     raise UnsupportedError(first.capability, message="\n".join(lines))
