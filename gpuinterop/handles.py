@@ -1111,12 +1111,10 @@ class EventFd(FdHandle, name="event_fd"):
 
 AnySemaphoreHandle: TypeAlias = SemaphoreHandle[Any]
 
-_ELSEWHERE: Final = (FdHandle, PointerHandle) if sys.platform == "win32" else Win32Handle
 
-
-def is_here(kind: type[Handle]) -> bool:
-    """Whether this platform has such handles."""
-    return not issubclass(kind, _ELSEWHERE)
+def is_here(kind: type[Handle], platform: str = sys.platform) -> bool:
+    """Whether a platform, by default this one, has such handles."""
+    return not issubclass(kind, (FdHandle, PointerHandle) if platform.lower().startswith("win") else Win32Handle)
 
 
 def types_here(kinds: Iterable[type[Handle] | None], base: type[Handle] = Handle) -> list[type[Handle]]:

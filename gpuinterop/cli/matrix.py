@@ -14,6 +14,7 @@ from typing import Final
 
 from ..capabilities import DOMAIN, Cell, Operation
 from ..errors import InvalidArgumentError
+from ..handles import is_here
 from ..testing.results import DECLARED, OUTCOMES, Result, Run, counts, exercised, read_run
 from .console import cell_name, say
 from .pages import Items, Section, Table, html, markdown, text
@@ -278,7 +279,7 @@ def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
 
 
 def _never_shown(rows: Sequence[_Row]) -> list[str]:
-    """First what some row says it can do; then, by operation, what is a gap in every row."""
+    """First what some row says it can do; then, by operation, what is a gap in every row and a platform's own."""
     found = []
     gaps: dict[Operation, list[str]] = {}
     for cell in DOMAIN:
@@ -287,8 +288,8 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
             continue
         if claims := [name for name, state in states.items() if state != "gap"]:
             found.append(f"{cell_name(cell)}: usable in {', '.join(claims)}")
-        else:
-            gaps.setdefault(cell.operation, []).append(cell.handle_type.__name__ if cell.handle_type else "")
+        elif (kind := cell.handle_type) is None or any(is_here(kind, row.run.facts["platform"]) for row in rows):
+            gaps.setdefault(cell.operation, []).append(kind.__name__ if kind else "")
     for operation, kinds in gaps.items():
         found.append(f"{operation.value}, a gap in every row" + (f": {', '.join(kinds)}" if all(kinds) else ""))
     return found

@@ -249,6 +249,8 @@ def read_run(file: Path) -> Run:
     InvalidArgumentError
         The file cannot be read, or has something else in it.
     """
+    if file.is_dir():
+        raise InvalidArgumentError("report", f"expected a file, got the folder {file}; give {file / '*.json'}.")
     try:
         content = _parse(file.read_text(encoding="utf-8"))
         _check(content, _FACTS)

@@ -99,6 +99,9 @@ def test_what_is_green_and_what_is_missing(tmp_path: Path) -> None:
     assert (done.exit_code, "4 rows: 2 red" in done.output) == (1, True), done.output
     failed = _section(done.output, "What failed")
     assert "- none: report: expected what" in failed
+    assert f"expected a file, got the folder {tmp_path}; give {tmp_path}/*.json." in _section(
+        invoke("matrix", str(tmp_path)).output, "What failed"
+    ).replace("\n  ", " ")
     assert "the run did not begin" in " ".join(failed.split())
     assert "| empty | UNREADABLE |" in page.read_text()
     done = invoke("matrix", "--expect", "three")
@@ -136,7 +139,10 @@ def test_cells_and_skips(tmp_path: Path) -> None:
     assert f"- {GRAPH}: usable in one\n" in never
     assert f"- {WORDS}: usable in two\n" in never
     assert SHOWN not in never.replace("\n  ", " ")
-    assert "- map_mipmapped_array, a gap in every row: OpaqueFd" in never
+    assert "- map_mipmapped_array, a gap in every row: OpaqueFd, DmaBufFd, NvSciBuf\n" in never
+    assert "Win32" not in never, "no row's platform has it"
+    windows = _report(tmp_path, "windows", PASSED, platform="Windows-10-10.0.19045")
+    assert "import_by_name, a gap in every row: OpaqueWin32" in invoke("matrix", windows, reports[0]).output
     skipped = _section(done.output, "Tests that every row skipped")
     assert "- tests/test_own.py::test_both: why not / no mood" in skipped
     assert "test_once" not in skipped
