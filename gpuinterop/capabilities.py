@@ -359,6 +359,8 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
             raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(map(str, extra))}.")
 
     def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
+        if type(key) is not tuple:  # also `get(operation, handle_type)`, whose second argument is a default
+            raise ArgumentTypeError("key", f"expected a pair, got {key!r}; write capabilities[operation, handle_type].")
         return self._cells[key]
 
     def __iter__(self) -> Iterator[tuple[Operation, HandleType | None]]:

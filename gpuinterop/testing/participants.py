@@ -32,10 +32,15 @@ Not lavapipe: its memory begins with a header of its own, which the host backend
 """
 
 _VARIABLES: Final = tuple(
-    f"GPUINTEROP_{name}" for name in ["BACKEND", "DISABLE", "SHARE_DIR", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION"]
-)
+    f"GPUINTEROP_{name}"
+    for name in (
+        "BACKEND", "DISABLE", "SHARE_DIR", "REQUIRE_VULKAN", "KIT_LIMIT", "VALIDATION",
+        "SIM_DEVICES", "SIM_CUDA_VERSION", "SIM_HIP_VERSION", "SIM_INIT",
+    )
+)  # fmt: skip
 _OTHERS: Final = re.compile(
-    "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|SIM|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS|NAMESPACES))",
+    "(?!GPUINTEROP_).*|GPUINTEROP_((TEST|STANDIN)_.*|EXPLORE|VULKAN_ROOT|REQUIRE_(EXCHANGE|FRAMEWORKS|NAMESPACES)"
+    "|SIM_(CFLAGS|DOES_NOTHING|FABRIC|HIP_ABORT|IPC|MIG|TEAM_SECONDS))",
     re.DOTALL,
 )
 """Variables that are not ours, and those of this project's own tests."""
@@ -147,7 +152,7 @@ class Participants:
     def _devices_of(self, name: str) -> list[DeviceSpec]:
         required = self.is_required(name)
         try:
-            loaded = registry._by_name(name, self._named.get(name, "name"))
+            loaded = registry._by_name(name, self._named.get(name, ""))
             if stand_ins.simulated_driver(loaded.libraries):  # where this fails, nothing may be recorded
                 self._simulated.add(name)
             devices = loaded.devices()
@@ -155,7 +160,7 @@ class Participants:
             broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
             return [DeviceSpec(name, problem=str(error), fails=required or broken)]
         except Exception as error:  # a broken backend fails once, not the collection of the others' tests
-            return [DeviceSpec(name, problem=f"{type(error).__name__}: {error}", fails=True)]
+            return [DeviceSpec(name, problem=f"{name}: {type(error).__name__}: {error}", fails=True)]
         found = [DeviceSpec(name, device.ordinal) for device in devices]
         return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
 

@@ -65,9 +65,12 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
         for one in HANDLE_TYPES.values() if handle_type == KIND else [handle_type]:
             cell = wanted if isinstance(wanted, Cell) else Cell(operation, one)
             if cell not in DOMAIN:
-                there = " or ".join(_name(other) for other in DOMAIN if other.operation is cell.operation)
+                there = [other for other in DOMAIN if other.operation is cell.operation]
+                pair = f"({cell.operation}, {_name(there[0])})" if there[0].handle_type else cell.operation
                 raise InvalidArgumentError(
-                    "requires", f"expected {cell.operation.name} with {there}, got {_name(cell)}; write what is meant."
+                    "requires",
+                    f"expected {cell.operation.name} with {' or '.join(map(_name, there))}, got {_name(cell)}; "
+                    f"write requires({pair}).",
                 )
     mark: pytest.MarkDecorator = pytest.mark.gpuinterop_requires(*cells)
     return mark

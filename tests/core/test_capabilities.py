@@ -79,6 +79,9 @@ def test_a_pair_without_meaning_is_a_gap_and_a_non_pair_an_error() -> None:
     for bad in ("import_memory", ("import_memory", gi.OpaqueFd), 3, ()):
         with pytest.raises(gi.ArgumentTypeError):
             table().of(bad)  # type: ignore[arg-type]
+    key: Any = Operation.EXPORT_ARRAY
+    with pytest.raises(gi.ArgumentTypeError, match=r"write capabilities\[operation, handle_type\]"):
+        table().get(key, gi.OpaqueFd)  # it would be the default
 
 
 @pytest.mark.parametrize("kind", ["opaque_fd", 3, [], int, gi.OpaqueWin32(handle=8)])

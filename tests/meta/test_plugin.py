@@ -12,6 +12,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import Cell, VerifiedRun, read_verified
+from gpuinterop.testing import participants
 from gpuinterop.testing.report import format_runs, merge_runs, write_report
 
 OTHERS = """
@@ -85,6 +86,12 @@ LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
         TOY,
         "GPUINTEROP_REQUIRE: expected GPUINTEROP_BACKEND, .*, got a variable that gpuinterop does not know",
     ),
+    "one that is nearly the simulated drivers'": (
+        SELECTED,
+        {"GPUINTEROP_SIM_DEVICE": "2"},
+        TOY,
+        "GPUINTEROP_SIM_DEVICE: expected .*GPUINTEROP_SIM_DEVICES",
+    ),
     "one that is nearly ours": (SELECTED, {"GPUINTEROP_EXPLORER": "1"}, TOY, "GPUINTEROP_EXPLORER: expected "),
     "disabled wrongly": (SELECTED, {"GPUINTEROP_DISABLE": "map_bufer"}, TOY, "_DISABLE: .*'map_bufer'"),
     "disabled wrongly, to no effect": (
@@ -115,6 +122,16 @@ def test_what_is_lacking_fails_once(run_pytest: Callable[..., Any], case: str) -
     assert done.counts["passed"] >= 2, "what needs no device runs, and so does somebody else's test"
     _, _, failures = done.output.partition("= FAILURES =")
     assert re.search(reason, failures.partition("gpuinterop conformance")[0]), done.output
+
+
+def test_every_variable_of_the_simulated_drivers_is_known() -> None:
+    """Those that their sources read."""
+    home = Path(gi.__file__).parent / "testing" / "simulated"
+    sources = [file.read_text(encoding="utf-8") for file in (*home.rglob("*.c"), home / "build.py")]
+    read = set(re.findall(r"\"(GPUINTEROP_SIM_\w+)\"", "".join(sources)))
+    assert len(read) > 10
+    known = {name for name in read if name in participants._VARIABLES or participants._OTHERS.fullmatch(name)}
+    assert known == read
 
 
 def test_a_wrong_limit_names_the_variable(run_pytest: Callable[..., Any]) -> None:
@@ -163,7 +180,7 @@ def test_unavailable(run_pytest: Callable[..., Any]) -> None:
     """A backend that this run only selects, and that does not work, is skipped with its reason."""
     done = run_pytest("--gpuinterop-backend=toy", "-rs", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
     assert done.status == 0, done.output
-    assert KEY in done.output
+    assert f"gpuinterop: --gpuinterop-backend: the backend 'toy' is not available: {KEY}" in done.output
 
 
 SKIPS = """

@@ -25,7 +25,7 @@ def test_every_suite_is_run() -> None:
     [
         (
             (Operation.MAP_BUFFER, OpaqueFd),
-            "MAP_BUFFER with OpaqueFd or .*, got no handle type",
+            r"MAP_BUFFER with OpaqueFd or .*, got no handle type; write requires\(\(Operation.MAP_BUFFER, OpaqueFd\)\)",
         ),  # parentheses forgotten
         ((Operation.GRAPH_CAPTURE, OpaqueFd), "and pairs such as .*, got OpaqueFd"),
         (("map_buffer:opaque_fd",), "and pairs such as .*, got 'map_buffer:opaque_fd'"),
@@ -34,7 +34,10 @@ def test_every_suite_is_run() -> None:
         (((Operation.MAP_BUFFER, TimelineFd),), "MAP_BUFFER with OpaqueFd or .*, got TimelineFd"),
         (((Operation.MAP_BUFFER, "opaque_fd"),), "MAP_BUFFER with OpaqueFd or .*, got opaque_fd"),
         (((Operation.MAP_BUFFER, KIND),), "MAP_BUFFER with OpaqueFd or .*, got TimelineFd"),
-        ((Cell(Operation.GRAPH_CAPTURE, OpaqueFd),), "GRAPH_CAPTURE with no handle type, got OpaqueFd"),
+        (
+            (Cell(Operation.GRAPH_CAPTURE, OpaqueFd),),
+            r"GRAPH_CAPTURE with no handle type, got OpaqueFd; write requires\(Operation.GRAPH_CAPTURE\)",
+        ),
     ],
 )
 def test_a_requirement_that_no_table_has(cells: Any, words: str) -> None:
