@@ -53,7 +53,7 @@ class GpuInteropError(Exception):
     ...     stream = gi.get_backend("metal").device().create_stream()
     ... except gi.GpuInteropError as error:
     ...     print(f"no sharing: {error}")
-    no sharing: name: there is no backend 'metal'; installed: ...
+    no sharing: there is no backend 'metal'; installed: ...
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ class BackendNotFoundError(GpuInteropError, LookupError):
     >>> gi.get_backend("metal")
     Traceback (most recent call last):
         ...
-    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: ...
+    gpuinterop.errors.BackendNotFoundError: there is no backend 'metal'; installed: ...
     """
 
 

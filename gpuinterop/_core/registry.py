@@ -406,11 +406,11 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     >>> gi.get_backend("metal")
     Traceback (most recent call last):
         ...
-    gpuinterop.errors.BackendNotFoundError: name: there is no backend 'metal'; installed: ...
+    gpuinterop.errors.BackendNotFoundError: there is no backend 'metal'; installed: ...
     """
     if name is not None:
         check_type(name, str, "name", "a str")
-    source = "name"
+    source = ""
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
     names = _scanned_here()[0]
@@ -431,14 +431,15 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 
 
 def _by_name(name: str, source: str) -> LoadedBackend:
-    installed = _installed()
+    """The backend; `source` is what names it, where that is not the caller."""
+    installed, said = _installed(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
-        raise BackendNotFoundError(f"{source}: there is no backend {name!r}; {known}")
+        raise BackendNotFoundError(f"{said}there is no backend {name!r}; {known}")
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
         # A new error each time: a kept one would collect the tracebacks of all callers.
-        raise type(found)(f"{source}: the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
+        raise type(found)(f"{said}the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
             found.__cause__
         )
     return found

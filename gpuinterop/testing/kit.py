@@ -336,7 +336,7 @@ class Kit(Participants):
         lines.append(f"gpuinterop variables: {variables or 'none set'}")
         for spec in self.devices():
             if spec.problem:
-                lines.append(f"gpuinterop backend {spec.backend}: not available: {spec.problem}")
+                lines.append(f"gpuinterop: {spec.problem}")
                 continue
             backend = registry.get_backend(spec.backend)
             versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())

@@ -143,6 +143,11 @@ def test_priority_decides_and_an_explicit_choice_never_falls_back(
     with pytest.raises(gi.BackendUnavailableError, match=r"absent has no driver\. Install one\.") as caught:
         gi.device()
     assert caught.value.fix == "Install one."
+    for chosen, said in ((None, "GPUINTEROP_BACKEND: "), ("absent", "")):  # what names it, where the caller does not
+        with pytest.raises(
+            gi.BackendUnavailableError, match=f"^{said}the backend 'absent' is not available: absent has"
+        ):
+            gi.get_backend(chosen)
     monkeypatch.setenv("GPUINTEROP_BACKEND", "nonsense")
     with pytest.raises(gi.BackendNotFoundError, match=r"GPUINTEROP_BACKEND: .*'nonsense'.*absent, high, low"):
         gi.device()
