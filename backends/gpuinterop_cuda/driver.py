@@ -187,7 +187,8 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
             )
         return BackendUnavailableError(
             "the NVIDIA driver is not installed: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
-            fix="Install the NVIDIA driver; in a container, start it with the NVIDIA runtime (--gpus all).",
+            fix="Install the NVIDIA driver; start a container with --gpus all. To test without a GPU: "
+            "python -m gpuinterop.testing.simulated cuda -- COMMAND.",
             absent=True,
         )
     text = str(error).rstrip(".")

@@ -249,9 +249,9 @@ def _unusable(error: RuntimeError) -> BackendUnavailableError:
     if re.search(r"libamdhip64[^:]*: cannot open shared object|amdhip64\S*\.dll", str(error)):
         return BackendUnavailableError(
             "the HIP runtime is not installed: libamdhip64.so (amdhip64.dll on Windows) was not found.",
-            fix="Install ROCm; if it is installed, add its lib folder (/opt/rocm/lib) to LD_LIBRARY_PATH. The name "
-            "without a version is needed: if there is a libamdhip64.so.7 only, install ROCm's development package, or "
-            "make a link.",
+            fix="Install ROCm, or add its lib folder (/opt/rocm/lib) to LD_LIBRARY_PATH; where that has only "
+            "libamdhip64.so.7, install ROCm's development package, or make a link. To test without a GPU: "
+            "python -m gpuinterop.testing.simulated hip -- COMMAND.",
             absent=not os.path.exists(_KFD),  # on a machine with such a GPU, the installation is broken
         )
     text = str(error).rstrip(".")

@@ -20,7 +20,8 @@ __all__ = ["run"]
 _ABOUT: Final = """\
 Share GPU memory and semaphores between a graphics API, another process, and compute.
 
-GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off.
+GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off. Your tests have
+gpuinterop's options of `pytest --help`.
 """
 _EXAMPLES: Final = """\
 examples:
@@ -29,6 +30,9 @@ examples:
   gpuinterop demo --exporter process
   gpuinterop selftest --backend host -k timeline
   gpuinterop matrix nvidia.json amd.json
+
+a simulated driver, to test without a GPU:
+  python -m gpuinterop.testing.simulated cuda -- pytest
 """
 _COMMANDS: Final = {
     "info": (info, "what works here, what does not, and why"),

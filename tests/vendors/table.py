@@ -122,7 +122,7 @@ VENDORS: Final = {
         without_channel=800,
         without_channel_says=("CUDA_ERROR_NOT_PERMITTED", "IMEX channel"),
         needs=("libcuda.so.1", "Install the NVIDIA driver"),
-        missing=("the NVIDIA driver is not installed", "--gpus all"),
+        missing=("the NVIDIA driver is not installed", "--gpus all", "gpuinterop.testing.simulated cuda -- COMMAND"),
         no_bindings=("pip install 'gpuinterop[cuda]'",),
         broken=(
             ({"GPUINTEROP_SIM_DEVICES": "0"}, ("no device", "CUDA_VISIBLE_DEVICES")),
@@ -174,7 +174,7 @@ VENDORS: Final = {
         without_channel=NOT_SUPPORTED,
         without_channel_says=(),
         needs=("libamdhip64.so", "Install ROCm"),
-        missing=("the HIP runtime is not installed",),
+        missing=("the HIP runtime is not installed", "gpuinterop.testing.simulated hip -- COMMAND"),
         no_bindings=("pip install 'gpuinterop[hip]'", "is not hip-python"),
         broken=(
             ({"GPUINTEROP_SIM_INIT": "100"}, ("no device", "HIP_VISIBLE_DEVICES", "/dev/kfd")),

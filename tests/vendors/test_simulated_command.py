@@ -19,7 +19,8 @@ from .table import VENDOR
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="a driver is there")
 
-COMMAND: Final = ("-m", "gpuinterop.testing.simulated", VENDOR.name, "--", sys.executable, "-m")
+ON_IT: Final = ("-m", "gpuinterop.testing.simulated")
+COMMAND: Final = (*ON_IT, VENDOR.name, "--", sys.executable, "-m")
 PYTEST: Final = ("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest")
 SUITE: Final = """
 import gpuinterop as gi
@@ -87,7 +88,8 @@ def test_a_suite_runs_on_it(clean: Path, backend: str) -> None:
 
 
 def test_what_it_can_do_is_told_of_no_device(clean: Path) -> None:
-    done = python(*COMMAND, "gpuinterop", "info", "--json", cwd=clean, GPUINTEROP_SIM_DEVICES="2")
+    command = [word for word in COMMAND if word != "--"]  # it is not needed
+    done = python(*command, "gpuinterop", "info", "--json", cwd=clean, GPUINTEROP_SIM_DEVICES="2")
     (found,) = (one for one in json.loads(done.stdout)["backends"] if one["name"] == VENDOR.name)
     assert Path(found["stand_in"]).name == VENDOR.library
     assert len(found["devices"]) == 2
@@ -104,7 +106,7 @@ def test_without_the_command_the_suite_is_red(clean: Path) -> None:
     assert f"python -m gpuinterop.testing.simulated {VENDOR.name} -- COMMAND" in done.stderr
 
 
-@pytest.mark.parametrize("case", ["another driver", "no bindings", "no compiler", "no cache", "no command"])
+@pytest.mark.parametrize("case", ["another driver", "no bindings", "no compiler", "no cache", "no command", "host"])
 def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     """Before the command, which might take no driver for a reason to skip everything."""
     environment = {}
@@ -126,6 +128,9 @@ def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     elif case == "no cache":
         environment["XDG_CACHE_HOME"] = os.devnull
         says = "Set XDG_CACHE_HOME to a folder that you can write."
+    elif case == "host":
+        command[2] = "host"
+        says = "got 'host'; the host backend needs no driver: GPUINTEROP_BACKEND=host COMMAND"
     else:
         command[-2:] = ["none"]
         says = "none: No such file or directory"

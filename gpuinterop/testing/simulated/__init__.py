@@ -30,14 +30,14 @@ from .build import LIBRARIES, build
 __all__ = ["assert_simulated", "build", "environment"]
 
 
-def environment(vendor: str, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(vendor: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables of a process that finds the simulated driver, and compile it if need be.
 
     Parameters
     ----------
     vendor : str
         ``cuda`` or ``hip``.
-    variables : Mapping
+    variables : Mapping, optional
         The other variables of the process. By default, those of this one.
 
     Returns
@@ -58,6 +58,7 @@ def environment(vendor: str, variables: Mapping[str, str] = os.environ) -> dict[
     >>> subprocess.check_output(command, env=simulated.environment("cuda"), text=True)
     'Simulated GPU 0'
     """
+    variables = os.environ if variables is None else variables
     folder = str(build(vendor).parent)
     paths = [folder, *filter(None, [variables.get("LD_LIBRARY_PATH")])]
     # hip-python 10 looks for the library in ROCM_PATH first, and in /opt/rocm without it.

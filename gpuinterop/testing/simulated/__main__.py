@@ -26,6 +26,15 @@ except (AssertionError, gi.GpuInteropError) as error:
 """
 
 
+def _vendor(name: str) -> str:
+    if name in LIBRARIES:
+        return name
+    raise argparse.ArgumentTypeError(
+        f"expected {' or '.join(sorted(LIBRARIES))}, got {name!r}; the host backend needs no driver: "
+        "GPUINTEROP_BACKEND=host COMMAND"
+    )
+
+
 def main() -> int:
     """Replace this process by the command; return only where it cannot begin."""
     parser = argparse.ArgumentParser(
@@ -34,8 +43,9 @@ def main() -> int:
         epilog="example: python -m gpuinterop.testing.simulated cuda -- python -m pytest tests",
     )
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
-    parser.add_argument("vendor", choices=sorted(LIBRARIES), help="the backend whose driver is simulated")
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help="what runs on it, behind --")
+    vendors = f"{{{','.join(sorted(LIBRARIES))}}}"
+    parser.add_argument("vendor", type=_vendor, metavar=vendors, help="the backend whose driver is simulated")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what runs on it, with its options")
     given = parser.parse_args()
     if sys.platform != "linux":
         parser.error(f"expected Linux, whose memfds the drivers' memory is, got {sys.platform}; use a container.")
