@@ -49,7 +49,10 @@ class DType:
                 ) from None
             widest = 16 if parsed.kind == "c" else 8  # the size of long double depends on the platform
             if parsed.kind not in _KINDS or parsed.byteorder == ">" or parsed.itemsize > widest:
-                raise InvalidArgumentError("dtype", f"expected a native number type, got {parsed}.")
+                raise InvalidArgumentError(
+                    "dtype",
+                    f"expected a native number type, got {parsed}; take bytes (uint8), and NumPy's view(dtype).",
+                )
             self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
             self.typestr = parsed.str
         self.is_bfloat16 = self.code == _BFLOAT16

@@ -192,7 +192,10 @@ class Arrays(Resource):
         ((2, 3), (6, 2))
         """
         if not self._contents.single:
-            raise InvalidArgumentError("view", f"expected a single array, got {len(self.names)}; take one by its name.")
+            first, count = self.names[0], len(self.names)
+            raise InvalidArgumentError(
+                "view", f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
+            )
         return self[self.names[0]]
 
     def __getitem__(self, name: str) -> View:
@@ -213,6 +216,10 @@ class Arrays(Resource):
         """
         self.check_open()
         if (placed := self._contents.arrays.get(name)) is None:
+            if self._contents.single:
+                raise InvalidArgumentError(
+                    "name", f"expected no name, for the array has none, got {name!r}; take view."
+                )
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
             raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
         return self._memory()[placed.region].buffer.view(placed.shape, placed.dtype, placed.offset, placed.strides)
@@ -722,7 +729,9 @@ def _attach_here(descriptor: Descriptor, device: Device | None, label: str | Non
     """Attach a share of this process."""
     offer: Any = here().offers.get(descriptor.share)
     if offer is None or not offer.descriptor.opens(descriptor.token):
-        raise ResourceClosedError("the share was closed, or the descriptor is another's; share the arrays anew.")
+        raise ResourceClosedError(
+            "the share was closed or dropped, or the descriptor is another's; share anew, and keep the share."
+        )
     if device not in (None, offer.laid.device):
         raise InvalidArgumentError("device", f"expected {offer.laid.device!r} in the sharing process, got {device!r}.")
     attached: AttachedArrays = offer.attach_here(label)

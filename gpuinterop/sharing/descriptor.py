@@ -80,7 +80,10 @@ class Descriptor(NamedTuple):
             raise ArgumentTypeError("descriptor", f"expected bytes(share), got {type(data).__name__}.")
         raw = bytes(data)
         if len(raw) < 5 or not raw.startswith(MAGIC):
-            raise InvalidArgumentError("descriptor", f"expected bytes(share), got {len(raw)} other bytes.")
+            raise InvalidArgumentError(
+                "descriptor",
+                f"expected bytes(share), got {len(raw)} other bytes; is the file written whole, by os.replace?",
+            )
         if raw[4] != VERSION:
             raise InvalidArgumentError(
                 "descriptor", f"expected version {VERSION}, got {raw[4]}; install one version on both sides."

@@ -61,7 +61,7 @@ SLOTS: Final = (system.PAGE - _SLOTS) // 8
 """Number of readers of a share that can be in at once."""
 LET_GO: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
-DIED: Final = "the process that shared the arrays has died; discard what was read since."
+DIED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
 class Board(Resource):
@@ -183,8 +183,11 @@ class _Turns(Sole):
             except SemaphoreTimeoutError:
                 self._check_failure()
                 if deadline is not None and time.monotonic() >= deadline:
-                    words = f"{word.label} was not signalled to {value} in {timeout:g} s; is the other side alive?"
-                    raise SemaphoreTimeoutError(words) from None
+                    who = "the writer" if word is self.writer else "a reader"
+                    raise SemaphoreTimeoutError(
+                        f"{self.label} was not free in {timeout:g} s: {who} is between acquire and release, or its "
+                        "stream is still at work."
+                    ) from None
 
     def _arrive(self) -> None:
         self.coming = None

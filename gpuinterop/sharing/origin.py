@@ -212,7 +212,7 @@ class Range:
 
 def check_block(device: Device, block: Block, name: str) -> None:
     """Refuse memory that cannot get to another process."""
-    where = f"{device.name}, array {name!r}"
+    where = device.name + (f", array {name!r}" if name else "")
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
     if not block.behind.travels:
         raise UnsupportedError(_gap(cell, block.behind), context=where)
@@ -274,7 +274,10 @@ def _block_at(device: Device, backend: SharingBackend, address: int, name: str, 
 
 def _gap(cell: Cell, behind: Behind) -> Capability:
     """Why memory of a kind cannot travel, and what to change."""
-    allocate = "put the array into Device.allocate(size).buffer.view(shape, dtype), or pass copy=True."
+    allocate = (
+        "make the array as numpy.asarray(device.allocate(size).view(shape, dtype)), for torch by torch.from_dlpack, or "
+        "pass copy=True and use share.view."
+    )
     pools = (
         f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
         "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass copy=True."

@@ -289,7 +289,7 @@ def test_views_carry_every_type_and_both_protocols(device: gi.Device) -> None:
         assert buffer.view(4, np.dtype("int16")).dtype == "int16"
         assert buffer.view(4, "bfloat16").dtype == "bfloat16"
         for bad in ("nonsense", object, ">f4", "U4"):
-            with pytest.raises(gi.InvalidArgumentError, match="dtype"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"dtype: .*('float32', got|take bytes \(uint8\))"):
                 buffer.view(4, bad)
 
 

@@ -48,7 +48,7 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
         attached.acquire(timeout=5)
         attached.release()
         shared._turns().own.host_signal(LET_GO)
-        with pytest.raises(gi.PeerError, match="has died"):
+        with pytest.raises(gi.PeerError, match="has ended"):
             attached.acquire(timeout=5)
 
 

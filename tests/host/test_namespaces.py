@@ -46,7 +46,7 @@ def test_containers() -> None:
         exporter.until("leases() == 1")
         exporter.kill()
         two.until("attached._turns().failure is not None", 5)
-        with pytest.raises(Raised, match="PeerError: the process that shared the arrays has died"):
+        with pytest.raises(Raised, match="PeerError: the process that shared the arrays has ended"):
             two("attached.acquire(timeout=5)")
 
 

@@ -49,7 +49,7 @@ def test_a_reader_dies(step: str) -> None:
         assert not [one for one in os.listdir("/dev/shm") if "gpuinterop" in one]
 
 
-DIED: Final = "PeerError: the process that shared the arrays has died"
+DIED: Final = "PeerError: the process that shared the arrays has ended"
 GONE: Final = "PeerError: expected the exporter's socket at .* it is not there"
 LOST: Final = "PeerError: the exporting process is not there"
 CLOSED: Final = "PeerError: the peer closed the connection after 0 of"
