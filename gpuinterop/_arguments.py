@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
-from .errors import DEV_MODE, ArgumentTypeError, GpuInteropError, InvalidArgumentError
+from .errors import DEV_MODE, ArgumentTypeError, DriverError, GpuInteropError, InvalidArgumentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -51,10 +52,9 @@ def inside(method: F) -> F:
 
 
 def brief(one: F) -> F:
-    """Leave the library's frames out of the tracebacks of errors of a function, or of a class's public methods.
+    """Shorten the tracebacks of errors of a function, or of a class's public methods (`shorten`).
 
-    The message tells what is wrong, and the caller's line tells where; ``python -X dev`` shows the frames. What takes
-    less than a microsecond does without: it raises at most one frame further in.
+    What takes less than a microsecond does without: it raises at most one frame further in.
     """
     if DEV_MODE:
         return one
@@ -69,10 +69,30 @@ def brief(one: F) -> F:
         try:
             return one(*args, **kwargs)
         except GpuInteropError as error:
-            error.__traceback__ = None
+            shorten(error)
             raise
 
     return cast(F, call)
+
+
+def shorten(error: GpuInteropError) -> None:
+    """Leave the library's frames out of an error's traceback, up to the first frame of code that it called back.
+
+    The message tells what is wrong, and the caller's line tells where; ``python -X dev`` shows the frames. A driver's
+    error keeps all of them, because it may not come again.
+    """
+    if DEV_MODE or isinstance(error, DriverError):
+        return
+    trace = error.__traceback__
+    while trace is not None and is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is of the library and its backends, or of what they go through to call themselves."""
+    name = str(frame.f_globals.get("__name__"))
+    return name.startswith(__package__) or name.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_inside(member: object) -> bool:
@@ -87,7 +107,6 @@ def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
     return value
 
 
-@brief
 def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
     """Return an int; accepts NumPy's integers. Refuses a bool, which is usually a misplaced argument."""
     try:

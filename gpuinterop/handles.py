@@ -363,6 +363,7 @@ class FdHandle(Handle):
             self.trusted = trusted
 
     @classmethod
+    @brief
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
         """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
 

@@ -37,7 +37,7 @@ class Driver(NativeDriver):
         try:
             code = int(self.status("cuInit", 0)[0])
         except RuntimeError as error:
-            raise _unusable(error) from error
+            raise _unusable(error) from None
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
                 "the NVIDIA driver is installed, but has no device that it may use.",
@@ -218,7 +218,7 @@ def _load() -> tuple[Any, str]:
             fix=system.pip_install("cuda"),
             absent=isinstance(error, ModuleNotFoundError),
         )
-        raise failure from error
+        raise failure from None
     version = cuda.bindings.__version__
     # Measured: 12.9.0 keeps the GIL in every call, so a call that blocks stops every thread; 12.9.1 releases it.
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):

@@ -40,9 +40,9 @@ class Driver(NativeDriver):
         try:
             self.version: int = self.call("hipRuntimeGetVersion")
         except DriverError as error:  # a runtime may look for devices in its first call
-            raise self._no_init(error.call, error.code) from error
+            raise self._no_init(error.call, error.code) from None
         except RuntimeError as error:
-            raise _unusable(error) from error
+            raise _unusable(error) from None
         if self.version < _ABI:  # checked before a struct is passed, whose layout differs there
             raise BackendUnavailableError(
                 f"the HIP runtime is {version_text(self.version)}, and the structs of runtimes before 6.0 are laid out "
@@ -300,4 +300,4 @@ def _load() -> tuple[Any, str, bool]:
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
         fix=advised(system.pip_install("hip")),
         absent=all(isinstance(error, ModuleNotFoundError) for error in errors),
-    ) from errors[-1]
+    )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .interchange import View
 
 
+@brief
 class Allocation(Mappable):
     """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
 
@@ -141,7 +142,6 @@ class Allocation(Mappable):
         )
         return handle
 
-    @brief
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`)."""
         try:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .._arguments import shorten
 from ..errors import GpuInteropError
 from .drain import relieve
 from .gate import waiting
@@ -92,7 +93,7 @@ class Enqueues(ABC):
         except GpuInteropError as error:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True
-            error.__traceback__ = None  # as `brief`
+            shorten(error)
             raise
         finally:
             if pending is not None:

@@ -344,6 +344,7 @@ class Buffer(Sized):
             )
         return View(self, layout, start)
 
+    @brief
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
 

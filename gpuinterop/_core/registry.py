@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import system
-from .._arguments import Sole, brief, check_int, check_type
+from .._arguments import Sole, brief, check_int, check_type, is_ours
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -378,6 +378,7 @@ def backends() -> Mapping[str, InstalledBackend]:
     return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
 
 
+@brief
 def get_backend(name: str | None = None) -> LoadedBackend:
     """Return a backend that works.
 
@@ -471,8 +472,16 @@ def _warn_of_failures(fallback: str) -> None:
                 f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=_frames_of_ours(),
             )
+
+
+def _frames_of_ours() -> int:
+    """The `stacklevel` by which the caller's warning names the user's line."""
+    frame, level = sys._getframe(1), 1
+    while is_ours(frame) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _reasons() -> str:
@@ -480,6 +489,7 @@ def _reasons() -> str:
     return "; ".join(f"{name}: {failure}" for name, failure in failures.items())
 
 
+@brief
 def devices() -> Sequence[Device]:
     """Every device of the chosen backend.
 
@@ -492,6 +502,7 @@ def devices() -> Sequence[Device]:
     return get_backend().devices()
 
 
+@brief
 def device(ordinal: int = 0) -> Device:
     """Return a device of the chosen backend (`get_backend`).
 
@@ -522,6 +533,7 @@ def device(ordinal: int = 0) -> Device:
     return get_backend().device(ordinal)
 
 
+@brief
 def match_device(identity: DeviceIdentity) -> Device:
     """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 

@@ -146,6 +146,7 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
     return found
 
 
+@brief
 class Arrays(Resource):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their way, and the order.
 
@@ -364,6 +365,7 @@ class Arrays(Resource):
         return self.device.wrap_stream(0 if stream is None else stream)
 
 
+@brief
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
     """Acquire several shares or attachments, each once, for one stream; none if one fails.
 
@@ -438,6 +440,7 @@ class Lease(Sole):
         self._end(self.reader)
 
 
+@brief
 class AttachedArrays(Arrays):
     """Arrays of another process, in place. Made by `gpuinterop.attach`.
 

@@ -241,6 +241,7 @@ def _all_or_none(handles: Iterable[Handle]) -> list[Handle]:
         return made
 
 
+@brief
 class ArrayShare(Arrays):
     """Arrays that other processes can attach. Made by `gpuinterop.share`.
 

@@ -98,7 +98,6 @@ class Submission:
             self._waits[0] = wait
         self._signals[0] = signal
 
-    @brief
     def _set_commands(self, commands: tuple[Any, ...]) -> None:
         handles = [self._api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
         self._array = self._api.array("VkCommandBuffer", handles)
@@ -135,6 +134,7 @@ class QueueFamily:
     transfer_only: bool
 
 
+@brief
 class SharedHandoff(Shared, Handoff):
     """A `Handoff` whose graphics side is Vulkan's queue. Made by :func:`share_handoff`.
 

@@ -81,6 +81,7 @@ def _texel(name: str) -> tuple[int, str, int]:
     return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
 
+@brief
 class SharedImage(PairedMemory, NotAnArray):
     """One image, in Vulkan and on the compute side. Made by :func:`share_image`.
 

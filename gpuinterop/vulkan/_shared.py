@@ -118,7 +118,6 @@ class Pair(Shared):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
 
-    @brief
     def check_open(self) -> None:
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
         self._vk.check_open()
@@ -126,6 +125,7 @@ class Pair(Shared):
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
 
     @inside
+    @brief
     def open_handle(self) -> Any:
         """Vulkan's handle, after `check_open`."""
         self.check_open()
