@@ -121,7 +121,10 @@ class HandoffStep:
 
 def _asked(value: int | None) -> str:
     """Ask what may be missing when a stream waits for too long. The handoff may be gone by then."""
-    return f"of a handoff: was {'its frame' if value is None else f'frame {value // 2}'} submitted?"
+    if value is None:
+        return "of a handoff: was its frame submitted?"
+    frame, back = divmod(value - 1, 2)
+    return f"of a handoff: was frame {frame} {'released' if back else 'submitted'}?"
 
 
 class _Turn(Enum):
@@ -215,8 +218,9 @@ class Handoff(Sole):
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
     def __repr__(self) -> str:
-        turn, labels = self._turn.value, [one.label for one in (self._to_compute, self._to_graphics) if one is not None]
-        return f"<{type(self).__name__} of {' and '.join(labels)}: frame {self._frame} is due for {turn}>"
+        closed = any(one.closed for one in self._semaphores())
+        state = " closed" if closed else f": frame {self._frame} is due for {self._turn.value}"
+        return f"<{type(self).__name__} of {self._label()}{state}>"
 
     @property
     def mode(self) -> str:
@@ -317,6 +321,12 @@ class Handoff(Sole):
         self._turn = self._first_turn
         self._frame += 1
 
+    def _semaphores(self) -> list[ExternalSemaphore[Any]]:
+        return [one for one in (self._to_compute, self._to_graphics) if one is not None]
+
+    def _label(self) -> str:
+        return " and ".join(one.label for one in self._semaphores())
+
     def _stands(self) -> int:
         """The timeline's value, as far as this process knows it; enqueued signals count."""
         counter = 0
@@ -340,8 +350,11 @@ class Handoff(Sole):
     @brief
     def _check(self, turn: _Turn, call: str) -> None:
         if self._turn is not turn:
+            for one in self._semaphores():
+                one.check_open()
             due = self._submits if self._turn is _SUBMIT else self._turn.value
-            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for frame {self._frame} first.")
+            frame = f"frame {self._frame} of {self._label()}"
+            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")
 
     def _check_tracking(self) -> None:
         if not self._tracks_submits:

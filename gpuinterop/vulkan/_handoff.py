@@ -388,7 +388,8 @@ def share_handoff(
     bridge : Bridge, optional
         Bridge for a bridged handoff; the caller still owns it. By default the handoff makes its own.
     label : str, optional
-        Name of its semaphores in messages, warnings and its `repr`.
+        Name of its semaphores in messages, warnings and its `repr`; two binary ones are told apart by ``to compute``
+        and ``to graphics`` behind it.
 
     Returns
     -------
@@ -426,9 +427,13 @@ def share_handoff(
 def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
     with ExitStack() as undo:
         if mode == "binary":
-            to_compute = share_semaphore(vk, device, Binary, label=label)
+            # share_semaphore refuses a label that is not a str.
+            forth, back = (
+                f"{label} {way}" if isinstance(label, str) else label for way in ("to compute", "to graphics")
+            )
+            to_compute = share_semaphore(vk, device, Binary, label=forth)
             undo.callback(to_compute.close)  # not a `with` block, which leaves Vulkan's half to the context
-            to_graphics = share_semaphore(vk, device, Binary, label=label)
+            to_graphics = share_semaphore(vk, device, Binary, label=back)
             undo.callback(to_graphics.close)
             handoff = SharedHandoff(vk, to_compute, to_graphics)
         elif mode == "timeline":

@@ -1,5 +1,6 @@
 """The order of a handoff, and the values behind it."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,23 +44,28 @@ def test_binary_takes_one_each_way(device: gi.Device, backend: FakeBackend) -> N
 def test_out_of_turn_raises_and_enqueues_nothing(device: gi.Device, backend: FakeBackend, tracks: bool) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         handoff = gi.Handoff(timeline, tracks_submits=tracks)
-        count = len(backend.calls)
+        count, name = len(backend.calls), re.escape(timeline.label)
         if tracks:
-            with pytest.raises(
-                gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame \d first"
-            ):
+            refused = f"acquire is out of turn; call next_submit for frame 0 of {name} first"
+            with pytest.raises(gi.InvalidArgumentError, match=refused):
                 handoff.acquire(stream)
             handoff.next_submit()
         with pytest.raises(gi.InvalidArgumentError, match=r"next_submit is out of turn; call acquire|elsewhere"):
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn; call acquire for frame 0 first"):
+        refused = f"release is out of turn; call acquire for frame 0 of {name} first"
+        with pytest.raises(gi.InvalidArgumentError, match=refused):
             handoff.release(stream)
         assert len(backend.calls) == count
         handoff.acquire(stream)
-        with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn; call release for frame 0 first"):
+        refused = f"acquire is out of turn; call release for frame 0 of {name} first"
+        with pytest.raises(gi.InvalidArgumentError, match=refused):
             handoff.acquire(stream)
         handoff.release(stream)
         assert [call[0] for call in backend.calls[count:]] == ["wait", "signal"]
+        assert repr(handoff).endswith(f": frame 1 is due for {'submit' if tracks else 'acquire'}>")
+    assert repr(handoff) == f"<Handoff of {timeline.label} closed>"
+    with pytest.raises(gi.ResourceClosedError, match=f"^{name} is closed"):  # whatever its turn
+        handoff.release(stream)
 
 
 def test_semaphores_that_do_not_fit_are_refused(device: gi.Device) -> None:
@@ -108,7 +114,7 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
     frames(gi.Handoff(timeline), stream, 3, graphics)
     handoff = gi.Handoff(timeline)
     assert handoff.frame == 3
-    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame 3 first"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame 3 of"):
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
@@ -129,6 +135,11 @@ def test_a_forgotten_submit_is_asked_for(host: tuple[gi.Stream, Any]) -> None:
     with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ to reach 15 \(of a handoff: was frame 7 submitted\?\)"):
         stream.synchronize(0)
     timeline.host_signal(15)
+    stream.synchronize(10)
+    timeline.wait(stream, 16)  # as the graphics side does before frame 8
+    with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ to reach 16 \(of a handoff: was frame 7 released\?\)"):
+        stream.synchronize(0)
+    timeline.host_signal(16)
     with stream.device.create_semaphore(gi.OpaqueFd) as ready, stream.device.create_semaphore(gi.OpaqueFd) as done:
         handoff = gi.Handoff(ready, done)
         handoff.next_submit()
@@ -165,7 +176,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, 
         handoff = gi.Handoff(timeline)
         assert handoff.next_submit() == HandoffStep(3, 6, 7)
         again = gi.Handoff(timeline)  # and what was asked for is submitted, or will be
-        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn; call acquire for frame 3 first"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn; call acquire for frame 3 of"):
             again.next_submit()
         again.acquire(stream)
         assert backend.calls[-1][2] == (7,)

@@ -77,9 +77,16 @@ def test_semaphores_and_handoffs(application: Application, device: gi.Device) ->
         handoff._to_compute.host_signal(1)
         stream.synchronize(timeout=10)
         handoff.close()
-        with pytest.raises(gi.ResourceClosedError, match=semaphore):
-            handoff.release(stream)
+        assert re.fullmatch(f"<SharedHandoff of {semaphore} closed>", repr(handoff))
+        for call in (handoff.release, handoff.acquire):  # in turn, and out of turn
+            with pytest.raises(gi.ResourceClosedError, match=f"^{semaphore} is closed"):
+                call(stream)
     if application.vk.capabilities.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        forth, back = (rf'opaque_fd semaphore #\d+ "frames to {side}"' for side in ("compute", "graphics"))
+        with gi.vulkan.share_handoff(application.vk, device, allow=("binary",), label="frames") as handoff:
+            assert re.fullmatch(f"<SharedHandoff of {forth} and {back}: {due}>", repr(handoff))
+        with pytest.raises(gi.ArgumentTypeError, match=r"^label: expected a str, got int"):
+            gi.vulkan.share_handoff(application.vk, device, allow=("binary",), label=3)  # type: ignore[arg-type]
         with gi.vulkan.share_semaphore(application.vk, device, Binary, label="ready") as shared:
             assert re.fullmatch(r'<SharedSemaphore of opaque_fd semaphore #\d+ "ready">', repr(shared))
 
