@@ -38,7 +38,7 @@ def test_on_a_machine_with_an_amd_gpu_a_runtime_that_is_not_found_is_no_silence(
         assert bool(message) is warned, message
         if warned:
             assert "libamdhip64.so (amdhip64.dll on Windows) was not found" in message
-            assert "a libamdhip64.so.7 only" in message
+            assert "only libamdhip64.so.7" in message
             assert "development package, or make a link" in message
 
 
