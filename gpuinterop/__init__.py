@@ -6,6 +6,8 @@ loaded on first use.
 
 from __future__ import annotations
 
+import atexit
+import sys
 from importlib import import_module
 
 TYPE_CHECKING = False  # type checkers take it for true; to import `typing` takes longer than all else here
@@ -176,3 +178,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+@atexit.register
+def _tell_open() -> None:
+    """Warn of what is open. Registered here: exit handlers of the program run before, and may close it."""
+    drain = sys.modules.get(f"{__name__}._core.drain")
+    if drain is not None and (left := drain.open_at_exit()):
+        drain.warn_leak(left)

@@ -42,6 +42,8 @@ from .monitor import after_fork, dropped, interrupted, lingering, locked
 T = TypeVar("T")
 
 _MANY_DROPPED: Final = 256
+_MANY_OPEN: Final = 10
+"""Objects that the warning at the exit names."""
 BACKLOG: Final = 256
 """Points of a stream that may not be reached, above which a call that makes memory waits."""
 BACKLOG_S: Final = 0.1
@@ -384,6 +386,18 @@ def _drain_at_exit() -> None:
         return not any(lifetime.state is RETIRED and lifetime.behind and not lifetime.stays for lifetime in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
-    if left := [f"{one.label}{one.made_at}" for one in alive() if one.warns and one.state is LIVE]:
-        warn_leak(f"open at the exit: {', '.join(left)}; close() each before, or use it in a `with` block")
     tell_struck()
+
+
+def open_at_exit() -> str:
+    """The warning of what is open at the exit; empty if all is closed. A parent stands for children that it closes."""
+    open_ones = {one: None for one in alive() if one.warns and one.state is LIVE}
+
+    def closes_with_another(one: Lifetime) -> bool:
+        above = [parent for parent in one.parents if parent.standing.get(one) is Standing.CHILD]
+        return any(parent in open_ones or closes_with_another(parent) for parent in above)
+
+    left = [f"{one.label}{one.made_at}" for one in open_ones if not closes_with_another(one)]
+    more = f" and {len(left) - _MANY_OPEN:,} more" if left[_MANY_OPEN:] else ""
+    names = f"{', '.join(left[:_MANY_OPEN])}{more}"
+    return f"open at the exit: {names}; close() each before, or use it in a `with` block" if names else ""

@@ -205,7 +205,7 @@ def test_a_range_beyond_the_end_names_whose(device: Device) -> None:
 
 
 LEAVING = """
-import gpuinterop as gi
+import os, gpuinterop as gi
 device = gi.get_backend("host").device()
 allocation = device.allocate(4096, label="positions")
 stream = device.create_stream()
@@ -216,6 +216,11 @@ shared.release(stream)
 with device.create_stream() as closed:
     pass
 device.allocate(4096).close()
+fd = os.memfd_create("mesh", os.MFD_ALLOW_SEALING)
+os.truncate(fd, 4096)
+mesh = device.import_memory(gi.OpaqueFd.adopt(fd), size=4096)
+parts = [mesh.map_buffer(16 * part, 16) for part in range(100)]  # which the end of the memory closes
+many = [device.allocate(4096) for _ in range(1206)]
 """
 
 
@@ -227,10 +232,24 @@ def test_what_is_open_at_the_exit_is_told_once(tmp_path: Path, options: tuple[st
     if not options:
         assert (done.returncode, done.stderr) == (0, "")
         return
-    lines = {4: r'Allocation #\d+ "positions"', 5: r"Stream #\d+", 7: r'ArrayShare #\d+ "weights"'}
-    told = ", ".join(rf"{name} \[made at {program}:{line}\]" for line, name in lines.items())
+    lines = [(4, r'Allocation #\d+ "positions"'), (5, r"Stream #\d+"), (7, r'ArrayShare #\d+ "weights"')]
+    lines += [(15, r"ExternalMemory #\d+ \(4,096 bytes\)")] + 6 * [(17, r"Allocation #\d+ \(4,096 bytes\)")]
+    told = ", ".join(rf"{name} \[made at {program}:{line}\]" for line, name in lines)
     assert done.stderr.count("Leaked") == 1
-    assert re.search(rf"open at the exit: {told}; close\(\) each", done.stderr), done.stderr
+    assert re.search(rf"open at the exit: {told} and 1,200 more; close\(\) each", done.stderr), done.stderr
+
+
+def test_what_an_exit_handler_closes_is_not_told(tmp_path: Path) -> None:
+    """Also where the program registers the handler before its first device."""
+    program = tmp_path / "closing.py"
+    program.write_text(
+        "import atexit\n"
+        "import gpuinterop as gi\n"
+        "atexit.register(lambda: (memory.close(), print(memory.closed)))\n"
+        "memory = gi.get_backend('host').device().allocate(4096)\n"
+    )
+    done = python("-X", "dev", str(program), PYTHONPATH=os.pathsep.join(sys.path))
+    assert (done.stdout, done.stderr) == ("True\n", "")
 
 
 def test_development_mode_tells_where_the_dropped_was_made(tmp_path: Path) -> None:
