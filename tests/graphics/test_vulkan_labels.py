@@ -6,7 +6,6 @@ import gc
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import gpuinterop as gi
@@ -21,7 +20,7 @@ else:
 def array(application: Application, device: gi.Device, **label: Any) -> Any:
     require_allocations(application, device)
     with device.allocate(4096) as memory:
-        return gi.vulkan.import_array(application.vk, np.asarray(memory.buffer.view(1024)), **label)
+        return gi.vulkan.import_array(application.vk, memory.view(1024), **label)
 
 
 def buffer(application: Application, device: gi.Device, **label: Any) -> Any:

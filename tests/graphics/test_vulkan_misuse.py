@@ -70,9 +70,8 @@ def test_a_closed_handoff_submits_nothing(application: Application, handoff: Any
         handoff.submit,
         lambda: handoff.wait_host(0),
         lambda: handoff._forth.vk_semaphore,
+        handoff.undo_submit,
     )
-    with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
-        handoff.undo_submit()  # no turn was taken
 
 
 def test_a_closed_timeline_is_not_looked_at(application: Application, device: gi.Device) -> None:
