@@ -42,6 +42,8 @@ __all__ = [
 
 
 DEV_MODE = sys.flags.dev_mode
+passed_over = {f"{__package__}.", "contextlib."}
+"""Packages whose frames are not the user's, each with a dot behind it. The registry adds those of loaded backends."""
 
 
 class GpuInteropError(Exception):
@@ -377,7 +379,7 @@ def place() -> str:
     ' [made at ...]'
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__):
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over)):
         frame = frame.f_back
     return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
 

@@ -654,12 +654,18 @@ def _intern(
         revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
-            if wrapper.naming[2]:
+            if wrapper.naming[2] or not (stream.naming[2] and _is_wrapped(stream)):
                 stream.naming = wrapper.naming
         wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
     return stream
+
+
+def _is_wrapped(stream: KnownStream) -> bool:
+    """Whether a wrapper is in use. A name that outlived its wrappers may be another stream's, with the same number."""
+    ended = dropped.copy()
+    return any(how is Standing.CHILD and one.state is LIVE and one not in ended for one, how in stream.standing.items())
 
 
 def _forget(device: Streams) -> None:

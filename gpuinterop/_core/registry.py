@@ -42,6 +42,7 @@ from ..errors import (
     DeviceNotFoundError,
     GpuInteropError,
     InvalidArgumentError,
+    passed_over,
 )
 from ..handles import DeviceIdentity, TimelineFd
 from .device import Device
@@ -354,6 +355,7 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
     if EntryPoint.pattern.match(entry_point.value) is None:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
+    passed_over.add(f"{top_package(entry_point)}.")
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
     if getattr(cls, "name", None) != entry_point.name:

@@ -187,12 +187,21 @@ def test_without_one_it_says_what_it_is_made_of(device: Device) -> None:
         assert [(said, form) for said, form in told.items() if not re.fullmatch(form, said)] == []
 
 
-def test_a_stream_has_the_label_in_what_others_say_of_it(device: Device) -> None:
+@pytest.mark.parametrize("end", [gi.Stream.close, gi.Stream.__del__], ids=["closed", "dropped"])
+def test_a_stream_has_the_label_in_what_others_say_of_it(device: Device, end: Callable[[gi.Stream], None]) -> None:
     semaphore = device.import_semaphore(gi.TimelineWin32(handle=8), label="frames")
     stream = device.wrap_stream(64, label="torch")
     semaphore.wait(stream, 3)
     with pytest.raises(gi.SemaphoreTimeoutError, match=r'Stream #\d+ "torch" .*semaphore #\d+ "frames" to reach 3'):
         device.synchronize(timeout=0)
+    other = device.wrap_stream(64)  # as an array library does between; the user's name stays
+    with pytest.raises(gi.SemaphoreTimeoutError, match=r'Stream #\d+ "torch"'):
+        other.synchronize(timeout=0)
+    end(stream)
+    end(other)
+    unnamed = device.wrap_stream(64)  # the number may be another stream's by now
+    with pytest.raises(gi.SemaphoreTimeoutError, match=re.escape(f"{unnamed.label} is not idle")):
+        unnamed.synchronize(timeout=0)
     semaphore.close()
 
 
@@ -250,6 +259,18 @@ def test_what_an_exit_handler_closes_is_not_told(tmp_path: Path) -> None:
     )
     done = python("-X", "dev", str(program), PYTHONPATH=os.pathsep.join(sys.path))
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+@pytest.mark.parametrize("module", ["studio", "gpuinterop_studio", None])
+def test_the_place_is_the_users_line(device: Device, monkeypatch: pytest.MonkeyPatch, module: str | None) -> None:
+    """Whatever the module is called, and with frames of `contextlib` in between."""
+    monkeypatch.setattr("gpuinterop._core.lifetime.DEV_MODE", True)
+    program = "with device.create_stream() as stream:\n    with stream.capture() as graph:\n        pass"
+    names = {"__name__": module, "device": device}
+    exec(compile(program, "studio.py", "exec"), names)
+    made: Any = names["graph"]
+    with made:
+        assert made.lifetime.made_at == " [made at studio.py:2]"
 
 
 def test_development_mode_tells_where_the_dropped_was_made(tmp_path: Path) -> None:
