@@ -102,7 +102,9 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
     try:
         native.make(lambda: _make(vk, native, info, features))
     except OutOfMemoryError as error:
-        meaning = f"{size:,} bytes are wanted; {vk.physical.max_allocation:,} at once are the driver's limit"
+        most = vk.physical.max_allocation
+        limit = f"; {most:,} at once are the driver's limit" if size > most else ""
+        meaning = f"{size:,} bytes are wanted{limit}"
         raise OutOfMemoryError(error.call, error.code, error.symbol, meaning) from None
     return native
 

@@ -277,19 +277,22 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
             assert [caught.value.argument] == list(options)
 
 
-@pytest.mark.parametrize("call", ["vkCreateBuffer", "vkAllocateMemory"])
+@pytest.mark.parametrize(("call", "beyond"), [("vkCreateBuffer", 1), ("vkCreateBuffer", 0), ("vkAllocateMemory", None)])
 def test_what_the_driver_cannot_allocate_is_told_in_bytes(
-    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch, call: str
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch, call: str, beyond: int | None
 ) -> None:
+    """And the driver's limit only where the size is `beyond` it."""
     api = application.api
     limits = api.VkPhysicalDeviceMaintenance3Properties()
     asked = api.VkPhysicalDeviceProperties2(pNext=limits)
     api.vkGetPhysicalDeviceProperties2(application.physical_device, pProperties=asked)
     most = limits.maxMemoryAllocationSize
-    said = f"{call} failed .* 1,048,576 bytes are wanted; {most:,} at once are the driver's limit"
+    size = 1 << 20 if beyond is None else most + beyond
+    limit = f"; {most:,} at once are the driver's limit" if beyond else ""
+    said = rf"{call} failed .* {size:,} bytes are wanted{limit}\.?$"
     monkeypatch.setitem(application.vk.functions.__dict__, call, lambda *_: -2)
     with pytest.raises(gi.OutOfMemoryError, match=said):
-        gi.vulkan.share_buffer(application.vk, device, 1 << 20)
+        gi.vulkan.share_buffer(application.vk, device, size)
 
 
 # -- the tests' own ----------------------------------------------------------------------------------------------------
