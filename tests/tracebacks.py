@@ -11,9 +11,14 @@ MOST: Final = 2
 
 def ours(trace: TracebackType | None) -> list[str]:
     """The library's functions in a traceback."""
+    return functions(trace, "gpuinterop")
+
+
+def functions(trace: TracebackType | None, package: str = "") -> list[str]:
+    """The functions in a traceback, those of one package or all."""
     found = []
     while trace is not None:
-        if trace.tb_frame.f_globals["__name__"].startswith("gpuinterop"):
+        if trace.tb_frame.f_globals["__name__"].startswith(package):
             found.append(trace.tb_frame.f_code.co_qualname)
         trace = trace.tb_next
     return found

@@ -17,13 +17,15 @@ import pytest
 
 import gpuinterop as gi
 from tests.programs import python
-from tests.tracebacks import MOST, ours
+from tests.tracebacks import MOST, functions, ours
+
+from .fake import FakeEverything, FakeGraphs, fake_device
 
 SIZE = 65536
 
 
 @pytest.fixture
-def world(scope: ExitStack) -> Any:
+def world(scope: ExitStack, tmp_path: Path) -> Any:
     """Objects of the host, open and closed, idle and busy."""
     device = gi.get_backend("host").device()
     fd = os.memfd_create("memory", os.MFD_ALLOW_SEALING)
@@ -43,10 +45,13 @@ def world(scope: ExitStack) -> Any:
         semaphore=device.create_semaphore(gi.TimelineFd),
         stream=device.create_stream(),
         handle=gi.OpaqueFd.adopt_duplicate(fd),
+        allocation=device.allocate(4096),
     )
     w.closed.buffer = w.closed.memory.map_buffer()
+    view = w.closed.buffer.view(4)
     for one in vars(w.closed).values():
         one.close()
+    w.closed.view = view
     w.gate = scope.enter_context(device.create_semaphore(gi.TimelineFd))
     w.stuck = scope.enter_context(device.create_stream())
     w.gate.wait(w.stuck, 5)
@@ -58,12 +63,32 @@ def world(scope: ExitStack) -> Any:
     scope.callback(w.socket.close)
     gone.close()
     w.share = scope.enter_context(gi.share(w.allocation.buffer.view(4)))
+    w.attached = scope.enter_context(gi.attach(bytes(w.share)))
+    transport = scope.enter_context(gi.exchange.SocketTransport(tmp_path, rank=0, size=1))
+    w.team = gi.exchange.Team(transport)
+    with fake_device(backend=FakeGraphs())[0].create_stream() as w.closed.graphs:
+        with w.closed.graphs.capture() as w.graph:
+            pass
+    scope.callback(w.graph.close)
+    images, _ = fake_device(backend=FakeEverything())
+    memory = images.import_memory(gi.OpaqueWin32(handle=8), size=SIZE)
+    w.images = scope.enter_context(images.create_stream())
+    w.level = scope.enter_context(memory.map_mipmapped_array("R8_UNORM", (4, 4))).level(0)
+    scope.callback(memory.close)
     return w
 
 
 def signal_twice(w: Any) -> None:
     w.timeline.signal(w.stream, 5)
     w.timeline.signal(w.stream, 4)
+
+
+def acquire_twice(w: Any) -> None:
+    w.share.acquire()
+    try:
+        w.share.acquire()
+    finally:
+        w.share.release()
 
 
 def close_with_an_array(w: Any) -> None:
@@ -93,6 +118,7 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a label that is a number": (TYPE, lambda w: w.device.import_memory(w.handle, size=SIZE, label=3)),
     "a descriptor that is not open": (HANDLE, lambda _: gi.OpaqueFd(1 << 20)),
     "a descriptor that is a str": (TYPE, lambda _: gi.OpaqueFd("3")),  # type: ignore[arg-type]
+    "a str to adopt": (TYPE, lambda _: gi.OpaqueFd.adopt("3")),  # type: ignore[arg-type]
     "memory as a semaphore": (HANDLE, lambda w: w.device.import_semaphore(w.handle)),
     "a size without the granularity": (VALUE, lambda w: w.device.import_allocation(w.exported, 100)),
     "an allocation of -1 bytes": (VALUE, lambda w: w.device.allocate(-1)),
@@ -107,6 +133,10 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a view that is not aligned": (VALUE, lambda w: w.buffer.view(4, "float32", offset=1)),
     "a view of what is closed": (CLOSED, lambda w: w.closed.buffer.view(4)),
     "the address of what is closed": (CLOSED, lambda w: w.closed.buffer.ptr),
+    "an array of what is closed": (CLOSED, lambda w: np.asarray(w.closed.view)),
+    "a tensor of what is closed": (CLOSED, lambda w: np.from_dlpack(w.closed.view)),
+    "a view of a closed allocation": (CLOSED, lambda w: w.closed.allocation.view(4)),
+    "an export of what is closed": (CLOSED, lambda w: w.closed.allocation.export()),
     "an array of a buffer": (TYPE, lambda w: np.asarray(w.buffer)),
     "a copy too big": (VALUE, lambda w: w.buffer.copy_from_host(np.zeros(1 << 20))),
     "a copy to what is read-only": (VALUE, lambda w: w.buffer.copy_to_host(b"abc")),
@@ -122,7 +152,6 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a time-out that is a str": (TYPE, lambda w: w.timeline.wait(w.stream, 1, timeout="x")),
     "a wait that blocks too long": (LATE, lambda w: w.timeline.wait(w.device.wrap_stream(0), 9, timeout=0.01)),
     "a signal that goes back": (VALUE, signal_twice),
-    "a signal by the host that goes back": (gi.DriverError, lambda w: w.timeline.host_signal(0)),
     "a wait on the host": (LATE, lambda w: w.timeline.host_wait(9, timeout=0.01)),
     "the value of a binary semaphore": (VALUE, lambda w: w.binary.value),
     "a batch of too few values": (VALUE, lambda w: w.batch.signal(w.stream, (1,))),
@@ -133,6 +162,13 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "memory in use": (gi.ResourceBusyError, close_with_an_array),
     "a time-out of -1": (VALUE, lambda w: w.allocation.close(-1)),
     "an unsupported capture": (GAP, lambda w: w.stream.capture().__enter__()),
+    "a launch on a closed stream": (CLOSED, lambda w: w.graph.launch(w.closed.graphs)),
+    "a level from too much": (VALUE, lambda w: w.level.copy_from_host(np.zeros(99), stream=w.images)),
+    "a requirement that is a number": (TYPE, lambda w: w.device.capabilities.missing(3)),
+    "a device that no backend has": (
+        gi.DeviceNotFoundError,
+        lambda _: gi.match_device(gi.DeviceIdentity(uuid=b"no device's uuid")),
+    ),
     "an acquire out of turn": (VALUE, lambda w: w.handoff.acquire(w.stream)),
     "a handoff of a number": (TYPE, lambda _: gi.Handoff(3)),  # type: ignore[arg-type]
     "another library's stream": (TYPE, lambda w: w.device.wrap_stream("x")),
@@ -141,8 +177,16 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "memory of NumPy to share": (GAP, lambda _: gi.share(np.zeros(4))),
     "a str to share": (TYPE, lambda _: gi.share("x")),
     "a share that is closed": (CLOSED, attach_what_is_closed),
+    "a share acquired twice": (VALUE, acquire_twice),
+    "a release of an attachment out of turn": (VALUE, lambda w: w.attached.release()),
+    "a share beside its attachment": (VALUE, lambda w: gi.sharing.acquire([w.share, w.attached])),
     "bytes of something else": (VALUE, lambda _: gi.attach(b"x")),
     "a number to bridge": (TYPE, lambda w: w.bridge.import_semaphore(3)),
+    "a node that there is not": (
+        VALUE,
+        lambda w: gi.bridge.SyncobjEndpoint(gi.DrmSyncobjFd(w.fd), node="/dev/dri/renderD999"),
+    ),
+    "a vote for a number": (TYPE, lambda w: w.team.vote(3)),
     "a bridge of a number": (TYPE, lambda _: gi.bridge.Bridge(3)),  # type: ignore[arg-type]
     "unsupported multicast": (GAP, lambda w: gi.create_multicast([w.device], SIZE)),
     "a context that is a number": (TYPE, lambda w: gi.vulkan.share_buffer(3, w.device, 4096)),  # type: ignore[arg-type]
@@ -159,7 +203,77 @@ def test_it_ends_near_the_users_line(world: Any, mistake: str) -> None:
     with pytest.raises(kind) as caught:
         make(world)
     assert len(found := ours(caught.tb)) <= MOST, found
+    assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+class Users(gi.bridge.Endpoint):
+    """What users pass, whose code the library calls."""
+
+    kind = gi.Timeline
+
+    def __init__(self, raised: gi.GpuInteropError) -> None:
+        self.raised = raised
+
+    @property
+    def label(self) -> Any:
+        return self.fail()
+
+    @label.setter
+    def label(self, label: str) -> None:
+        pass
+
+    def __cuda_stream__(self) -> Any:
+        return self.fail()
+
+    def __index__(self) -> Any:
+        return self.fail()
+
+    @property
+    def __array_interface__(self) -> Any:
+        return self.fail()
+
+    def wait(self, value: int, timeout: float) -> Any:
+        raise NotImplementedError
+
+    def signal(self, value: int) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+    def fail(self) -> Any:
+        raise self.raised
+
+
+CALLED: dict[str, Callable[[Any, Any], object]] = {
+    "label": lambda w, users: w.bridge.from_endpoint(users),
+    "__cuda_stream__": lambda w, users: w.device.wrap_stream(users),
+    "__index__": lambda w, users: w.device.allocate(users),
+    "__array_interface__": lambda w, users: w.buffer.copy_from_host(users),
+}
+
+
+@pytest.mark.parametrize("method", CALLED)
+def test_the_users_own_frames_stay(world: Any, method: str) -> None:
+    """Code of the user's that the library calls is where the user has to look."""
+    with pytest.raises(gi.InvalidArgumentError) as caught:
+        CALLED[method](world, Users(gi.InvalidArgumentError("mine", "is wrong.")))
+    assert functions(caught.tb)[-2:] == [f"Users.{method}", "Users.fail"]
+    assert ours(caught.tb) == []
+
+
+@pytest.mark.parametrize("enqueues", [False, True], ids=["made", "enqueued"])
+def test_a_drivers_error_keeps_all_frames(world: Any, monkeypatch: pytest.MonkeyPatch, enqueues: bool) -> None:
+    """It may be rare: what a bug report has is all that there is."""
+    users = Users(gi.DriverError("cuMemCreate", 999, "CUDA_ERROR_UNKNOWN"))
+    monkeypatch.setattr(world.device.driver, "allocate", lambda *_: users.fail())
+    monkeypatch.setattr(world.timeline, "_give_signal", lambda *_: users.fail())
+    with pytest.raises(gi.DriverError) as caught:
+        _ = world.timeline.signal(world.stream, 1) if enqueues else world.device.allocate(4096)
+    found = functions(caught.tb)
+    assert found[-1] == "Users.fail"
+    assert ("Enqueues._enqueue" if enqueues else "Device.allocate") in found
 
 
 USERS_TEST = """

@@ -48,6 +48,10 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a number as an instance": (
         TYPE, lambda w: gi.vulkan.VulkanContext(1.5, w.application.physical_device, w.application.device)
     ),
+    "a number as a timeline": (TYPE, lambda w: gi.vulkan.TimelineEndpoint(w.vk, 3.5)),
+    "a layout that is a str": (TYPE, lambda w: w.application.record(lambda cmd: w.image.acquire(cmd, layout="x"))),
+    "a submit of a closed handoff": (CLOSED, lambda w: w.closed_handoff.submit(None, [])),
+    "what a closed handoff waits for": (CLOSED, lambda w: w.closed_handoff.vulkan_submit()),
     "a number to identify": (TYPE, lambda _: gi.vulkan.identity(3.5)),
     "an array that is not aligned": (
         gi.GpuInteropError, lambda w: gi.vulkan.import_array(w.vk, np.zeros(100, "uint8")[1:])
@@ -62,13 +66,16 @@ def test_all_end_near_the_users_line(application: Application, device: gi.Device
     with (
         gi.vulkan.share_buffer(vk, device, 4096) as buffer,
         gi.vulkan.share_buffer(vk, device, 4096) as closed,
+        gi.vulkan.share_image(vk, device, (8, 8), "R8G8B8A8_UNORM", tiling="linear") as image,
         gi.vulkan.share_handoff(vk, device, allow=("bridged",)) as handoff,
+        gi.vulkan.share_handoff(vk, device, allow=("bridged",)) as closed_handoff,
         device.create_stream() as stream,
     ):
         closed.close()
+        closed_handoff.close()
         world = SimpleNamespace(
-            application=application, vk=vk, device=device, closed_vk=closed_vk, buffer=buffer, closed=closed,
-            handoff=handoff, stream=stream,
+            application=application, vk=vk, device=device, closed_vk=closed_vk, buffer=buffer, image=image, closed=closed,
+            handoff=handoff, closed_handoff=closed_handoff, stream=stream,
         )  # fmt: skip
         frames = {}
         for mistake, (kind, make) in MISTAKES.items():
@@ -77,5 +84,6 @@ def test_all_end_near_the_users_line(application: Application, device: gi.Device
             with pytest.raises(kind) as caught:
                 make(world)
             frames[mistake] = ours(caught.tb)
+            assert caught.value.__cause__ is None, mistake
             assert caught.value.__context__ is None or caught.value.__suppress_context__, mistake
     assert {mistake: found for mistake, found in frames.items() if len(found) > MOST} == {}
