@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ._arguments import Sole, brief, check_int, check_type
+from ._arguments import Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
 from .capabilities import Capabilities, Cell, Operation, Scope
@@ -347,7 +347,6 @@ class Handoff(Sole):
             )
         return frame
 
-    @brief
     def _check(self, turn: _Turn, call: str) -> None:
         if self._turn is not turn:
             for one in self._semaphores():

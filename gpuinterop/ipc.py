@@ -89,7 +89,6 @@ _DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1
 H = TypeVar("H", bound=Handle)
 
 
-@brief
 def send_handle(connection: socket.socket, handle: Handle) -> None:
     """Send one handle. The caller still owns it: the peer gets a duplicate.
 
@@ -164,7 +163,6 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
         raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
 
 
-@brief
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
     """Receive one handle of the type that the caller expects.
 

@@ -491,7 +491,6 @@ def _reasons() -> str:
     return "; ".join(f"{name}: {failure}" for name, failure in failures.items())
 
 
-@brief
 def devices() -> Sequence[Device]:
     """Every device of the chosen backend.
 
@@ -504,7 +503,6 @@ def devices() -> Sequence[Device]:
     return get_backend().devices()
 
 
-@brief
 def device(ordinal: int = 0) -> Device:
     """Return a device of the chosen backend (`get_backend`).
 
@@ -535,7 +533,6 @@ def device(ordinal: int = 0) -> Device:
     return get_backend().device(ordinal)
 
 
-@brief
 def match_device(identity: DeviceIdentity) -> Device:
     """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 

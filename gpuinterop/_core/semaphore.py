@@ -452,7 +452,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
 
-    @brief
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
 

@@ -24,6 +24,7 @@ from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope,
 from gpuinterop.cli.info import collect
 from tests.beside import beside, elsewhere
 from tests.programs import python
+from tests.tracebacks import MOST, ours
 
 from . import fake
 from .fake import FakeBackend, FakeWords
@@ -149,8 +150,11 @@ def test_priority_decides_and_an_explicit_choice_never_falls_back(
         ):
             gi.get_backend(chosen)
     monkeypatch.setenv("GPUINTEROP_BACKEND", "nonsense")
-    with pytest.raises(gi.BackendNotFoundError, match=r"GPUINTEROP_BACKEND: .*'nonsense'.*absent, high, low"):
+    with pytest.raises(
+        gi.BackendNotFoundError, match=r"GPUINTEROP_BACKEND: .*'nonsense'.*absent, high, low"
+    ) as unknown:
         gi.device()
+    assert len(ours(unknown.tb)) <= MOST
     with pytest.raises(LookupError):
         gi.get_backend("other")
     with pytest.raises(gi.ArgumentTypeError):
@@ -161,7 +165,10 @@ def test_falling_to_the_host_past_a_failed_backend_warns_once_with_its_reason(in
     install(Low, Broken, Absent)
     with pytest.warns(RuntimeWarning, match=r"'broken' is not available.*too old") as caught:
         assert gi.get_backend().name == "low"
-    assert len(caught) == 1  # a vendor whose software is not there at all has not failed
+    assert (len(caught), caught[0].filename) == (
+        1,
+        __file__,
+    )  # a vendor whose software is not there at all has not failed
     assert gi.get_backend().name == "low"
 
 

@@ -66,15 +66,14 @@ def world(scope: ExitStack, tmp_path: Path) -> Any:
     w.attached = scope.enter_context(gi.attach(bytes(w.share)))
     transport = scope.enter_context(gi.exchange.SocketTransport(tmp_path, rank=0, size=1))
     w.team = gi.exchange.Team(transport)
-    with fake_device(backend=FakeGraphs())[0].create_stream() as w.closed.graphs:
-        with w.closed.graphs.capture() as w.graph:
-            pass
+    w.closed.graphs = fake_device(backend=FakeGraphs())[0].create_stream()
+    with w.closed.graphs, w.closed.graphs.capture() as w.graph:
+        pass
     scope.callback(w.graph.close)
     images, _ = fake_device(backend=FakeEverything())
-    memory = images.import_memory(gi.OpaqueWin32(handle=8), size=SIZE)
-    w.images = scope.enter_context(images.create_stream())
-    w.level = scope.enter_context(memory.map_mipmapped_array("R8_UNORM", (4, 4))).level(0)
-    scope.callback(memory.close)
+    w.images = scope.enter_context(images.import_memory(gi.OpaqueWin32(handle=8), size=SIZE))
+    w.level = w.images.map_mipmapped_array("R8_UNORM", (4, 4)).level(0)
+    w.multicast = scope.enter_context(gi.create_multicast([images], SIZE))
     return w
 
 
@@ -83,10 +82,10 @@ def signal_twice(w: Any) -> None:
     w.timeline.signal(w.stream, 4)
 
 
-def acquire_twice(w: Any) -> None:
+def acquire_twice(w: Any, acquire: Callable[[gi.ArrayShare], None]) -> None:
     w.share.acquire()
     try:
-        w.share.acquire()
+        acquire(w.share)
     finally:
         w.share.release()
 
@@ -151,8 +150,10 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a wait of a closed stream": (CLOSED, lambda w: w.timeline.wait(w.closed.stream, 1)),
     "a time-out that is a str": (TYPE, lambda w: w.timeline.wait(w.stream, 1, timeout="x")),
     "a wait that blocks too long": (LATE, lambda w: w.timeline.wait(w.device.wrap_stream(0), 9, timeout=0.01)),
+    "a signal by the host of a str": (TYPE, lambda w: w.timeline.host_signal("1")),
     "a signal that goes back": (VALUE, signal_twice),
     "a wait on the host": (LATE, lambda w: w.timeline.host_wait(9, timeout=0.01)),
+    "a time-out of a semaphore": (VALUE, lambda w: w.timeline.close(-1)),
     "the value of a binary semaphore": (VALUE, lambda w: w.binary.value),
     "a batch of too few values": (VALUE, lambda w: w.batch.signal(w.stream, (1,))),
     "a batch of a wrong value": (VALUE, lambda w: w.batch.wait(w.stream, (1, 2))),
@@ -163,7 +164,10 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a time-out of -1": (VALUE, lambda w: w.allocation.close(-1)),
     "an unsupported capture": (GAP, lambda w: w.stream.capture().__enter__()),
     "a launch on a closed stream": (CLOSED, lambda w: w.graph.launch(w.closed.graphs)),
-    "a level from too much": (VALUE, lambda w: w.level.copy_from_host(np.zeros(99), stream=w.images)),
+    "another image format": (VALUE, lambda w: w.images.map_mipmapped_array("R3G3", (4, 4))),
+    "a level's stream that is a number": (TYPE, lambda w: w.level.copy_from_host(np.zeros(16, "u1"), stream=3)),
+    "multicast of a number": (TYPE, lambda w: w.multicast.bind_memory(3, 3)),
+    "an allocation as multicast": (HANDLE, lambda w: gi.import_multicast(w.exported, [w.device], SIZE)),
     "a requirement that is a number": (TYPE, lambda w: w.device.capabilities.missing(3)),
     "a device that no backend has": (
         gi.DeviceNotFoundError,
@@ -177,10 +181,13 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "memory of NumPy to share": (GAP, lambda _: gi.share(np.zeros(4))),
     "a str to share": (TYPE, lambda _: gi.share("x")),
     "a share that is closed": (CLOSED, attach_what_is_closed),
-    "a share acquired twice": (VALUE, acquire_twice),
+    "a share acquired twice": (VALUE, lambda w: acquire_twice(w, gi.ArrayShare.acquire)),
     "a release of an attachment out of turn": (VALUE, lambda w: w.attached.release()),
-    "a share beside its attachment": (VALUE, lambda w: gi.sharing.acquire([w.share, w.attached])),
+    "shares acquired twice": (VALUE, lambda w: acquire_twice(w, lambda share: gi.sharing.acquire([share]))),
+    "a time-out of an attachment": (VALUE, lambda w: w.attached.close(-1)),
+    "a device to attach to that is a number": (TYPE, lambda w: gi.attach(bytes(w.share), device=3)),  # type: ignore[arg-type]
     "bytes of something else": (VALUE, lambda _: gi.attach(b"x")),
+    "a closed handle to bridge": (HANDLE, lambda w: w.bridge.import_semaphore(w.closed.handle)),
     "a number to bridge": (TYPE, lambda w: w.bridge.import_semaphore(3)),
     "a node that there is not": (
         VALUE,
@@ -190,6 +197,7 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a bridge of a number": (TYPE, lambda _: gi.bridge.Bridge(3)),  # type: ignore[arg-type]
     "unsupported multicast": (GAP, lambda w: gi.create_multicast([w.device], SIZE)),
     "a context that is a number": (TYPE, lambda w: gi.vulkan.share_buffer(3, w.device, 4096)),  # type: ignore[arg-type]
+    "a closed handle to send": (HANDLE, lambda w: gi.ipc.send_handle(w.socket, w.closed.handle)),
     "a number to send": (TYPE, lambda w: gi.ipc.send_handle(w.socket, 3)),  # type: ignore[arg-type]
     "a receiver whose peer has gone": (gi.PeerError, lambda w: gi.ipc.receive_handle(w.socket, gi.OpaqueFd)),
     "a duplicate of what is closed": (HANDLE, lambda w: w.closed.handle.duplicate()),

@@ -41,6 +41,10 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
         gi.UnsupportedError, lambda w: gi.vulkan.share_image(w.vk, w.device, (64, 32), "R8G8B8A8_UNORM")
     ),
     "another kind of semaphore": (TYPE, lambda w: gi.vulkan.share_semaphore(w.vk, w.device, int)),
+    "a semaphore of a closed context": (CLOSED, lambda w: gi.vulkan.share_semaphore(w.closed_vk, w.device)),
+    "a handoff of a closed context": (CLOSED, lambda w: gi.vulkan.share_handoff(w.closed_vk, w.device)),
+    "the capabilities of a number": (TYPE, lambda _: gi.vulkan.capabilities(3.5)),
+    "the extensions of a number": (TYPE, lambda _: gi.vulkan.required_extensions(3.5)),
     "another mode": (VALUE, lambda w: gi.vulkan.share_handoff(w.vk, w.device, allow=("any",))),
     "a release out of turn": (VALUE, lambda w: w.handoff.release(w.stream)),
     "a submit out of turn": (VALUE, submit_twice),
@@ -74,8 +78,8 @@ def test_all_end_near_the_users_line(application: Application, device: gi.Device
         closed.close()
         closed_handoff.close()
         world = SimpleNamespace(
-            application=application, vk=vk, device=device, closed_vk=closed_vk, buffer=buffer, image=image, closed=closed,
-            handoff=handoff, closed_handoff=closed_handoff, stream=stream,
+            application=application, vk=vk, device=device, closed_vk=closed_vk, buffer=buffer, image=image,
+            closed=closed, handoff=handoff, closed_handoff=closed_handoff, stream=stream,
         )  # fmt: skip
         frames = {}
         for mistake, (kind, make) in MISTAKES.items():
