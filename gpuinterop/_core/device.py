@@ -238,6 +238,13 @@ class Device(Sole):
 
         The import has consumed the handle. To import the object twice, duplicate the handle before.
         """
+        return self.take_memory(handle, size=size, dedicated=dedicated, label=label)
+
+    @inside
+    def take_memory(
+        self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
+    ) -> ExternalMemory:
+        """Import memory, as `import_memory` does. Messages call it by the noun."""
         check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
@@ -247,7 +254,7 @@ class Device(Sole):
         whole = is_dedicated(handle, dedicated)
         make_room()
         keepalive = getattr(handle, "keepalive", None)
-        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, label=label)
+        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, noun=noun, label=label)
         device, backend, lifetime = self.handle, self.driver, memory.lifetime
 
         def load(lent: MemoryHandle) -> None:

@@ -591,11 +591,11 @@ class ExternalMemory(Mappable):
 
     def __init__(
         self, device: Device, handle_type: type[MemoryHandle], *, size: int, dedicated: bool, keepalive: object = None,
-        label: str | None = None,
+        noun: str = "", label: str | None = None,
     ) -> None:  # fmt: skip
         self.device, self.driver, self._size = device, device.driver, size
-        release, streams = self.driver.destroy_memory, device.streams
-        super().__init__(Lifetime("ExternalMemory", release, keep=keepalive, device=streams, label=label, size=size))
+        noun, release, streams = noun or "ExternalMemory", self.driver.destroy_memory, device.streams
+        super().__init__(Lifetime(noun, release, keep=keepalive, device=streams, label=label, size=size))
         self.handle_type = handle_type
         self.dedicated = dedicated
 

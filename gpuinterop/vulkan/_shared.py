@@ -218,8 +218,8 @@ def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory],
 
     def take() -> ExternalMemory:
         with native.export() as handle:  # closes the handle unless it was consumed
-            memory = device.import_memory(handle, size=native.size, dedicated=native.dedicated, label=label)
-        memory.lifetime.naming = "Vulkan memory", *memory.lifetime.naming[1:]
-        return memory
+            return device.take_memory(
+                handle, size=native.size, dedicated=native.dedicated, label=label, noun="Vulkan memory"
+            )
 
     return share(native, take, make)

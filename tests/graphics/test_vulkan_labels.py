@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,21 @@ def test_memory_and_what_is_made_of_it(application: Application, device: gi.Devi
     with pytest.warns(gi.LeakedResourceWarning, match=rf'{halves[0]} #\d+ "left" was dropped'):
         make(application, device, label="left")
         gc.collect()
+
+
+@pytest.mark.parametrize("make", [buffer, image])
+def test_an_import_that_fails(
+    application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch, make: Any
+) -> None:
+    def broken(_device: Any, lent: gi.OpaqueFd, **_: Any) -> None:
+        os.close(lent.fd)
+        raise RuntimeError("of a backend")
+
+    monkeypatch.setattr(device.driver, "import_memory", broken)
+    with pytest.raises(RuntimeError, match="of a backend"):
+        make(application, device, label="mesh")
+    with pytest.warns(gi.LeakedResourceWarning, match=r'^Vulkan memory #\d+ "mesh": an exception struck there'):
+        device.drain(timeout=10)
 
 
 def test_semaphores_and_handoffs(application: Application, device: gi.Device) -> None:
