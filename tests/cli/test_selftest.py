@@ -127,7 +127,9 @@ def test_help(command: list[str]) -> None:
 
 
 def test_help_has_examples() -> None:
-    assert "gpuinterop demo --driver lavapipe" in invoke("--help").output
+    text = invoke("--help").output
+    assert "gpuinterop demo --driver lavapipe" in text
+    assert "python -m gpuinterop.testing.simulated cuda -- pytest" in text
 
 
 def test_version() -> None:
