@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import FrameType, FunctionType
@@ -90,9 +89,8 @@ def shorten(error: GpuInteropError) -> None:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is of the library and its backends, or of what they go through to call themselves."""
-    name = str(frame.f_globals.get("__name__"))
-    return name.startswith(__package__) or name.partition(".")[0] in sys.stdlib_module_names
+    """Whether a frame is of the library or one of its backends."""
+    return str(frame.f_globals.get("__name__")).startswith(__package__)
 
 
 def is_inside(member: object) -> bool:

@@ -164,7 +164,7 @@ def test_priority_decides_and_an_explicit_choice_never_falls_back(
 def test_falling_to_the_host_past_a_failed_backend_warns_once_with_its_reason(install: Install) -> None:
     install(Low, Broken, Absent)
     with pytest.warns(RuntimeWarning, match=r"'broken' is not available.*too old") as caught:
-        assert gi.get_backend().name == "low"
+        assert gi.device().backend == "low"
     assert (len(caught), caught[0].filename) == (
         1,
         __file__,

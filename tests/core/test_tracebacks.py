@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "another image format": (VALUE, lambda w: w.images.map_mipmapped_array("R3G3", (4, 4))),
     "a level's stream that is a number": (TYPE, lambda w: w.level.copy_from_host(np.zeros(16, "u1"), stream=3)),
     "multicast of a number": (TYPE, lambda w: w.multicast.bind_memory(3, 3)),
-    "an allocation as multicast": (HANDLE, lambda w: gi.import_multicast(w.exported, [w.device], SIZE)),
+    "an import of unsupported multicast": (GAP, lambda w: gi.import_multicast(gi.VmmFd(w.fd), [w.device], SIZE)),
     "a requirement that is a number": (TYPE, lambda w: w.device.capabilities.missing(3)),
     "a device that no backend has": (
         gi.DeviceNotFoundError,
@@ -184,10 +184,11 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a share acquired twice": (VALUE, lambda w: acquire_twice(w, gi.ArrayShare.acquire)),
     "a release of an attachment out of turn": (VALUE, lambda w: w.attached.release()),
     "shares acquired twice": (VALUE, lambda w: acquire_twice(w, lambda share: gi.sharing.acquire([share]))),
+    "a time-out of a share": (VALUE, lambda w: w.share.close(-1)),
     "a time-out of an attachment": (VALUE, lambda w: w.attached.close(-1)),
     "a device to attach to that is a number": (TYPE, lambda w: gi.attach(bytes(w.share), device=3)),  # type: ignore[arg-type]
     "bytes of something else": (VALUE, lambda _: gi.attach(b"x")),
-    "a closed handle to bridge": (HANDLE, lambda w: w.bridge.import_semaphore(w.closed.handle)),
+    "memory as an eventfd to bridge": (HANDLE, lambda w: w.bridge.import_semaphore(gi.EventFd(w.fd))),
     "a number to bridge": (TYPE, lambda w: w.bridge.import_semaphore(3)),
     "a node that there is not": (
         VALUE,
