@@ -5,10 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
-from .errors import DEV_MODE, ArgumentTypeError, DriverError, GpuInteropError, InvalidArgumentError
+from .errors import DEV_MODE, ArgumentTypeError, DriverError, GpuInteropError, InvalidArgumentError, is_ours
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -86,11 +86,6 @@ def shorten(error: GpuInteropError) -> None:
     while trace is not None and is_ours(trace.tb_frame):
         trace = trace.tb_next
     error.__traceback__ = trace
-
-
-def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is of the library or one of its backends."""
-    return str(frame.f_globals.get("__name__")).startswith(__package__)
 
 
 def is_inside(member: object) -> bool:

@@ -17,6 +17,8 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from .capabilities import Capability
 
 __all__ = [
@@ -370,6 +372,18 @@ def report(error: BaseException) -> None:
     _Unraisable(error)
 
 
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is of the library or a loaded backend, and not the user's.
+
+    Examples
+    --------
+    >>> import sys
+    >>> gi.errors.is_ours(sys._getframe())
+    False
+    """
+    return f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over))
+
+
 def place() -> str:
     """File and line of the user's code that makes an object, for warnings in Python's development mode.
 
@@ -379,7 +393,7 @@ def place() -> str:
     ' [made at ...]'
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over)):
+    while frame.f_back is not None and is_ours(frame):
         frame = frame.f_back
     return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
 

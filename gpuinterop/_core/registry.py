@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import system
-from .._arguments import Sole, brief, check_int, check_type, is_ours
+from .._arguments import Sole, brief, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -42,6 +42,7 @@ from ..errors import (
     DeviceNotFoundError,
     GpuInteropError,
     InvalidArgumentError,
+    is_ours,
     passed_over,
 )
 from ..handles import DeviceIdentity, TimelineFd

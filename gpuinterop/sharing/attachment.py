@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from .. import ipc, system
-from .._arguments import Sole, brief, check_timeout, inside
+from .._arguments import NotAnArray, Sole, brief, check_timeout, inside
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
@@ -147,12 +147,13 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
 
 
 @brief
-class Arrays(Resource):
+class Arrays(Resource, NotAnArray):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their way, and the order.
 
     It is a mapping of names to views: iterate over the names, and take ``arrays[name]``.
     """
 
+    _as_array = "numpy.asarray(arrays.view), or numpy.asarray(arrays[name]) of several"
     _contents: Contents
     device: Device
     """The device that has them."""

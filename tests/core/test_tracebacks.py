@@ -184,6 +184,7 @@ MISTAKES: dict[str, tuple[type[gi.GpuInteropError], Callable[[Any], object]]] = 
     "a share acquired twice": (VALUE, lambda w: acquire_twice(w, gi.ArrayShare.acquire)),
     "a release of an attachment out of turn": (VALUE, lambda w: w.attached.release()),
     "shares acquired twice": (VALUE, lambda w: acquire_twice(w, lambda share: gi.sharing.acquire([share]))),
+    "a share in place of its view": (TYPE, lambda w: np.asarray(w.share)),
     "a time-out of a share": (VALUE, lambda w: w.share.close(-1)),
     "a time-out of an attachment": (VALUE, lambda w: w.attached.close(-1)),
     "a device to attach to that is a number": (TYPE, lambda w: gi.attach(bytes(w.share), device=3)),  # type: ignore[arg-type]

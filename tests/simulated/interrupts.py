@@ -45,7 +45,9 @@ ONE_IN: Final = 8
 LIBRARY: Final = (f"{ROOT}/gpuinterop/", f"{ROOT}/backends/")
 OTHERS: Final = (f"{ROOT}/gpuinterop/exporters/", f"{ROOT}/tests/")
 SAID: Final = re.compile(r"(?:.*Warning: )?(.+): an exception struck there; these stay until the exit, with what they")
-FAILED: Final = re.compile(r"releasing (.+? #\d+(?: \(.+?\))?) failed")
+FAILED: Final = re.compile(r"releasing (.+? #\d+)")
+MADE_OF: Final = re.compile(r" \(.+?\)")
+"""Behind a name. The number of a stream in it is its newest wrapper's, which another message need not have."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -263,9 +265,12 @@ def run(backend: str, seconds: float, seed: int) -> dict[str, Any]:
         found = json.loads(done.stdout.splitlines()[-1])
         told = [*found["said"], *done.stderr.splitlines()]
         lines = [match[1] for line in told if (match := SAID.match(line))]
-        named = {*", ".join(lines).split(", "), *(match[1] for line in told if (match := FAILED.search(line)))}
+        named = {*MADE_OF.sub("", ", ".join(lines)).split(", ")}
+        named |= {match[1] for line in told if (match := FAILED.search(line))}
         failures += [f"seed {number}: {one}" for one in found["failures"]]
-        failures += [f"seed {number}: not a word of {one}" for one in found["leaked"] if one not in named]
+        failures += [
+            f"seed {number}: not a word of {one}" for one in found["leaked"] if MADE_OF.sub("", one) not in named
+        ]
         failures += [f"seed {number}: more than one line of what stays: {lines}"] * (len(lines) > 1)
         total = {name: amount + found[name] for name, amount in total.items()}
     return {**total, "failures": failures}
