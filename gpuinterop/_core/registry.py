@@ -356,7 +356,8 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
     if EntryPoint.pattern.match(entry_point.value) is None:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
-    passed_over.add(f"{top_package(entry_point)}.")
+    if (package := top_package(entry_point)).startswith("gpuinterop_"):  # an application may bring one of its own
+        passed_over.add(f"{package}.")
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
     if getattr(cls, "name", None) != entry_point.name:
