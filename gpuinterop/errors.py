@@ -45,7 +45,7 @@ __all__ = [
 
 DEV_MODE = sys.flags.dev_mode
 passed_over = {f"{__package__}.", "contextlib."}
-"""Packages whose frames are not the user's, each with a dot behind it. The registry adds those of our loaded backends."""
+"""Packages whose frames are not the user's, each with a dot behind it. The registry adds those of our backends."""
 
 
 class GpuInteropError(Exception):
