@@ -83,9 +83,12 @@ def drip(descriptor: bytes) -> int:
     """Send a request so slowly that it takes minutes; return the number of bytes that went until it was closed."""
     with connected(descriptor) as link:
         for at in range(63):
-            if select.select([link], [], [], 0.25)[0]:
+            try:
+                if select.select([link], [], [], 0.25)[0]:
+                    return at
+                link.send(b"G")
+            except BrokenPipeError:  # closed meanwhile
                 return at
-            link.send(b"G")
     raise AssertionError("it was never closed")
 
 
