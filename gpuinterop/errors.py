@@ -384,6 +384,20 @@ def is_ours(frame: FrameType) -> bool:
     return f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over))
 
 
+def users_frame() -> tuple[FrameType, int]:
+    """The nearest frame of the user's code, and the `stacklevel` by which the caller's warning names it.
+
+    Examples
+    --------
+    >>> gi.errors.users_frame()[1]
+    1
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and is_ours(frame):
+        frame, level = frame.f_back, level + 1
+    return frame, level
+
+
 def place() -> str:
     """File and line of the user's code that makes an object, for warnings in Python's development mode.
 
@@ -392,9 +406,7 @@ def place() -> str:
     >>> gi.errors.place()
     ' [made at ...]'
     """
-    frame = sys._getframe(1)
-    while frame.f_back is not None and is_ours(frame):
-        frame = frame.f_back
+    frame, _ = users_frame()
     return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
 
 

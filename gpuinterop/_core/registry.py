@@ -42,8 +42,8 @@ from ..errors import (
     DeviceNotFoundError,
     GpuInteropError,
     InvalidArgumentError,
-    is_ours,
     passed_over,
+    users_frame,
 )
 from ..handles import DeviceIdentity, TimelineFd
 from .device import Device
@@ -476,16 +476,8 @@ def _warn_of_failures(fallback: str) -> None:
                 f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
-                stacklevel=_frames_of_ours(),
+                stacklevel=users_frame()[1],
             )
-
-
-def _frames_of_ours() -> int:
-    """The `stacklevel` by which the caller's warning names the user's line."""
-    frame, level = sys._getframe(1), 1
-    while is_ours(frame) and frame.f_back is not None:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _reasons() -> str:
