@@ -12,7 +12,8 @@
 #   MINUTES=10              how long each run of soak and of interrupts takes
 #   SEED=1                  the seed of interrupts; by default the time, which it prints
 #   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses one
-#   VULKAN_FLAGS=--require  flags of tools/fetch_vulkan.py: --software, or --require to fail where a driver is missing
+#   VULKAN_FLAGS=--require  fail where a software driver is missing
+#   DRIVERS=lavapipe        the system's drivers that test-system-vulkan tests, as nvidia; none hides all Vulkan from any test
 
 PYTHON ?= python3
 ARGS ?=
@@ -28,6 +29,7 @@ JOBS ?= 4
 MINUTES ?= 1
 SEED ?=
 VULKAN_FLAGS ?=
+DRIVERS ?=
 GLSLFLAGS ?= --quiet
 
 SHELL := /bin/sh
@@ -38,6 +40,17 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS = 1
 
+# The tests choose their drivers and variables: what a user's shell has set for other programs does not reach them, but for
+# what the tests themselves ask for.
+FOREIGN := $(filter-out $(addprefix GPUINTEROP_,TEST_% REQUIRE_% SIM_% STANDIN_% EXPLORE% SEEDS KIT_LIMIT), \
+    $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_%,$(.VARIABLES)))
+TESTED = unset VK_DRIVER_FILES $(FOREIGN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
+    export VK_DRIVER_FILES="$${VK_DRIVER_FILES:-/nonexistent}" VK_ICD_FILENAMES="$${VK_DRIVER_FILES:-/nonexistent}"
+ifeq ($(MAKELEVEL),0)
+unexport PYTHONPATH $(filter GPUINTEROP_SIM_% GPUINTEROP_STANDIN_%,$(.VARIABLES))
+endif
+
+SYSTEM := $(shell uname -sm)
 VENV := .venv
 BIN := $(VENV)/bin
 # With PYTHON given, .venv is made again unless it was made with that one; with none, any will do.
@@ -50,7 +63,7 @@ BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAME
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
-.PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange \
+.PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange test-system-vulkan \
     test-frameworks test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
     interrupts interrupts-host interrupts-cuda interrupts-hip \
     test-lowest-cuda test-lowest-hip \
@@ -69,6 +82,7 @@ help:
 	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
 	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
+	@echo "make test-system-vulkan DRIVERS=lavapipe  tests/graphics on the system's own Vulkan driver of that name"
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
@@ -88,12 +102,14 @@ help:
 	@echo "make clean        remove what these made"
 
 demo: $(VENV)/.test vulkan
-	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
+	@chosen="$${VK_DRIVER_FILES-$${VK_ICD_FILENAMES-}}"; . .vulkan/env; \
+	    export VK_ADD_DRIVER_FILES="$${VK_DRIVER_FILES-}" VK_DRIVER_FILES="$$chosen" VK_ICD_FILENAMES="$$chosen"; \
+	    exec $(BIN)/gpuinterop demo $(ARGS)
 
 # On a driver that does nothing, the times are the library's own.
 bench: $(VENV)/.test vulkan
-	@. .vulkan/env; $(BIN)/gpuinterop bench --backend host $(ARGS)
-	@. .vulkan/env; export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
+	@$(TESTED); $(BIN)/gpuinterop bench --backend host $(ARGS)
+	@$(TESTED); export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
 	    for vendor in $(VENDORS); do \
 	        $(BIN)/python -m gpuinterop.testing.simulated $$vendor -- $(BIN)/gpuinterop bench $(ARGS); \
 	    done
@@ -120,11 +136,16 @@ test-lowest-hip: $(VENV)/.test drivers
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy))
 
 test-main: $(VENV)/.test drivers
-	@. .vulkan/env; $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
+	@$(TESTED); $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
+
+# With the fetched loader and layers. What is meant must be there.
+test-system-vulkan: $(VENV)/.test vulkan
+	@$(TESTED); unset VK_DRIVER_FILES VK_ICD_FILENAMES; export GPUINTEROP_REQUIRE_VULKAN=1; \
+	    GPUINTEROP_TEST_DRIVERS=$(or $(DRIVERS),lavapipe) $(PYTEST) tests/graphics $(ARGS) || $(NONE_SELECTED)
 
 # A page is a process. What ran on a GPU is compared with its record (tools/manual.py).
 test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
-	@. .vulkan/env; GPUINTEROP_TEST_FRAMEWORKS="$(SITES)" GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
+	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES)" GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
 	    $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
 
 docs: $(VENV)/.docs
@@ -136,11 +157,11 @@ check-docs: docs
 
 # -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
-	@. .vulkan/env; $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
+	@$(TESTED); $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 
 # The library of the manual takes the reusable workflow's steps, one row after the other.
 test-workflows: $(VENV)/.test drivers
-	@. .vulkan/env; $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
+	@$(TESTED); $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
 # One more pre-emption, the pairs that test-main excludes. -rP shows what was counted.
 explore: $(VENV)/.test
@@ -148,7 +169,7 @@ explore: $(VENV)/.test
 	    $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
-	@. .vulkan/env; $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
+	@$(TESTED); $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) tests/vendors --ignore tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
@@ -159,7 +180,7 @@ test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 
 # As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
 test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
-	@. .vulkan/env; PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
+	@$(TESTED); PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
 # Where Python finds what was installed beside .venv.
@@ -181,14 +202,14 @@ interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
 	    $(@:interrupts-%=%) $$($(BIN)/python -c 'print($(MINUTES) * 60)') $(SEED)
 
 # hip-python has wheels for Linux on x86-64 only.
-ifeq ($(shell uname -sm),Linux x86_64)
+ifeq ($(SYSTEM),Linux x86_64)
 soak: soak-hip
 interrupts: interrupts-hip
 soak-hip interrupts-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
 bench: VENDORS := cuda hip
 bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
-	@. .vulkan/env; GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
+	@$(TESTED); GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
 	    GPUINTEROP_TEST_VENDOR=hip $(PYTEST) tests/vendors $(ARGS) || $(NONE_SELECTED)
 else
@@ -259,20 +280,20 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 
 wheel-check: vulkan
-	@. .vulkan/env; PYTHON="$(PYTHON)" RELEASE="$(RELEASE)" exec tools/check_wheel.sh
+	@$(TESTED); PYTHON="$(PYTHON)" RELEASE="$(RELEASE)" exec tools/check_wheel.sh
 
 vulkan:
 	@$(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
 
-# HIP 5 is what the backend must refuse. It comes before any test, for it replaces the folder that their drivers are in.
-drivers: vulkan
-	@[ "$$(uname -sm)" != "Linux x86_64" ] || $(PYTHON) tools/fetch_vulkan.py --hip5 $(VULKAN_FLAGS)
+# HIP 5 is what the backend must refuse.
+drivers:
+	@$(PYTHON) tools/fetch_vulkan.py vulkan $(if $(filter Linux x86_64,$(SYSTEM)),hip5) $(VULKAN_FLAGS)
 
 shaders: $(SHADERS:.comp=.spv)
 
 # The compiler is fetched by the first shader that is out of date, and not at all where none is.
 %.spv: %.comp
-	@$(PYTHON) tools/fetch_vulkan.py --glslang --require
+	@$(PYTHON) tools/fetch_vulkan.py glslang --require
 	@. .vulkan/env; glslangValidator -V $(GLSLFLAGS) -o $@ $<
 	@echo "$@"
 

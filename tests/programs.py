@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+LAYER_INFO: Final = re.compile(r"^Validation Layer Info - Logging .*\n", re.MULTILINE)
+"""What newer validation layers print, wherever they log to."""
 
 
 def python(
     *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = 60, fds: Any = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run this Python, with these variables beside those of `env` and with these descriptors, until it ends."""
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, *arguments],
         cwd=cwd,
         env={**env, **variables},
@@ -23,6 +27,8 @@ def python(
         check=False,
         pass_fds=fds,
     )
+    done.stdout = LAYER_INFO.sub("", done.stdout)
+    return done
 
 
 def printed(*arguments: str, **options: Any) -> str:

@@ -35,7 +35,9 @@ khronos_validation.report_flags = error,warn,perf
 khronos_validation.duplicate_message_limit = 3
 khronos_validation.log_filename = {}
 """
-_MESSAGE: Final = re.compile(r"^(?=\S+\([A-Z /]+\): msgNum: )", re.MULTILINE)
+# NAME(ERROR / SPEC): msgNum: ...; newer layers write Validation Error: [ NAME ] ...
+_MESSAGE: Final = re.compile(r"^(?=\S+\([A-Z /]+\): msgNum: |Validation [A-Z][\w ]*: \[ )", re.MULTILINE)
+_NAME: Final = re.compile(r"Validation [\w ]+: \[ (\S+)|([^\s(]+)\(")
 _PIPE: Final = "gpuinterop.validation"
 
 # The layer opens its log for each VkInstance, and never closes it.
@@ -59,7 +61,8 @@ class Validation:
                 said += os.read(self._pipe, 1 << 16)
         except BlockingIOError:
             messages = _MESSAGE.split(said.decode(errors="replace"))
-        return [one for one in messages if one and one.partition("(")[0] not in {*UNJUSTIFIED, *unjustified}]
+        named = [(found[1] or found[2], one) for one in messages if (found := _NAME.match(one))]
+        return [one for name, one in named if name not in {*UNJUSTIFIED, *unjustified}]
 
 
 @cache

@@ -179,6 +179,8 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
                 ["bash", "-euc", command],
                 cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S,
             )  # fmt: skip
+            # Newer validation layers print that they log elsewhere.
+            step.stdout = re.sub(r"^Validation Layer Info - .*\n", "", step.stdout, flags=re.MULTILINE)
             done.stdout += step.stdout
             done.stderr += step.stderr
             if step.returncode:

@@ -338,10 +338,15 @@ def call_back() -> None:
         return
     calling_back += MARK
     try:
-        while endings:
-            _call_back()
+        _call_all()
     finally:
         del calling_back[-1]
+
+
+def _call_all() -> None:
+    """A function of its own: from Python 3.13 on the jump back of a loop in `try` is not covered by `finally`."""
+    while endings:
+        _call_back()
 
 
 def _call_back() -> None:

@@ -82,4 +82,4 @@ def test_a_planted_error_and_a_planted_hazard_turn_a_run_red(tmp_path: Path) -> 
     assert len(re.findall(r"^PASSED ", done.stdout, re.MULTILINE)) == 9, done.stdout
     errors = done.stdout.partition(" short test summary info ")[0]  # which repeats them where CI is set
     for name in ("VUID-vkCmdFillBuffer-dstBuffer-00029", "SYNC-HAZARD-WRITE-AFTER-WRITE"):
-        assert len(re.findall(rf"^{name}\(", errors, re.MULTILINE)) == len(where), done.stdout
+        assert len(re.findall(rf"^(?:Validation Error: \[ )?{name}\b", errors, re.MULTILINE)) == len(where), done.stdout

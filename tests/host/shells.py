@@ -72,7 +72,7 @@ class Shell:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._rest = b""
         environment = {"PYTHONPATH": os.pathsep.join(sys.path), "GPUINTEROP_BACKEND": "host"}
-        command = [*before, sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", PROGRAM]
+        command = [*before, sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", PROGRAM]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env={**os.environ, **environment, **variables},

@@ -1,81 +1,52 @@
-"""What is kept of a fetch: a stamp that cannot be read is no stamp, and what was begun is taken up again."""
+"""What is kept of a fetch, and that the env file chooses the fetched drivers, whatever the shell had chosen."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tools import fetch_vulkan
 
-SYSTEM: dict[str, Any] = {"machine": "m", "release": "r", "loader": "", "icds": [], "layers": []}
-WANTED = [fetch_vulkan.LOADER]
+DRIVER = "mesa-vulkan-drivers"
 
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What is fetched, into a folder of the test's."""
-    found: list[str] = []
+    """The packages that are asked for; apt has one, does not know another, and cannot fetch the third."""
+    asked: list[str] = []
 
-    def fetch(components: list[fetch_vulkan.Component], tree: Path) -> tuple[dict[str, str], dict[str, str], str]:
-        found.extend(component.name for component in components)
-        (tree / "libvulkan.so.1").write_text("a library")
-        return {component.name: "1.0" for component in components}, {}, ""
+    def add(_apt: object, package: str) -> str:
+        asked.append(package)
+        if package != DRIVER:
+            raise fetch_vulkan.FetchError({"glslang-tools": "Unable to locate package"}.get(package, "no network"))
+        (tmp_path / "tree" / "icd.d").mkdir(parents=True)
+        (tmp_path / "tree" / "icd.d" / "lvp_icd.json").touch()
+        return "1.0"
 
-    for name, path in {"HOME": "", "TREE": "tree", "ENV": "env", "STAMP": "stamp.json"}.items():
-        monkeypatch.setattr(fetch_vulkan, name, tmp_path / path)
-    monkeypatch.setattr(fetch_vulkan, "fetch", fetch)
-    monkeypatch.setattr(fetch_vulkan, "look_at_system", lambda: dict(SYSTEM))
-    monkeypatch.setattr(fetch_vulkan, "ask_vulkan", lambda env=None: {"devices": [], "layers": []})
-    monkeypatch.setattr(fetch_vulkan, "forget_env_file", list)
-    monkeypatch.setattr("sys.platform", "linux")
-    return found
-
-
-def drop(name: str) -> Callable[[dict[str, Any]], Any]:
-    return lambda stamp: {key: value for key, value in stamp.items() if key != name}
+    monkeypatch.setattr(fetch_vulkan, "HOME", tmp_path)
+    monkeypatch.setattr(fetch_vulkan, "TREE", tmp_path / "tree")
+    monkeypatch.setattr(fetch_vulkan, "Apt", lambda home: None)
+    monkeypatch.setattr(fetch_vulkan, "add", add)
+    return asked
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        lambda stamp: json.dumps(stamp)[:40],
-        lambda stamp: "",
-        lambda stamp: b"\xff\xfe",
-        lambda stamp: [],
-        lambda stamp: 5,
-        lambda stamp: None,
-        lambda stamp: {},
-        *map(drop, ("format", "system", "own", "components", "missing", "files")),
-        lambda stamp: stamp | {"format": "1"},
-        lambda stamp: stamp | {"files": 5},
-        lambda stamp: stamp | {"files": [5]},
-        lambda stamp: stamp | {"components": ["loader"]},
-        lambda stamp: stamp | {"components": {"loader": None}},
-        lambda stamp: stamp | {"missing": {"loader": []}},
-        lambda stamp: stamp | {"missing": None},
-        lambda stamp: stamp | {"own": "yes"},
-    ],
-)
-def test_a_broken_stamp_is_fetched_again(
-    fetched: list[str], capsys: pytest.CaptureFixture[str], broken: Callable[[dict[str, Any]], Any]
-) -> None:
-    assert fetch_vulkan.provide(WANTED, software=True) == {}
-    whole = json.loads(fetch_vulkan.STAMP.read_text(encoding="utf-8"))
-    assert fetch_vulkan.provide(WANTED, software=True) == {}
-    assert fetched == ["loader"], "the second time it is there"
-    assert "again" not in capsys.readouterr().err
-    found = broken(whole)
-    if isinstance(found, bytes):
-        fetch_vulkan.STAMP.write_bytes(found)
-    else:
-        fetch_vulkan.STAMP.write_text(found if isinstance(found, str) else json.dumps(found), encoding="utf-8")
-    fetch_vulkan.ENV.write_bytes(b"\xff")  # it is written again as well
-    assert fetch_vulkan.provide(WANTED, software=True) == {}
-    assert fetched == ["loader", "loader"]
-    assert "stamp.json is broken, or of another version: fetching again" in capsys.readouterr().err
-    assert json.loads(fetch_vulkan.STAMP.read_text(encoding="utf-8")) == whole
-    assert b"\xff" not in fetch_vulkan.ENV.read_bytes()
+@pytest.mark.parametrize("broken", ["", "[]", '{"format": 2}', '{"format": 1, "versions": {}, "missing": {}}'])
+def test_what_is_there_is_not_fetched_again(fetched: list[str], tmp_path: Path, broken: str) -> None:
+    packages = [DRIVER, "glslang-tools", "libvulkan1"]
+    assert fetch_vulkan.provide(packages).keys() == {"glslang-tools", "libvulkan1"}
+    assert fetch_vulkan.provide(packages).keys() == {"glslang-tools", "libvulkan1"}
+    assert fetched == [*packages, "libvulkan1"], "one is there, and one will never be"
+    (tmp_path / "stamp.json").write_text(broken)
+    fetch_vulkan.provide([DRIVER])
+    assert fetched[4:] == [DRIVER]
+
+
+def test_the_env_file_chooses_what_was_fetched(fetched: list[str], tmp_path: Path) -> None:
+    fetch_vulkan.provide([DRIVER])
+    theirs = {name: "theirs" for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_INSTANCE_LAYERS")}
+    command = ["sh", "-euc", '. "$0"; . "$0"; echo "$VK_DRIVER_FILES:$VK_ICD_FILENAMES:${VK_INSTANCE_LAYERS-none}"']
+    said = subprocess.check_output([*command, str(tmp_path / "env")], env=theirs, text=True)
+    driver = tmp_path / "tree" / "icd.d" / "lvp_icd.json"
+    assert said == f"{driver}:{driver}:none\n"

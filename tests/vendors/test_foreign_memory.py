@@ -120,13 +120,14 @@ def in_namespaces() -> tuple[str, ...]:
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_another_process_opens_it(simulator: Simulator, elsewhere: bool) -> None:
     """Twice at one address, and keeps it when it is freed; by an inner address, the whole."""
+    namespaces = in_namespaces() if elsewhere else ()  # which may skip: before anything is made
     with current():
         it = make("legacy", SIZE)
         ctypes.memset(it.ptr, 7, 3)
         code, data = export(it.ptr + STEP)
         assert (code, export(it.ptr)[1] == data) == (0, CUDA)
         assert open_exported(data) == (INVALID_CONTEXT, 0)
-        command = [*(in_namespaces() if elsewhere else ()), sys.executable, "-c", THERE, data.hex()]
+        command = [*namespaces, sys.executable, "-c", THERE, data.hex()]
         with subprocess.Popen(
             command, env=simulator.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:

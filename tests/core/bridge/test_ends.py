@@ -59,7 +59,7 @@ def _watcher_of(bridge: Bridge) -> list[system.Thread]:
 @pytest.mark.parametrize("reached", [True, False], ids=["reached", "never"])
 def test_closed_in_every_order(host: Device, order: tuple[str, ...], reached: bool) -> None:
     endpoint = Scripted()
-    bridge = Bridge(host, grace=0.05)
+    bridge = Bridge(host, grace=LIMIT if reached else 0.05)
     semaphore = bridge.from_endpoint(endpoint)
     stream = host.create_stream()
     semaphore.wait(stream, 1)
