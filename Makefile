@@ -50,6 +50,9 @@ ifeq ($(MAKELEVEL),0)
 unexport PYTHONPATH $(filter GPUINTEROP_SIM_% GPUINTEROP_STANDIN_%,$(.VARIABLES))
 endif
 
+# What make holds back until a target has ended does not hold back these words.
+PROGRESS = exec 9>&2; export GPUINTEROP_TEST_PROGRESS=9
+BUSY := $(PYTHON) tools/busy.py
 SYSTEM := $(shell uname -sm)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -118,8 +121,8 @@ bench: $(VENV)/.test vulkan
 # One group alone leaves processors idle, because its tests wait; and of three at a time the output would be mixed.
 # What they need is no prerequisite here: it is fetched side by side, too.
 test:
-	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended."
-	@$(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
+	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended; until then, how far it is."
+	@$(PROGRESS); $(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
 	    test-main test-cuda test-hip
 
 # torch is large, and not for every system. What waits most comes first: others run beside it.
@@ -243,23 +246,23 @@ memcheck: $(VENV)/.test
 NONE_SELECTED = { status=$$?; case "$$status $(ARGS) " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
 	@rm -rf $@ && mv $@.new $@
 
 # A prefix, not a target: that leaves out the libraries of MPICH, which belong to no package of Python's. What .venv has
 # already is not installed again.
 $(EXCHANGE): | $(VENV)/.test
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
 	    "$(TORCH)" $(MPI)
 	@rm -rf $@ && mv $@.new $@
 
 $(BESIDE): | $(VENV)/.test
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
 	    $(FRAMEWORKS)
 	@rm -rf $@ && mv $@.new $@
 
 $(VENV)/hip-python-%: $(VENV)/.test
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new hip-python==$*
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new hip-python==$*
 	@rm -rf $@ && mv $@.new $@
 
 lint: $(VENV)/.dev
@@ -283,11 +286,11 @@ wheel-check: vulkan
 	@$(TESTED); PYTHON="$(PYTHON)" RELEASE="$(RELEASE)" exec tools/check_wheel.sh
 
 vulkan:
-	@$(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
+	@$(BUSY) 'fetching Vulkan' $(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
 
 # HIP 5 is what the backend must refuse.
 drivers:
-	@$(PYTHON) tools/fetch_vulkan.py vulkan $(if $(filter Linux x86_64,$(SYSTEM)),hip5) $(VULKAN_FLAGS)
+	@$(BUSY) 'fetching Vulkan' $(PYTHON) tools/fetch_vulkan.py vulkan $(if $(filter Linux x86_64,$(SYSTEM)),hip5) $(VULKAN_FLAGS)
 
 shaders: $(SHADERS:.comp=.spv)
 
@@ -303,19 +306,19 @@ $(MADE):
 	    { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	    { echo "$(PYTHON) cannot make a virtual environment: sudo apt install python3-venv, or its like" >&2; exit 1; }
-	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BUSY) 'making .venv' $(PYTHON) -m venv --clear $(VENV)
 	@touch $(VENV)/.made $@
 
 $(VENV)/.test: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda]'
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda]'
 	@touch $@
 
 $(VENV)/.dev: $(MADE) pyproject.toml
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev]'
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev]'
 	@touch $@ $(VENV)/.test
 
 $(VENV)/.docs: $(VENV)/.test
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda,docs]'
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda,docs]'
 	@touch $@
 
 clean:

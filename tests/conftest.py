@@ -10,10 +10,13 @@ import sys
 import sysconfig
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
+from gpuinterop.testing.missing_vulkan import WITHOUT
 from tests import leftovers
+from tests.progress import Progress
 
 _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 """The seed of a random order; without one, tests run as they are collected."""
@@ -22,6 +25,10 @@ _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") and sys.platform == "linux":
         _end_children_with_this_worker()
+    elif to := os.environ.pop("GPUINTEROP_TEST_PROGRESS", ""):  # for this process, and not for those that tests start
+        paths = os.path.commonpath([os.path.abspath(one) for one in config.args])
+        name = os.environ.get("GPUINTEROP_TEST_VENDOR") or os.path.relpath(paths, config.rootpath)
+        config.pluginmanager.register(Progress(int(to), name), "progress")
     config.pluginmanager.register(leftovers, "leftovers")
     config.addinivalue_line("markers", "unjustified(*names): the validation layer says so, and nothing is wrong")
     config.addinivalue_line(
@@ -42,6 +49,13 @@ def _end_children_with_this_worker() -> None:
 
 def pytest_report_header() -> str | None:
     return f"random order: GPUINTEROP_TEST_ORDER={_ORDER}" if _ORDER else None
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say once what tests lacked; each says it in its own reason, which pytest does not show."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", ()) if WITHOUT in str(report.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests skipped {WITHOUT}: `make vulkan` says why there is none")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import pytest
 
-__all__ = ["give_up", "vulkan_is_required"]
+__all__ = ["WITHOUT", "give_up", "vulkan_is_required"]
+
+WITHOUT: Final = "for want of a Vulkan driver"
+"""Part of the reason of each such skip."""
 
 
 def vulkan_is_required() -> bool:
@@ -19,4 +22,4 @@ def give_up(reason: str) -> NoReturn:
     """End a test for want of Vulkan: skip it, or fail it where Vulkan is required."""
     if vulkan_is_required():
         pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
-    pytest.skip(reason)
+    pytest.skip(f"{WITHOUT}: {reason}")

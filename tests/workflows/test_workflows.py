@@ -59,7 +59,7 @@ def test_ours_run_what_is_run_here() -> None:
             if run is None or "(hosted only" in step.get("name", "") or job == "rows":
                 continue
             assert re.fullmatch(r"make (\$TARGETS PYTHON=python|test-hip-amd SOURCES=rocm)", run), run
-    required = dict(re.findall(r"\b(GPUINTEROP_\w+)=(\w+)", ci))
+    required = dict(re.findall(r"\b(GPUINTEROP_REQUIRE_\w+)=(\w+)", ci))
     assert required.items() <= read("ci.yml")["env"].items(), "what .ci/run requires, the workflow requires"
     matrix = read("ci.yml")["jobs"]["test"]["strategy"]["matrix"]
     targets = [*matrix["targets"], *(row["targets"] for row in matrix["include"])]

@@ -71,10 +71,9 @@ def test_amds_own_old_runtime_is_refused(tmp_path: Path) -> None:
 
     Before anything is passed to it: it is asked for its version, and for nothing else.
     """
-    root = Path(os.environ.get("GPUINTEROP_VULKAN_ROOT") or ROOT / ".vulkan")
-    library = root / "tree" / "hip5" / "libamdhip64.so.5"
+    library = ROOT / ".vulkan" / "tree" / "hip5" / "libamdhip64.so.5"
     if not library.is_file():
-        give_up("HIP 5 is not here: tools/fetch_vulkan.py --hip5 fetches it on Debian and Ubuntu")
+        give_up("HIP 5 is not here: tools/fetch_vulkan.py hip5 fetches it on Debian and Ubuntu")
     (tmp_path / "libamdhip64.so").symlink_to(library)
     libraries = f"{tmp_path}{os.pathsep}{library.parent}"
     reason = reason_of(python(REASON, tmp_path, LD_LIBRARY_PATH=libraries))

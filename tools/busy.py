@@ -1,0 +1,32 @@
+"""Run a command, and say every ten seconds that it still runs.
+
+Usage: python tools/busy.py WORDS COMMAND...
+
+A descriptor in GPUINTEROP_TEST_PROGRESS is written to in place of the standard error: that of the terminal, where make
+holds back what the commands print.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+EVERY_S = 10.0
+
+
+def main(words: str, *command: str) -> int:
+    to = int(os.environ.get("GPUINTEROP_TEST_PROGRESS") or 2)
+    begin, wait = time.monotonic(), 1.0
+    with subprocess.Popen(command) as process:
+        while True:
+            try:
+                return process.wait(wait)
+            except subprocess.TimeoutExpired:
+                os.write(to, f"{words}: {time.monotonic() - begin:.0f} s\n".encode())
+                wait = EVERY_S
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
