@@ -53,6 +53,7 @@ counts."""
 _PROC: Final = sys.platform == "linux"
 
 _failed: Final = pytest.StashKey[bool]()
+_skipped: Final = pytest.StashKey[bool]()
 _devices: Final = weakref.WeakSet[Device]()
 """Those that are looked at: of installed backends, and of the running test."""
 _before: Final[list[Things]] = []
@@ -329,6 +330,7 @@ def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed or hasattr(report, "wasxfail")
+    item.stash[_skipped] = item.stash.get(_skipped, False) or report.skipped
     return report
 
 
@@ -340,7 +342,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
         item.stash[_failed] = True
         raise
     finally:
-        named = [words for mark in item.iter_markers("leaves") for words in mark.args]
+        skipped = item.stash.get(_skipped, False)  # one that was skipped leaves nothing on purpose
+        named = [words for mark in item.iter_markers("leaves") for words in mark.args if not skipped]
         failed = item.stash.get(_failed, False)
         differ = _differ(_left(_before[0], named, 0.0 if failed else LIMIT), named)
         _devices.intersection_update(_loaded_devices())

@@ -68,8 +68,10 @@ class Validation:
 @cache
 def is_installed() -> bool:
     """Whether the loader finds the layer."""
-    import vulkan
-
+    try:
+        import vulkan
+    except OSError:  # there is no loader
+        return False
     return LAYER in {one.layerName for one in vulkan.vkEnumerateInstanceLayerProperties()}
 
 

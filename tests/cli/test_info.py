@@ -36,6 +36,7 @@ def info(**environment: str) -> tuple[dict[str, Any], str]:
 
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
+    require_driver("swiftshader")  # else a note says that there is no Vulkan
     found, said = info()
     assert said == ""
     return found
@@ -118,13 +119,12 @@ def number(line: str) -> str:
     return str(found)
 
 
-def test_ten_lines_answer_and_forty_tell_all(facts: dict[str, Any]) -> None:
+def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> None:
     require_driver("swiftshader")
     require_driver("lavapipe")
     text = invoke("info").stdout
-    assert len(text.splitlines()) <= 40
-    assert len(text.partition("\n\n")[0].splitlines()) <= 10
     lines, reasons = answer(text)
+    assert len(lines) == 6, "one for each backend and driver, and one that says what to try"
     for backend in facts["backends"]:
         if backend["available"]:
             assert all(
@@ -301,6 +301,8 @@ BROKEN: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_broken_is_told_with_what_to_do(case: str, tmp_path: Path) -> None:
     files, variables, label, words = BROKEN[case]
+    if variables:
+        require_driver("swiftshader")  # of whose loader it tells
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     path = f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"

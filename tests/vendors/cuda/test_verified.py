@@ -13,6 +13,7 @@ from gpuinterop.cli.records import verified_file
 from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
 from gpuinterop.testing.report import of_suites
+from tests.cli.parties import require_driver
 from tests.conformance.test_verified import is_recorded
 from tests.simulated.driver import Simulator
 
@@ -27,6 +28,8 @@ def test_what_can_be_used_is_what_this_run_has_exercised(request: pytest.Fixture
     devices: list[DeviceSpec] = [spec for spec in kit.devices() if not spec.problem and kit.exercised(spec)]
     if kit.partial or not devices:
         pytest.skip("only a run of the whole conformance suite, in one process, shows what is exercised")
+    if any(kit.is_simulated(spec.backend) for spec in devices):
+        require_driver("swiftshader")  # it alone makes images for the simulated driver
     for spec in devices:
         table, exercised = kit.device(spec).capabilities, kit.exercised(spec)
         assert of_suites(Cell(*key) for key, found in table.items() if found) == exercised
