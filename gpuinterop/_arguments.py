@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import wraps
-from types import FunctionType
-from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
-from .errors import DEV_MODE, ArgumentTypeError, DriverError, GpuInteropError, InvalidArgumentError, is_ours
+from .errors import ArgumentTypeError, InvalidArgumentError
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -48,44 +46,6 @@ def inside(method: F) -> F:
     """Mark a method that other rooms of this library call. Users do not: the manual leaves it out."""
     method.inside = True  # type: ignore[attr-defined]
     return method
-
-
-def brief(one: F) -> F:
-    """Shorten the tracebacks of errors of a function, or of a class's public methods (`shorten`).
-
-    What takes less than a microsecond does without: it raises at most one frame further in.
-    """
-    if DEV_MODE:
-        return one
-    if isinstance(one, type):
-        for name, method in list(vars(one).items()):
-            if isinstance(method, FunctionType) and not name.startswith("_") and not is_inside(method):
-                setattr(one, name, brief(method))
-        return one
-
-    @wraps(one)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return one(*args, **kwargs)
-        except GpuInteropError as error:
-            shorten(error)
-            raise
-
-    return cast(F, call)
-
-
-def shorten(error: GpuInteropError) -> None:
-    """Leave the library's frames out of an error's traceback, up to the first frame of code that it called back.
-
-    The message tells what is wrong, and the caller's line tells where; ``python -X dev`` shows the frames. A driver's
-    error keeps all of them, because it may not come again.
-    """
-    if DEV_MODE or isinstance(error, DriverError):
-        return
-    trace = error.__traceback__
-    while trace is not None and is_ours(trace.tb_frame):
-        trace = trace.tb_next
-    error.__traceback__ = trace
 
 
 def is_inside(member: object) -> bool:

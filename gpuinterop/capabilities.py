@@ -15,7 +15,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from . import handles as _h
-from ._arguments import brief
 from .errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -335,7 +334,6 @@ def _cell(requirement: Requirement) -> Cell:
     return Cell(operation, kind)
 
 
-@brief
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     """Read-only capability table of one device, with every cell of :data:`DOMAIN`.
 

@@ -372,18 +372,6 @@ def report(error: BaseException) -> None:
     _Unraisable(error)
 
 
-def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is of the library or a loaded backend, and not the user's.
-
-    Examples
-    --------
-    >>> import sys
-    >>> gi.errors.is_ours(sys._getframe())
-    False
-    """
-    return f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over))
-
-
 def users_frame() -> tuple[FrameType, int]:
     """The nearest frame of the user's code, and the `stacklevel` by which the caller's warning names it.
 
@@ -393,7 +381,7 @@ def users_frame() -> tuple[FrameType, int]:
     1
     """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and is_ours(frame):
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over)):
         frame, level = frame.f_back, level + 1
     return frame, level
 

@@ -35,7 +35,7 @@ from multiprocessing import context, reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from . import system
-from ._arguments import Sole, brief, check_int, check_type, inside
+from ._arguments import Sole, check_int, check_type, inside
 from .errors import DEV_MODE, ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, place, warn_leak
 
 __all__ = [
@@ -363,7 +363,6 @@ class FdHandle(Handle):
             self.trusted = trusted
 
     @classmethod
-    @brief
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
         """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
 
@@ -540,7 +539,6 @@ class FdHandle(Handle):
                 f"handle: this {type(self).__name__} was closed or consumed in another thread; make or export another."
             ) from None
 
-    @brief
     def duplicate(self) -> Self:
         """Return a second handle that owns a duplicate of the fd (close-on-exec).
 

@@ -39,7 +39,7 @@ from enum import IntEnum
 from typing import Any, TypeVar
 
 from . import system
-from ._arguments import brief, check_type
+from ._arguments import check_type
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
     BytesHandle,
@@ -117,7 +117,6 @@ def send_handle(connection: socket.socket, handle: Handle) -> None:
     send_handles(connection, [handle])
 
 
-@brief
 def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     """Send handles over a Unix stream socket. The caller still owns them: the peer gets duplicates.
 
@@ -199,7 +198,6 @@ def receive_handle(connection: socket.socket, expect: type[H]) -> H:
     return handle
 
 
-@brief
 def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> list[Any]:
     """Receive handles over a Unix stream socket. The caller owns them, and they own their descriptors.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .._arguments import brief, check_type
+from .._arguments import check_type
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .interchange import View
 
 
-@brief
 class Allocation(Mappable):
     """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from .._arguments import NotAnArray, brief, check_int, check_nbytes
+from .._arguments import NotAnArray, check_int, check_nbytes
 from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
@@ -66,7 +66,6 @@ class MipmappedArray(Resource, NotAnArray):
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
-@brief
 class ArrayLevel(NotAnArray):
     """One mip level of an array, all its layers.
 

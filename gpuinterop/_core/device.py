@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
-from .._arguments import Sole, brief, check_int, check_nbytes, check_timeout, check_type, inside
+from .._arguments import Sole, check_int, check_nbytes, check_timeout, check_type, inside
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -64,7 +64,6 @@ _CONSUMERS = 64  # streams of array libraries that are remembered
 _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 
 
-@brief
 class Device(Sole):
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import shorten
 from ..errors import GpuInteropError
 from .drain import relieve
 from .gate import waiting
@@ -90,10 +89,9 @@ class Enqueues(ABC):
                 if pending is not None:
                     pending.enqueued = True
                 known.came_along()
-        except GpuInteropError as error:  # the call has enqueued nothing
+        except GpuInteropError:  # the call has enqueued nothing
             if pending is not None:
                 pending.passed = True
-            shorten(error)
             raise
         finally:
             if pending is not None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
-from .._arguments import brief, check_int, inside
+from .._arguments import check_int, inside
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
@@ -254,7 +254,6 @@ class _Opaque(Waits):
         return self.passed
 
 
-@brief
 class Graph(Resource, Enqueues):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from .._arguments import MAX_64, brief, check_int
+from .._arguments import MAX_64, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
@@ -141,7 +141,6 @@ def known_layout(shape: int | Sequence[int], dtype: object, strides: Sequence[in
     return found
 
 
-@brief
 def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
     """The layout that a caller names, checked."""
     dims = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
-from .._arguments import NotAnArray, brief, check_int, check_nbytes, inside
+from .._arguments import NotAnArray, check_int, check_nbytes, inside
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
@@ -344,7 +344,6 @@ class Buffer(Sized):
             )
         return View(self, layout, start)
 
-    @brief
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
 
@@ -365,7 +364,6 @@ class Buffer(Sized):
             self.lifetime.check()
         return token
 
-    @brief
     def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy host memory into the buffer (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
@@ -396,7 +394,6 @@ class Buffer(Sized):
         """
         self._copy(source, "source", offset, stream, to_host=False)
 
-    @brief
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
         """Copy from the buffer into host memory (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
@@ -426,7 +423,6 @@ class Buffer(Sized):
         """
         self._copy(target, "target", offset, stream, to_host=True)
 
-    @brief
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
@@ -599,7 +595,6 @@ class ExternalMemory(Mappable):
         self.handle_type = handle_type
         self.dedicated = dedicated
 
-    @brief
     def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
         """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
@@ -640,7 +635,6 @@ class ExternalMemory(Mappable):
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device, label)
 
-    @brief
     def map_mipmapped_array(
         self,
         format: str,

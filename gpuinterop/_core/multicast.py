@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from .. import system
-from .._arguments import NotAnArray, brief, check_int, check_nbytes, check_type
+from .._arguments import NotAnArray, check_int, check_nbytes, check_type
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
@@ -31,7 +31,6 @@ from .resource import Resource
 T = TypeVar("T")
 
 
-@brief
 def create_multicast(
     devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None,
     label: str | None = None,
@@ -86,7 +85,6 @@ def create_multicast(
     return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
 
-@brief
 def import_multicast(
     handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None,
     label: str | None = None,
@@ -203,7 +201,6 @@ class _Mapping(Lifetime):
 # -- the object ------------------------------------------------------------------------------------------------------
 
 
-@brief
 class MulticastObject(Sized):
     """Multicast object: one store to it reaches memory of every device of the team.
 

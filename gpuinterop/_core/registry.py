@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .. import system
-from .._arguments import Sole, brief, check_int, check_type
+from .._arguments import Sole, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -67,7 +67,6 @@ def _forked() -> None:
     _lock = threading.RLock()
 
 
-@brief
 class LoadedBackend(Sole):
     """A backend that works on this machine. Made by `get_backend`.
 
@@ -382,7 +381,6 @@ def backends() -> Mapping[str, InstalledBackend]:
     return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
 
 
-@brief
 def get_backend(name: str | None = None) -> LoadedBackend:
     """Return a backend that works.
 

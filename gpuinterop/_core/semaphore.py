@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import MAX_64, Sole, brief, check_int, check_timeout, check_type, inside
+from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
 from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Operation
 from ..errors import (
@@ -519,7 +519,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
-    @brief
     def close(self, timeout: float | None = None) -> None:
         """End use at once. See the class for pending waits, and `Resource.close` for `timeout`."""
         try:
@@ -558,7 +557,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "or more.",
             )
 
-    @brief
     def _checked(self, value: int | None, gap: Capability | None = None) -> int:
         if gap is not None:
             raise UnsupportedError(gap, context=self.device.name)
@@ -576,7 +574,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
-    @brief
     def _milliseconds(self, timeout: float) -> int | None:
         seconds = check_timeout(timeout)
         if self._cannot_time_out is not None:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from .. import timeline
-from .._arguments import brief, check_timeout, check_type
+from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
 from .._core.known_stream import order
 from .._core.lifetime import Lifetime
@@ -230,7 +230,6 @@ class Bridge(Resource):
     1
     """
 
-    @brief
     def __init__(self, device: Device, *, grace: float = _GRACE_S, label: str | None = None) -> None:
         check_device(device, "device")
         seconds = check_timeout(grace)
@@ -276,7 +275,6 @@ class Bridge(Resource):
     def import_semaphore(
         self, handle: SyncFd | EventFd | SemaphoreHandle[Binary], *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Binary]: ...
-    @brief
     def import_semaphore(
         self, handle: Handle, *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Any]:
@@ -355,7 +353,6 @@ class Bridge(Resource):
         with cast(FdHandle, handle).duplicate() as duplicate:
             return _ENDPOINTS[type(duplicate)][0](duplicate)
 
-    @brief
     def from_endpoint(
         self, endpoint: Endpoint, *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Any]:

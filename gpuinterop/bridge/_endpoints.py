@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
-from .._arguments import Sole, brief, check_type
+from .._arguments import Sole, check_type
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
@@ -436,7 +436,6 @@ class SyncobjEndpoint(Endpoint):
     _TIMELINE_SIGNAL: ClassVar[_Call] = ("DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL", 0xC01864CD)
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
-    @brief
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
         self._node, self._handle = handle.use(lambda fd: self._open(fd, node))
         try:

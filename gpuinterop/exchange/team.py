@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
-from .._arguments import Sole, brief, check_int, check_type
+from .._arguments import Sole, check_int, check_type
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
@@ -38,7 +38,6 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 """The pause between attempts to bind memory, while a driver is not ready for it."""
 
 
-@brief
 class Team(Sole):
     """The ranks of a transport, which make the same calls in the same order.
 

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from .. import ipc, system
-from .._arguments import NotAnArray, Sole, brief, check_timeout, inside
+from .._arguments import NotAnArray, Sole, check_timeout, inside
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
@@ -146,7 +146,6 @@ def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: by
     return found
 
 
-@brief
 class Arrays(Resource, NotAnArray):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their way, and the order.
 
@@ -366,7 +365,6 @@ class Arrays(Resource, NotAnArray):
         return self.device.wrap_stream(0 if stream is None else stream)
 
 
-@brief
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
     """Acquire several shares or attachments, each once, for one stream; none if one fails.
 
@@ -441,7 +439,6 @@ class Lease(Sole):
         self._end(self.reader)
 
 
-@brief
 class AttachedArrays(Arrays):
     """Arrays of another process, in place. Made by `gpuinterop.attach`.
 
@@ -586,7 +583,6 @@ def _lost(error: OSError) -> PeerError:
     return PeerError(f"the exporting process is not there: {late}; is it alive, and does it serve?")
 
 
-@brief
 def attach(
     descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
     label: str | None = None,

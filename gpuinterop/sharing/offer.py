@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from .. import ipc, system
-from .._arguments import Sole, brief, check_timeout
+from .._arguments import Sole, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
 from .._core.lifetime import Lifetime
@@ -241,7 +241,6 @@ def _all_or_none(handles: Iterable[Handle]) -> list[Handle]:
         return made
 
 
-@brief
 class ArrayShare(Arrays):
     """Arrays that other processes can attach. Made by `gpuinterop.share`.
 
@@ -376,7 +375,6 @@ class ArrayShare(Arrays):
         return self.lifetime.use(_Offer.writer)
 
 
-@brief
 def share(
     arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True,
     label: str | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
-from .._arguments import brief, check_flags
+from .._arguments import check_flags
 from ..backend import SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, UnsupportedError
@@ -36,7 +36,6 @@ _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon
 """Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
 
-@brief
 def import_array(
     vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE, label: str | None = None
 ) -> SharedBuffer:

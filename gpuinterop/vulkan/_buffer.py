@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import NotAnArray, brief
+from .._arguments import NotAnArray
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
 from ..handles import MemoryHandle
@@ -192,7 +192,6 @@ class SharedBuffer(PairedMemory, NotAnArray):
         self.buffer.fill(byte, offset=offset, size=size, stream=stream)
 
 
-@brief
 def share_buffer(
     vk: VulkanContext,
     device: Device,

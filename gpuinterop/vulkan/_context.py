@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
 from .. import system
-from .._arguments import MAX_32, Sole, brief, check_int, check_timeout, check_type, inside
+from .._arguments import MAX_32, Sole, check_int, check_timeout, check_type, inside
 from .._core import lifetime
 from .._core.drain import drain
 from .._core.lifetime import LIVE, retire
@@ -200,7 +200,6 @@ class VulkanContext(Sole):
     ...         shared.fill(7)
     """
 
-    @brief
     def __init__(
         self,
         instance: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import system
-from .._arguments import MAX_64, brief, check_int
+from .._arguments import MAX_64, check_int
 from ..bridge import BridgedSemaphore, Endpoint
 from ..errors import InvalidArgumentError
 from ..handles import Timeline
@@ -53,7 +53,6 @@ class TimelineEndpoint(Endpoint):
 
     kind = Timeline
 
-    @brief
     def __init__(self, vk: VulkanContext, vk_semaphore: Any) -> None:
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from .. import system
-from .._arguments import brief, check_flags, check_sequence, check_timeout, shorten
+from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import Binary, Timeline
 from ..handoff import BRIDGED, MODES, Handoff, mode_gaps
 from . import _api as c
@@ -228,19 +228,15 @@ class SharedHandoff(Shared, Handoff):
         True
         """
         stage = check_flags(stage, "stage")
-        try:
-            # Both before the turn is taken: a refused call has not submitted anything.
-            forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
-            if into is None:
-                into = VulkanSubmit(
-                    wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
-                )
-            elif not (isinstance(into, dict) and into.keys() >= VulkanSubmit.__required_keys__):  # type: ignore[redundant-expr]
-                raise ArgumentTypeError("into", f"expected what an earlier vulkan_submit has returned, got {into!r}.")
-            wait, signal = self._take_submit()
-        except GpuInteropError as error:
-            shorten(error)
-            raise
+        # Both before the turn is taken: a refused call has not submitted anything.
+        forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
+        if into is None:
+            into = VulkanSubmit(
+                wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
+            )
+        elif not (isinstance(into, dict) and into.keys() >= VulkanSubmit.__required_keys__):  # type: ignore[redundant-expr]
+            raise ArgumentTypeError("into", f"expected what an earlier vulkan_submit has returned, got {into!r}.")
+        wait, signal = self._take_submit()
         waits = wait is not None
         into["wait_semaphores"][:] = (back,) * waits
         into["wait_values"][:] = () if wait is None else (wait,)
@@ -307,9 +303,6 @@ class SharedHandoff(Shared, Handoff):
             if code < 0:  # not queued; after an exception, such as Ctrl-C, it may be: the turn stays taken
                 self.undo_submit()
                 check("vkQueueSubmit", code)
-        except GpuInteropError as error:
-            shorten(error)
-            raise
         finally:
             del contexts[-1], backs[-1], forths[-1]
 
@@ -319,7 +312,6 @@ class SharedHandoff(Shared, Handoff):
             one.check_open()
             one.vulkan_object.check()
 
-    @brief
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
 
@@ -374,7 +366,6 @@ class SharedHandoff(Shared, Handoff):
             self._forth._end_use()
 
 
-@brief
 def share_handoff(
     vk: VulkanContext, device: Device, *, allow: Sequence[str] = ("timeline", "binary"), bridge: Bridge | None = None,
     label: str | None = None,

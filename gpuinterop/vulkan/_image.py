@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from .._arguments import MAX_32, NotAnArray, brief, check_flags, check_int, check_sequence
+from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
@@ -81,7 +81,6 @@ def _texel(name: str) -> tuple[int, str, int]:
     return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
 
-@brief
 class SharedImage(PairedMemory, NotAnArray):
     """One image, in Vulkan and on the compute side. Made by :func:`share_image`.
 
@@ -372,7 +371,6 @@ class _ImagePlan:
             raise InvalidArgumentError("layers", f"expected at most {support.layers}, {which}, got {self.layers}.")
 
 
-@brief
 def share_image(
     vk: VulkanContext,
     device: Device,

@@ -8,7 +8,6 @@ from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import brief
 from ..capabilities import Capabilities, Rules, promote, recorded
 from ..handles import DeviceIdentity, DmaBufFd, Handle, OpaqueFd, TimelineFd
 from . import _api as c
@@ -306,7 +305,6 @@ class PhysicalDevice:
         return self.image_support(handle_type, _FORMAT_R32G32B32A32_SFLOAT, c.TILING_OPTIMAL, IMAGE_USAGE).features
 
 
-@brief
 def identity(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> DeviceIdentity:
@@ -346,7 +344,6 @@ def identity(
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).identity
 
 
-@brief
 def capabilities(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> Capabilities:
@@ -390,7 +387,6 @@ def capabilities(
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
 
 
-@brief
 def required_extensions(
     physical_device: VulkanContext | Any = None, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> tuple[list[str], list[str]]:

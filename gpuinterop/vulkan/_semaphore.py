@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
-from .._arguments import brief, check_type
+from .._arguments import check_type
 from ..bridge import Bridge, BridgedSemaphore
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError
@@ -74,7 +74,6 @@ def share_semaphore(
 ) -> SharedSemaphore[K]: ...
 @overload
 def share_semaphore(vk: VulkanContext, device: Device, *, label: str | None = None) -> SharedSemaphore[Binary]: ...
-@brief
 def share_semaphore(
     vk: VulkanContext, device: Device, kind: type[Any] = Binary, *, bridge: Bridge | None = None,
     label: str | None = None,

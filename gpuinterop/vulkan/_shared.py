@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import Sole, brief, check_flags, check_sequence, check_timeout, check_type, inside
+from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type, inside
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -125,7 +125,6 @@ class Pair(Shared):
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
 
     @inside
-    @brief
     def open_handle(self) -> Any:
         """Vulkan's handle, after `check_open`."""
         self.check_open()
@@ -180,7 +179,6 @@ class PairedMemory(Pair):
         return self._vk.api.for_caller(self.vulkan_object.memory)
 
 
-@brief
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
     """The command buffer of a barrier from (stage, access, ...) to another; checks what a caller may have given."""
     vk.check_open()
