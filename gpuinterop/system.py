@@ -149,22 +149,6 @@ def pip_install(extra: str = "") -> str:
     return f'{command} "{what}"' if sys.platform == "win32" else f"{command} {shlex.quote(what)}"
 
 
-def not_main_interpreter() -> str:
-    """Why a driver's bindings cannot be used in this interpreter, if it is not the process's first."""
-    if not _sub_interpreter():
-        return ""
-    return "expected the process's first interpreter, to which the driver's bindings belong, got a sub-interpreter."
-
-
-def _sub_interpreter() -> int:
-    """The address of this interpreter's state; 0 if it is the process's first, or not CPython's."""
-    current, main = (getattr(ctypes.pythonapi, f"PyInterpreterState_{which}", None) for which in ("Get", "Main"))
-    if current is None or main is None:
-        return 0
-    current.restype = main.restype = ctypes.c_void_p
-    return 0 if (found := current()) == main() else found
-
-
 # -- threads -----------------------------------------------------------------------------------------------------
 
 
@@ -235,8 +219,7 @@ class Thread:
 def start_thread(work: Callable[[], object], stop: Callable[[], object] | None = None) -> Thread:
     """Start a thread, and wait until it has begun.
 
-    ``threading.Thread`` waits for ever for a thread that finds no memory to begin with, and refuses daemons in
-    sub-interpreters.
+    ``threading.Thread`` waits for ever for a thread that finds no memory to begin with.
 
     Parameters
     ----------
@@ -283,8 +266,7 @@ def check_exit() -> None:
 def end_threads() -> None:
     """End all threads, because the interpreter exits. The core's drain calls it first.
 
-    A daemon that returns from libc while the interpreter is being finalized may crash it. At the end of a
-    sub-interpreter CPython aborts the process if a thread is left, even one that has just ended.
+    A daemon that returns from libc while the interpreter is being finalized may crash it.
     """
     global _ending  # noqa: PLW0603 - it is the interpreter that exits
     if _ending:
@@ -298,11 +280,6 @@ def end_threads() -> None:
             report(error)
     for thread in threads:
         thread.join(left_of_exit())
-    if interpreter := _sub_interpreter():
-        first, following = ctypes.pythonapi.PyInterpreterState_ThreadHead, ctypes.pythonapi.PyThreadState_Next
-        first.restype = following.restype = ctypes.c_void_p
-        first.argtypes = following.argtypes = (ctypes.c_void_p,)
-        until(lambda: following(first(interpreter)) is None, left_of_exit())
 
 
 atexit.register(end_threads)  # for programs without the core

@@ -34,8 +34,6 @@ class Driver(NativeDriver):
     """The bindings' module, with the helpers that every caller needs."""
 
     def __init__(self) -> None:
-        if problem := system.not_main_interpreter():
-            raise BackendUnavailableError(problem)
         self.api, self.bindings_version, self.is_new = _load()
         try:
             self.version: int = self.call("hipRuntimeGetVersion")
