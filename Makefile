@@ -94,7 +94,7 @@ help:
 	@echo "make interrupts MINUTES=10  Ctrl-C, RecursionError and MemoryError at random in them, by one thread; what is left"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
-	@echo "make lint         ruff, import-linter's contracts, English that readers stumble over, zizmor and repo-review"
+	@echo "make lint         ruff, import-linter's contracts, zizmor and repo-review"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
@@ -269,7 +269,6 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
-	@$(BIN)/python tools/plain_english.py README.md CONTRIBUTING.md SECURITY.md docs gpuinterop backends
 	@$(BIN)/zizmor --offline --quiet .github
 	@said=$$($(BIN)/repo-review . --show err) || { echo "$$said"; exit 1; }
 
