@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._arguments import is_inside
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import SemaphoreEndpoint
 from tests.programs import python
@@ -24,42 +23,6 @@ from .fake import FakeEverything, fake_team
 
 NAME = 'the "mesh" of 3'
 SIZE = 1 << 13
-
-UNNAMED = {
-    "Allocation.buffer_on": "Allocation",  # kept by the allocation
-    "MulticastObject.bind_address": "MulticastObject",  # kept by the object, as those below
-    "MulticastObject.bind_memory": "MulticastObject",
-    "MulticastObject.map": "MulticastObject",
-    "Team.bind_address": "MulticastObject",
-    "Team.bind_memory": "MulticastObject",
-    "Team.map": "MulticastObject",
-    "Team.gather_allocations": "",
-}
-"""Factories without a label: what they make is named after an object of this class, as part of it."""
-IN_VULKAN = {"VulkanContext", "import_array", "share_buffer", "share_handoff", "share_image", "share_semaphore"}
-"""tests/graphics/test_vulkan_labels.py has these."""
-
-
-def factories() -> dict[str, Callable[..., Any]]:
-    """All that a user can call for an object that is to be closed, by name."""
-    modules: Any = (gi, gi.vulkan, gi.bridge, gi.exchange)
-    public = {name: getattr(module, name) for module in modules for name in module.__all__}
-    closable = {
-        name
-        for name, one in public.items()
-        if inspect.isclass(one)
-        and hasattr(one, "close")
-        and not issubclass(one, gi.handles.Handle | gi.bridge.Endpoint)
-    }
-    found = {name: public[name] for name in ("Bridge", "VulkanContext")}
-    for name, one in public.items():
-        members = inspect.getmembers(one, inspect.isfunction) if inspect.isclass(one) else [("", one)]
-        for member, call in members:
-            if not inspect.isfunction(call) or member.startswith("_") or is_inside(call):
-                continue
-            if closable & {*re.findall(r"\w+", str(inspect.signature(call).return_annotation))}:
-                found[f"{name}.{member}".strip(".")] = call
-    return found
 
 
 def memory(device: Device, **label: Any) -> Any:
@@ -137,12 +100,6 @@ def device() -> Iterator[Device]:
 def made_by(factory: str, device: Device, tmp_path: Path, **label: Any) -> Any:
     make = MAKES[factory]
     return make(device, *[tmp_path] * ("tmp_path" in inspect.signature(make).parameters), **label)
-
-
-def test_every_factory_takes_a_label() -> None:
-    found = factories()
-    assert {name for name, call in found.items() if "label" not in inspect.signature(call).parameters} == {*UNNAMED}
-    assert {*found} - {*UNNAMED} == {*MAKES} | IN_VULKAN
 
 
 @pytest.mark.parametrize("factory", MAKES)
