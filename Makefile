@@ -44,8 +44,9 @@ export OPENBLAS_NUM_THREADS = 1
 # what the tests themselves ask for.
 FOREIGN := $(filter-out $(addprefix GPUINTEROP_,TEST_% REQUIRE_% SIM_% STANDIN_% EXPLORE% SEEDS KIT_LIMIT), \
     $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_%,$(.VARIABLES)))
-TESTED = unset VK_DRIVER_FILES $(FOREIGN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
-    export VK_DRIVER_FILES="$${VK_DRIVER_FILES:-/nonexistent}" VK_ICD_FILENAMES="$${VK_DRIVER_FILES:-/nonexistent}"
+TESTED = unset VK_ADD_DRIVER_FILES $(FOREIGN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
+    export VK_DRIVER_FILES="$${VK_ADD_DRIVER_FILES:-/nonexistent}" VK_LOADER_LAYERS_DISABLE='~implicit~'; \
+    export VK_ICD_FILENAMES="$$VK_DRIVER_FILES" VK_LAYER_PATH="$${VK_ADD_LAYER_PATH-}"; unset VK_ADD_DRIVER_FILES
 ifeq ($(MAKELEVEL),0)
 unexport PYTHONPATH $(filter GPUINTEROP_SIM_% GPUINTEROP_STANDIN_%,$(.VARIABLES))
 endif
@@ -105,9 +106,7 @@ help:
 	@echo "make clean        remove what these made"
 
 demo: $(VENV)/.test vulkan
-	@chosen="$${VK_DRIVER_FILES-$${VK_ICD_FILENAMES-}}"; . .vulkan/env; \
-	    export VK_ADD_DRIVER_FILES="$${VK_DRIVER_FILES-}" VK_DRIVER_FILES="$$chosen" VK_ICD_FILENAMES="$$chosen"; \
-	    exec $(BIN)/gpuinterop demo $(ARGS)
+	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
 # On a driver that does nothing, the times are the library's own.
 bench: $(VENV)/.test vulkan

@@ -3,7 +3,7 @@
 
 Nothing is installed, and root is not needed. The packages are those of the sources that apt is configured with (Debian,
 Ubuntu), read through private apt folders; of each, only the files below are kept. What the system has of Vulkan plays no
-part. `.vulkan/env`, to be sourced by sh, chooses the fetched drivers, layers and loader, and no others:
+part. `.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers to the system's; make's tests use no others:
 
     python3 tools/fetch_vulkan.py && . .vulkan/env
 
@@ -171,18 +171,12 @@ def point_beside(path: Path) -> None:
 def env_text() -> str:
     """The env file: shell code that needs no bash, works under set -eu, and may be sourced twice."""
     drivers = ":".join(f"$gi_tree/icd.d/{path.name}" for path in sorted(TREE.glob("icd.d/*.json")))
-    values = {"VK_DRIVER_FILES": drivers, "VK_ICD_FILENAMES": drivers} if drivers else {}
-    if (TREE / "layers.d").exists():
-        values["VK_LAYER_PATH"] = "$gi_tree/layers.d"
-    lines = ["unset VK_ADD_DRIVER_FILES VK_INSTANCE_LAYERS"]
-    if drivers:  # what the system lays over every program of Vulkan is not to be seen, either
-        values["VK_LOADER_LAYERS_DISABLE"] = "~implicit~"
-    lines += [f'export {name}="{value}"' for name, value in values.items()]
+    lines = [f'export VK_ADD_DRIVER_FILES="{drivers}" VK_ADD_LAYER_PATH="$gi_tree/layers.d"'] if drivers else []
     for name, folder in {"LD_LIBRARY_PATH": "lib", "C_INCLUDE_PATH": "include", "PATH": "bin"}.items():
         if (TREE / folder).exists():
             lines.append(f'case ":${{{name}-}}:" in *":$gi_tree/{folder}:"*) ;; *)')
             lines.append(f'    export {name}="$gi_tree/{folder}${{{name}:+:${name}}}" ;; esac')
-    start = "# Written by tools/fetch_vulkan.py, to be sourced by sh: it chooses the Vulkan in .vulkan, and no other."
+    start = "# Written by tools/fetch_vulkan.py, to be sourced by sh: it adds the Vulkan in .vulkan to the system's."
     return "\n".join([start, f"gi_tree={shlex.quote(str(TREE))}", *lines, "unset gi_tree", ""])
 
 

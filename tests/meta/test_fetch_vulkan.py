@@ -1,7 +1,8 @@
-"""What is kept of a fetch, and that the env file chooses the fetched drivers, whatever the shell had chosen."""
+"""What is kept of a fetch, and which drivers and variables reach the tests, whatever the shell has set."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 from tools import fetch_vulkan
 
 DRIVER = "mesa-vulkan-drivers"
+THEIRS = (
+    "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES", "VK_INSTANCE_LAYERS", "GPUINTEROP_BACKEND",
+    "GPUINTEROP_DISABLE", "GPUINTEROP_SIM_DEVICES", "GPUINTEROP_TEST_ORDER", "PYTHONPATH", "PYTEST_ADDOPTS",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -43,10 +49,25 @@ def test_what_is_there_is_not_fetched_again(fetched: list[str], tmp_path: Path, 
     assert fetched[4:] == [DRIVER]
 
 
-def test_the_env_file_chooses_what_was_fetched(fetched: list[str], tmp_path: Path) -> None:
+def test_the_env_file_adds_what_was_fetched(fetched: list[str], tmp_path: Path) -> None:
     fetch_vulkan.provide([DRIVER])
-    theirs = {name: "theirs" for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_INSTANCE_LAYERS")}
-    command = ["sh", "-euc", '. "$0"; . "$0"; echo "$VK_DRIVER_FILES:$VK_ICD_FILENAMES:${VK_INSTANCE_LAYERS-none}"']
-    said = subprocess.check_output([*command, str(tmp_path / "env")], env=theirs, text=True)
+    command = ["sh", "-euc", '. "$0"; . "$0"; echo "$VK_ADD_DRIVER_FILES"', str(tmp_path / "env")]
     driver = tmp_path / "tree" / "icd.d" / "lvp_icd.json"
-    assert said == f"{driver}:{driver}:none\n"
+    assert subprocess.check_output(command, env={}, text=True) == f"{driver}\n"
+
+
+def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Path) -> None:
+    """Of another checkout, whose .venv and .vulkan do nothing but tell."""
+    (tmp_path / "Makefile").write_bytes((fetch_vulkan.HOME.parent / "Makefile").read_bytes())
+    for name, text in {".venv/bin/python": "#!/bin/sh\nenv\n", ".vulkan/env": "export VK_ADD_DRIVER_FILES=fetched"}.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    made = [".venv/.made", ".venv/.test", "drivers"]
+    theirs = dict.fromkeys(THEIRS, "theirs")
+    outermost = {"MAKELEVEL": "0", "MAKEFLAGS": ""}
+    command = ["make", "-s", "test-main", *(f"--assume-old={name}" for name in made)]
+    said = subprocess.check_output(command, cwd=tmp_path, env={**os.environ, **outermost, **theirs}, text=True)
+    given = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    assert given["VK_DRIVER_FILES"] == given["VK_ICD_FILENAMES"] == "fetched"
+    assert [name for name, value in given.items() if value == "theirs"] == ["GPUINTEROP_TEST_ORDER"]
