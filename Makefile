@@ -311,6 +311,15 @@ $(VENV)/.test: $(MADE) pyproject.toml
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda]'
 	@touch $@
 
+# The simulated drivers are compiled where they run. PyPI has a compiler too.
+drivers bench test-exchange soak-cuda soak-hip interrupts-cuda interrupts-hip: $(VENV)/.compiler
+$(VENV)/.compiler: $(VENV)/.test
+	@$(BIN)/python -c 'from gpuinterop.testing.simulated.build import compiler; compiler()' 2>/dev/null || { \
+	    echo "there is no C compiler here: fetching the one in PyPI's ziglang, 100 MB"; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 || { \
+	        echo "install a C compiler: apt install gcc libc6-dev, dnf install gcc, or pacman -S gcc" >&2; exit 1; }; }
+	@touch $@
+
 $(VENV)/.dev: $(MADE) pyproject.toml
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cuda,dev]'
 	@touch $@ $(VENV)/.test

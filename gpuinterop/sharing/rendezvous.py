@@ -89,19 +89,22 @@ def users_of(users: Iterable[int]) -> frozenset[int]:
 
 def folder() -> str:
     """Folder of this process's rendezvous."""
-    if given := os.environ.get(VARIABLE) or os.environ.get("XDG_RUNTIME_DIR"):
-        if not os.path.isdir(given):
-            raise InvalidArgumentError(
-                VARIABLE if os.environ.get(VARIABLE) else "XDG_RUNTIME_DIR",
-                f"expected a folder for the rendezvous, got {given!r}; make it, or set {VARIABLE}.",
-            )
-        return given
+    for name in (VARIABLE, "XDG_RUNTIME_DIR"):
+        if given := os.environ.get(name):
+            if not os.path.isdir(given):
+                raise InvalidArgumentError(name, f"expected a folder, got {given!r}; make it, or set {VARIABLE}.")
+            return given
+    return private_folder(VARIABLE)
+
+
+def private_folder(variable: str) -> str:
+    """Make a folder of this user alone in the temporary folder; `variable` is what sets another one."""
     private = os.path.join(system.call("tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
     system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: the folder may be there
     found = system.call(f"lstat({private})", os.lstat, private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
-            VARIABLE, f"expected {private!r} to be a folder of this user alone, it is another's; set {VARIABLE}."
+            variable, f"expected {private!r} to be a folder of this user alone, it is another's; set {variable}."
         )
     return private
 

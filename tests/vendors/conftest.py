@@ -73,7 +73,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # What devices share with their peers is tested as well.
     os.environ.setdefault("GPUINTEROP_SIM_DEVICES", "2")
     os.environ.setdefault("GPUINTEROP_STANDIN_DEVICES", "2")
-    library = _driver()
+    try:
+        library = _driver()
+    except gi.BackendUnavailableError as error:
+        pytest.exit(str(error), 4)
     if VENDOR.name == "hip":
         hide_rocm(library.parent)
     preload(library)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from ...errors import BackendUnavailableError
+from ...testing.simulated.build import compiler
 from ..console import note
 
 __all__ = ["Compute", "Graphics", "Launch", "Memory", "Node", "load"]
@@ -58,19 +57,16 @@ def load() -> Any:
     """The compiled functions; None, and a note that says why, where they cannot be built."""
     if sys.platform == "win32":
         return _left_out("it is written for POSIX systems.")
-    compiler = os.environ.get("CC") or shutil.which("cc")
-    if not compiler:
-        return _left_out("expected a C compiler, got none; set CC.")
     with tempfile.TemporaryDirectory(prefix="gpuinterop-bench-") as folder:
         library = Path(folder, "floor.so")
-        command = [*shlex.split(compiler), "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
         try:
+            command = [*compiler(), "-O2", "-shared", "-fPIC", "-o", str(library), str(_SOURCE)]
             subprocess.run(command, capture_output=True, text=True, check=True)
             found = ctypes.CDLL(str(library))
         except subprocess.CalledProcessError as error:
-            return _left_out(f"{compiler} failed: {error.stderr.strip()}")
-        except OSError as error:
-            return _left_out(f"{error}.")
+            return _left_out(f"the C compiler failed: {error.stderr.strip()}")
+        except (BackendUnavailableError, OSError) as error:
+            return _left_out(str(error))
     count = ctypes.c_uint64
     found.calls.argtypes = [ctypes.POINTER(Compute), count, count, count]
     found.frames.argtypes = [*map(ctypes.POINTER, (Graphics, Compute, Compute)), count, count]

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from ...errors import BackendUnavailableError
+from ...errors import BackendUnavailableError, DriverError, InvalidArgumentError
+from ...sharing.rendezvous import private_folder
 
 _HERE: Final = Path(__file__).resolve().parent
 _FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")
@@ -33,10 +37,51 @@ LIBRARIES: Final = {
 """The simulated drivers, by backend."""
 
 
+def compiler() -> list[str]:
+    """Find a C compiler: the words that a command of it begins with.
+
+    It is the one that ``CC`` names, with its options. Without ``CC`` it is the first of ``cc``, ``gcc``, ``clang`` and
+    the one in PyPI's ``ziglang``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        The machine has none, or ``CC`` names one that is not there; or zig's cache cannot be made.
+    """
+    given = os.environ.get("CC", "").strip()
+    for command in [given] if given else ["cc", "gcc", "clang"]:
+        name, *options = shlex.split(command)
+        if path := shutil.which(name):
+            return [path, *options]
+    if not given and find_spec("ziglang"):
+        # By default zig compiles for this very processor, and stops where C leaves open what happens. Its own cache
+        # would be in the home folder.
+        zig = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-fno-sanitize=undefined"]
+        return ["env", f"ZIG_GLOBAL_CACHE_DIR={_cache() / 'zig'}", *zig]
+    raise BackendUnavailableError(
+        f"expected a C compiler ({f'CC={given}' if given else 'cc, gcc, clang, ziglang'}), got none.",
+        fix="Run one of: pip install ziglang; apt install gcc libc6-dev; dnf install gcc; pacman -S gcc.",
+    )
+
+
+def _cache() -> Path:
+    """Make ``gpuinterop`` in the user's cache folder; if that cannot be written, in the temporary folder."""
+    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuinterop")
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    try:
+        return Path(private_folder("XDG_CACHE_HOME"))
+    except (DriverError, InvalidArgumentError) as error:
+        raise BackendUnavailableError(f"expected a folder to keep the simulated driver, got none: {error}") from None
+
+
 def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     """Compile a vendor's library if need be, and return its path.
 
-    It is kept in ``gpuinterop`` in the user's cache folder: in ``XDG_CACHE_HOME``, or ``~/.cache``.
+    It is kept in ``gpuinterop`` in the user's cache folder: in ``XDG_CACHE_HOME``, or ``~/.cache``. If that cannot be
+    written, it is kept in ``gpuinterop-UID`` in the temporary folder.
 
     Parameters
     ----------
@@ -48,41 +93,29 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     Raises
     ------
     BackendUnavailableError
-        The machine has no C compiler, the compiler fails, or the cache folder cannot be made.
+        The machine has no C compiler (`compiler`), the compiler fails, or neither folder can be made.
     """
     library = LIBRARIES[vendor]
     name = library.soname
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise BackendUnavailableError(
-            "the simulated driver is compiled when it is first used, and there is no C compiler (CC, cc, gcc, clang).",
-            fix="apt install gcc libc6-dev",
-        )
+    begin = compiler()
     sources = sorted(source for folder in library.folders for source in (_HERE / folder).glob("*.[ch]"))
     # A variant is for a test or two: compiling it is most of its time.
     flags = (*_FLAGS, *(("-O0",) if extra else ()), *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
-    digest = hashlib.sha256(repr((library, flags, compiler, _version(compiler))).encode())
+    digest = hashlib.sha256(repr((library, flags, begin, _run(*begin, "--version").stdout)).encode())
     for source in sources:
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    target = cache / "gpuinterop" / "simulated" / digest.hexdigest()[:16] / name
+    target = _cache() / "simulated" / digest.hexdigest()[:16] / name
     if target.exists():
         return target
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BackendUnavailableError(
-            f"the simulated driver is kept in {target.parent}, which cannot be made: {error.strerror}.",
-            fix="Set XDG_CACHE_HOME to a folder that you can write.",
-        ) from None
+    target.parent.mkdir(parents=True, exist_ok=True)
     # Two processes may get here at once: each compiles a file of its own, and the first to be done wins. What the other
     # may have loaded by then must stay the file of that name: a driver is asked by its path whether it is simulated.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]
-        command = [compiler, *flags, "-shared", f"-Wl,-soname,{name}", "-o", str(made)]
+        command = [*begin, *flags, "-shared", f"-Wl,-soname,{name}", "-o", str(made)]
         command += [f"-I{_HERE / folder}" for folder in library.folders]
-        done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+        done = _run(*command, *files)
         if done.returncode:
             raise BackendUnavailableError(
                 f"compiling the simulated driver failed:\n{done.stdout}{done.stderr}", fix="apt install gcc libc6-dev"
@@ -92,5 +125,5 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     return target
 
 
-def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)

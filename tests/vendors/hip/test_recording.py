@@ -11,7 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import read_verified
-from gpuinterop.testing.simulated import build
+from gpuinterop.testing.simulated.build import build, compiler
 from gpuinterop.testing.suites.libraries import libraries
 from tests.programs import printed
 
@@ -74,7 +74,7 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path, preloaded: bo
     environment = clean(str(tmp_path))
     if preloaded:
         emulator = tmp_path / "librocjitsu_kmd.so"
-        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-o", emulator, "-xc", os.devnull], check=True)
+        subprocess.run([*compiler(), "-shared", "-o", emulator, "-xc", os.devnull], check=True)
         environment["LD_PRELOAD"] = str(emulator)
     report = tmp_path / "verified.toml"
     options = ("--gpuinterop-require=hip", f"--gpuinterop-report={report}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuinterop.testing.missing_vulkan import give_up
+from gpuinterop.testing.simulated.build import compiler
 
 from ..parties import SIMULATED
 from ..test_without_driver import BINDINGS, REASON, ROOT, python, reason_of
@@ -91,12 +92,11 @@ def test_a_runtime_that_lacks_a_library_is_not_taken_for_none(tmp_path: Path) ->
     (tmp_path / "other.c").write_text("int other(void) { return 0; }")
     (tmp_path / "runtime.c").write_text("int other(void); int hipInit(void) { return other(); }")
     needed = tmp_path / "libgpuinterop-is-not-there.so.1"
-    compiler = os.environ.get("CC", "cc")
     for output, sources in (
         (needed, ["other.c", f"-Wl,-soname,{needed.name}"]),
         (tmp_path / "libamdhip64.so", ["runtime.c", needed.name]),
     ):
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(output), *sources], cwd=tmp_path, check=True)
+        subprocess.run([*compiler(), "-shared", "-fPIC", "-o", str(output), *sources], cwd=tmp_path, check=True)
     needed.unlink()
     reason = reason_of(python(REASON, tmp_path, LD_LIBRARY_PATH=str(tmp_path)))
     assert "cannot be used" in reason
