@@ -534,6 +534,7 @@ def test_without_a_compiler_it_is_told(
         monkeypatch.setenv("CC", "/nonexistent -m64")
     elif case == "no compiler":
         monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setitem(sys.modules, "ziglang", None)
     elif case == "it fails":
         monkeypatch.setenv("CC", "false")
     else:

@@ -11,9 +11,10 @@ from typing import Final
 
 import pytest
 
-from gpuinterop.testing.simulated import build
+import gpuinterop as gi
+from gpuinterop.testing.simulated.build import build, compiler
 from tests.cli.parties import require_driver
-from tests.programs import python
+from tests.programs import printed, python
 
 from .parties import SIMULATED
 from .table import VENDOR
@@ -125,11 +126,12 @@ def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
         environment["PYTHONPATH"] = os.pathsep.join([str(clean), *filter(None, [os.environ.get("PYTHONPATH")])])
         says = VENDOR.no_bindings[0]
     elif case == "no compiler":
-        environment = {"PATH": str(clean), "CC": "none", "XDG_CACHE_HOME": str(clean)}
-        says = "apt install gcc libc6-dev"
+        environment = {"CC": "none", "XDG_CACHE_HOME": str(clean)}
+        says = "expected a C compiler (CC=none), got none"
     elif case == "no cache":
-        environment["XDG_CACHE_HOME"] = os.devnull
-        says = "Set XDG_CACHE_HOME to a folder that you can write."
+        (clean / f"gpuinterop-{os.geteuid()}").symlink_to(clean)
+        environment = {"XDG_CACHE_HOME": os.devnull, "TMPDIR": str(clean)}
+        says = "set XDG_CACHE_HOME"
     elif case == "host":
         command[2] = "host"
         says = "got 'host'; the host backend needs no driver: GPUINTEROP_BACKEND=host COMMAND"
@@ -141,6 +143,32 @@ def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     assert says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert not (clean / "began").exists()
+
+
+def test_a_compiler_is_found_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CC's, cc, gcc, clang, ziglang; and where there is none, the error has the lines that install one."""
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "ziglang", None)
+        with pytest.raises(gi.BackendUnavailableError, match="pip install ziglang; apt install gcc libc6-dev; dnf"):
+            compiler()
+    (tmp_path / "ziglang.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [sys.executable, "-m", "ziglang", "cc"] == compiler()[2:6]
+    for name in ("clang", "gcc", "cc"):
+        (tmp_path / name).symlink_to(sys.executable)
+        assert compiler() == [str(tmp_path / name)]
+    monkeypatch.setenv("CC", "clang -m32")
+    assert compiler() == [str(tmp_path / "clang"), "-m32"]
+
+
+def test_where_the_home_cannot_be_written_it_is_kept_in_the_temporary_folder(clean: Path) -> None:
+    program = "from gpuinterop.testing.simulated.build import _cache; print(_cache())"
+    folder = clean / f"gpuinterop-{os.geteuid()}"
+    for variables in ({"XDG_CACHE_HOME": os.devnull}, {"XDG_CACHE_HOME": "", "HOME": "/proc"}):
+        assert printed("-c", program, TMPDIR=str(clean), **variables).strip() == str(folder)
+        assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_compiler_has_no_doubt() -> None:

@@ -74,7 +74,7 @@ def _cache() -> Path:
     try:
         return Path(private_folder("XDG_CACHE_HOME"))
     except (DriverError, InvalidArgumentError) as error:
-        raise BackendUnavailableError(f"expected a folder to keep the simulated driver, got none: {error}") from None
+        raise BackendUnavailableError(f"the simulated driver cannot be kept: {error}") from None
 
 
 def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
