@@ -242,7 +242,7 @@ memcheck: $(VENV)/.test
 	    $(BIN)/python -m pytest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
 
 # ARGS="-k timeline" may select tests of one of them only: pytest's 5 is no failure then.
-NONE_SELECTED = { status=$$?; case "$$status $(ARGS) " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
+NONE_SELECTED = { status=$$?; case "$$status $${ARGS-} " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
