@@ -167,7 +167,7 @@ def test_where_the_home_cannot_be_written_it_is_kept_in_the_temporary_folder(cle
     program = "from gpuinterop.testing.simulated.build import _cache; print(_cache())"
     folder = clean / f"gpuinterop-{os.geteuid()}"
     for variables in ({"XDG_CACHE_HOME": os.devnull}, {"XDG_CACHE_HOME": "", "HOME": "/proc"}):
-        assert printed("-c", program, TMPDIR=str(clean), **variables).strip() == str(folder)
+        assert printed("-c", program, TMPDIR=str(clean), **variables).strip() == str(folder / "gpuinterop")
         assert folder.stat().st_mode & 0o777 == 0o700
 
 

@@ -72,7 +72,7 @@ def _cache() -> Path:
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
     try:
-        return Path(private_folder("XDG_CACHE_HOME"))
+        return Path(private_folder("XDG_CACHE_HOME"), "gpuinterop")
     except (DriverError, InvalidArgumentError) as error:
         raise BackendUnavailableError(f"the simulated driver cannot be kept: {error}") from None
 
