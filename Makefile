@@ -239,7 +239,7 @@ ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's s
 # API errors are not reported: the suite provokes them, to see what is refused.
 memcheck: $(VENV)/.test
 	@compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 \
-	    $(BIN)/python -m pytest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
+	    $(BIN)/python -m pytest --noconftest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
 
 # ARGS="-k timeline" may select tests of one of them only: pytest's 5 is no failure then.
 NONE_SELECTED = { status=$$?; case "$$status $${ARGS-} " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }

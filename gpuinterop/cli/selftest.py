@@ -6,6 +6,8 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Final
 
 from .._core.registry import get_backend
 from ..errors import InvalidArgumentError
@@ -19,6 +21,13 @@ from .records import (
 )
 
 __all__ = ["add_arguments", "command"]
+
+# The current folder may be a project: this one's checkout, for example. Its modules, settings and conftest.py are for
+# its own tests.
+_PYTEST: Final = (
+    sys.executable, "-P", "-m", "pytest", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[2]), "--noconftest",
+    "-p", "no:cacheprovider",
+)  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,11 +49,12 @@ def command(given: argparse.Namespace) -> int:
     chosen = get_backend(given.backend).name
     check_record_arguments(given)
     # Required, not only chosen: a test that is skipped for anything but a declared gap is a failure.
-    words = [sys.executable, "-m", "pytest", "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]
+    words = [*_PYTEST, "--pyargs", "gpuinterop.testing", f"--gpuinterop-require={chosen}"]
     if given.report:
         words.append(f"--gpuinterop-report={verified_file(chosen)}")
         words.append(f"--gpuinterop-exporter-report={EXPORTERS}")
-    variables = os.environ | {"GPUINTEROP_BACKEND": chosen}  # the option wins over the variable, which must agree
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables["GPUINTEROP_BACKEND"] = chosen  # the option wins over the variable, which must agree
     status = subprocess.run([*words, *given.pytest_arguments], check=False, env=variables).returncode
     if given.document is not None and status == 0:
         from ..testing.report import write_document
