@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ from .pages import Items, Section, Table, html, markdown, text
 __all__ = ["add_arguments", "command"]
 
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
+_REASON: Final = 100
+"""Characters of a skip's reason in the summary."""
 _MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
 _LEGEND: Final = {
     "✓": "shown on the row's device",
@@ -43,9 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="TIME", type=_time, help="fail where a report's run began before (2026-01-31T12:00:00Z)"
     )
-    parser.add_argument("--compare", nargs=2, metavar="ROW", help="also show where these two rows differ")
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the page as Markdown too")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write the page as HTML too")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the summary as Markdown too")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write it as HTML, with all details")
 
 
 def _time(text: str) -> datetime:
@@ -57,14 +59,14 @@ def _time(text: str) -> datetime:
 
 
 def command(given: argparse.Namespace) -> int:
-    """Merge the reports of several runs, machines and vendors into one page.
+    """Merge the reports of several runs, machines and vendors into one summary, and one page of details.
 
-    It shows what ran where and with which versions, what failed, which capabilities no row has shown, which tests were
-    skipped in every row, and where two rows differ. A row is a device of a report, and has the name of its file.
+    The summary shows what ran where, what failed, and which tests a row skipped or lacks, and why. --html adds all
+    versions, and which capabilities each row has shown: what ran on a simulated driver has shown no device's. A row is
+    a device of a report, and has the name of its file.
 
     Exit status 0: every expected row is there and new enough, every run ended, something passed in each, and nothing
-    failed. Otherwise
-    1; a report that cannot be read is a red row too. 2 for wrong arguments.
+    failed. Otherwise 1; a report that cannot be read is a red row too. 2 for wrong arguments.
     """
     if not given.reports and not given.expect:
         raise InvalidArgumentError(
@@ -83,12 +85,13 @@ def command(given: argparse.Namespace) -> int:
             bad[name] = "UNREADABLE", str(error)
     there = {row.report for row in rows} | bad.keys()
     bad |= {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}
-    page = list(_page(rows, bad, _pair(rows, given.compare)))
-    say((text(page), ""))
-    for file, write in ((given.markdown, markdown), (given.html, html)):
+    summary = list(_summary(rows, bad, _REASON))
+    say((text(summary), ""))
+    whole = html([*_summary(rows, bad), *_details(rows)])
+    for file, content in ((given.markdown, markdown(summary)), (given.html, whole)):
         if file is not None:
             try:
-                file.write_text(write(page), encoding="utf-8", errors="backslashreplace")
+                file.write_text(content, encoding="utf-8", errors="backslashreplace")
             except OSError as error:
                 raise InvalidArgumentError("page", f"expected a file that can be written, got {error}.") from error
     return int(bool(bad) or any(row.problem for row in rows))
@@ -150,23 +153,40 @@ class _Row:
         return found
 
     @property
+    def double(self) -> str:
+        """`` (simulated)``: what stands in for the device; empty for a device."""
+        said = self.run.facts["devices"].get(self.device, {}).get("stand_in")
+        return f" ({said})" if said else ""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of the device's backend, by their names."""
+        device = self.run.facts["devices"].get(self.device, {}).get("backend")
+        found = [backend["versions"] for backend in self.run.facts["backends"] if backend["name"] == device]
+        return {name: str(version) for name, version in found[0].items()} if found else {}
+
+    @property
     def facts(self) -> dict[str, str]:
-        """Versions and places, by their names."""
-        run, found = self.run.facts, {}
-        found["gpuinterop"], found["python"], found["platform"] = run["gpuinterop"], run["python"], run["platform"]
-        if device := run["devices"].get(self.device):
-            found["device"] = device["name"] + (f" ({device['stand_in']})" if device["stand_in"] else "")
-            for backend in run["backends"]:
-                if backend["name"] == device["backend"]:
-                    found |= {name: str(version) for name, version in backend["versions"].items()}
+        """Versions, places and numbers, by their names."""
+        run = self.run.facts
+        found = {name: run[name] for name in ("started", "gpuinterop", "python", "platform")}
+        if self.device in run["devices"]:
+            found["device"] = run["devices"][self.device]["name"] + self.double
+        found |= self.versions
         found |= {result.party.partition("@")[0]: result.driver for result in self.results if result.driver}
+        found["tests"] = ", ".join(f"{count} {word}" for word, count in counts(self.results).items() if count)
         return found | {name: str(value) for name, value in run["variables"].items() if value}
 
     @property
-    def numbers(self) -> str:
-        """The counts of the tests' outcomes."""
-        part = ["a part of the tests"] if self.run.end and self.run.end["partial"] else []
-        return ", ".join([f"{count} {word}" for word, count in counts(self.results).items() if count] + part)
+    def line(self) -> tuple[str, ...]:
+        """What the summary says of the row."""
+        numbers = Counter("skipped" if result.outcome in _SKIPPED else result.outcome for result in self.results)
+        said = [f"{count} {word}" for word, count in sorted(numbers.items())]
+        said += ["a part of the tests"] if self.run.end and self.run.end["partial"] else []
+        # Where no version calls itself the driver's, the first one says most.
+        names = [name for name in self.versions if "driver" in name] or list(self.versions)[:1]
+        driver = ", ".join(f"{name} {self.versions[name]}" for name in names)
+        return self.name, self.problem or "passed", ", ".join(said), self.facts.get("device", ""), driver
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
@@ -199,50 +219,31 @@ def _rows(name: str, run: Run) -> Iterator[_Row]:
         yield _Row(name, device, run, [*mine, *others], label)
 
 
-def _pair(rows: Sequence[_Row], wanted: Sequence[str] | None) -> tuple[_Row, _Row] | None:
-    if wanted is None:
-        return (rows[0], rows[1]) if len(rows) == 2 else None
-    known = {row.name: row for row in rows}
-    if unknown := [name for name in wanted if name not in known]:
-        raise InvalidArgumentError("--compare", f"expected two of the rows {', '.join(known)}, got {unknown[0]}.")
-    return known[wanted[0]], known[wanted[1]]
-
-
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def _page(
-    rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], pair: tuple[_Row, _Row] | None
-) -> Iterator[Section]:
-    """Make the page. `bad` has what could not be read: by name, a word and the reason."""
-    ran = [(name, word, "", "", "", "") for name, (word, _) in bad.items()]
-    for row in rows:
-        when = row.run.facts["started"].replace("T", " ").removesuffix("+00:00")
-        ran.append((row.name, row.problem or "passed", when, row.facts.get("device", ""), row.numbers, _shown(row)))
+def _summary(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], limit: int = 1000) -> Iterator[Section]:
+    """The part that is printed, with reasons of `limit` characters. `bad` names what is unread, with a word and why."""
+    ran = [*((name, word, "", "", "") for name, (word, _) in bad.items()), *(row.line for row in rows)]
     reds = [number for number, one in enumerate(ran) if one[1] != "passed"]
-    yield (
-        f"{len(ran)} row{'s' if len(ran) > 1 else ''}: {len(reds) or 'none'} red",
-        [Table(("row", "result", "UTC", "device", "tests", "cells shown"), ran, reds)],
-    )
-    yield "What failed", [Items([*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)])]
-    yield "Versions", [Table(("of", "version", "rows"), list(_versions(rows)))]
-    tables = [row for row in rows if row.cells]
-    if tables:
-        shown = list(_cell_rows(tables))
-        signs = {sign for _, *signs in shown for sign in signs}
-        legend = "; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items() if sign in signs)
-        yield "Capabilities", [Table(("cell", *(row.name for row in tables)), shown), legend]
-        yield "Cells that no row has shown", [Items(_never_shown(tables))]
-    else:
-        yield "Capabilities", ["no row has a test that uses a device"]
-    yield "Tests that every row skipped", [Items(_never_run(rows))]
-    if pair is not None:
-        one, other = pair
-        yield f"Where {one.name} and {other.name} differ", [Table(("", one.name, other.name), _differ(one, other))]
+    doubles = sum(bool(row.double) for row in rows)
+    heading = f"{len(ran)} row{'s' * (len(ran) > 1)}" + f", {doubles} on a stand-in" * bool(doubles)
+    table = Table(("row", "result", "tests", "device", "driver"), ran, reds)
+    yield f"{heading}: {len(reds) or 'none'} red", [table]
+    if failed := [*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)]:
+        yield "What failed", [Items(failed)]
+    if skipped := list(_skipped(rows, limit)):
+        yield "What was skipped, or is not in every row", [Items(skipped)]
 
 
-def _shown(row: _Row) -> str:
-    return str(sum(state in ("shown", "stand-in") for state in row.cells.values())) if row.cells else ""
+def _details(rows: Sequence[_Row]) -> Iterator[Section]:
+    """The rest of the page."""
+    yield "Versions and counts", [Table(("of", "is", "rows"), list(_versions(rows)))]
+    if tables := [row for row in rows if row.cells]:
+        legend = "; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items())
+        columns = ("cell", *(row.name + row.double for row in tables))
+        yield "Capabilities", [Table(columns, list(_cell_rows(tables))), legend]
+        yield "Cells that no device has shown", [Items(_never_shown(tables))]
 
 
 def _versions(rows: Sequence[_Row]) -> Iterator[tuple[str, str, str]]:
@@ -284,10 +285,10 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
     gaps: dict[Operation, list[str]] = {}
     for cell in DOMAIN:
         states = {row.name: row.cells.get(cell, "gap") for row in rows}
-        if not states or {"shown", "stand-in"} & set(states.values()):
+        if "shown" in states.values():
             continue
-        if claims := [name for name, state in states.items() if state != "gap"]:
-            found.append(f"{cell_name(cell)}: usable in {', '.join(claims)}")
+        if claims := [f"{state} in {name}" for name, state in states.items() if state != "gap"]:
+            found.append(f"{cell_name(cell)}: {', '.join(claims)}")
         elif (kind := cell.handle_type) is None or any(is_here(kind, row.run.facts["platform"]) for row in rows):
             gaps.setdefault(cell.operation, []).append(kind.__name__ if kind else "")
     for operation, kinds in gaps.items():
@@ -295,26 +296,34 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
     return found
 
 
-def _never_run(rows: Sequence[_Row]) -> list[str]:
-    """Group by reason the tests whose every run, on whatever device and with whatever party, was a skip."""
-    by_reason: dict[str, list[str]] = {}
-    tests = _by_test([result for row in rows for result in row.results])
-    skipped = {test for test, results in tests.items() if all(result.outcome in _SKIPPED for result in results)}
-    ran = {test.partition("::")[0] for test in tests.keys() - skipped}
-    for test, results in tests.items():
-        if test in skipped and test not in ran:  # a module that skipped itself may have run elsewhere
-            reason = " / ".join(dict.fromkeys(result.reason.removeprefix(DECLARED) for result in results))
-            by_reason.setdefault(reason, []).append(test)
-    return [f"{_together(tests)}: {reason}" for reason, tests in sorted(by_reason.items())]
-
-
-def _by_test(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """The runs of each test, on whatever device and with whatever party."""
-    found: dict[str, list[Result]] = {}
-    for result in results:
-        # The kit's own lie in site-packages, which is elsewhere on each machine.
-        found.setdefault(re.sub(r"^\S*/(?=gpuinterop/testing/\w+\.py)", "", result.test), []).append(result)
-    return found
+def _skipped(rows: Sequence[_Row], limit: int) -> Iterator[str]:
+    """Tests that a row skipped with whatever party, expected to fail, or does not have: by rows and reason."""
+    sides: dict[str, dict[str, Result]] = {row.name: {} for row in rows}
+    for row in rows:
+        for result in sorted(row.results, key=lambda result: OUTCOMES.index(result.outcome)):
+            # The kit's own lie in site-packages, which is elsewhere on each machine.
+            test = re.sub(r"^\S*/(?=gpuinterop/testing/\w+\.py)", "", result.test)
+            sides[row.name].setdefault(test, result)  # a failure counts most, then what ran, and a skip least
+    every = dict.fromkeys(test for side in sides.values() for test in side)
+    modules = {test.partition("::")[0] for test in every if "::" in test}
+    found: dict[tuple[str, str], list[str]] = {}
+    # A module that skipped itself in a row may have tests in another. The kit's own test can only fail. A test that was
+    # under way when a run was killed has no name.
+    for test in every.keys() - modules - {"gpuinterop::environment", ""}:
+        whys: dict[tuple[str, str], list[str]] = {}
+        for name, side in sides.items():
+            result = side.get(test) or side.get(test.partition("::")[0]) or Result(test, outcome="not there")
+            if result.outcome not in ("passed", "failed", "unfinished"):
+                word = "skipped" if result.outcome in _SKIPPED else result.outcome
+                whys.setdefault((word, result.reason.removeprefix(DECLARED)), []).append(name)
+        if sum(map(len, whys.values())) == len(rows):
+            words, reasons = (" / ".join(filter(None, dict.fromkeys(one))) for one in zip(*whys, strict=True))
+            whys = {(words, reasons): ["every row"]}
+        for (word, reason), names in whys.items():
+            found.setdefault((f"{word} in {', '.join(names)}", reason), []).append(test)
+    for (where, reason), tests in sorted(found.items()):
+        short = textwrap.shorten(reason, limit, placeholder="...")
+        yield f"{where}: {_together(sorted(tests))}" + f": {short}" * bool(short)
 
 
 def _together(tests: Sequence[str]) -> str:
@@ -323,29 +332,3 @@ def _together(tests: Sequence[str]) -> str:
         return tests[0]
     found = Counter(test.partition("[")[0].rpartition("::")[0] or test for test in tests)
     return ", ".join(f"{count} of {where}" for where, count in sorted(found.items()))
-
-
-def _differ(one: _Row, other: _Row) -> list[tuple[str, str, str]]:
-    """Versions, cells and tests of which the two say different things."""
-    found = [
-        (name, one.facts.get(name, "-"), other.facts.get(name, "-"))
-        for name in one.facts | other.facts
-        if one.facts.get(name) != other.facts.get(name)
-    ]
-    for cell in DOMAIN:
-        mine, theirs = (row.cells.get(cell, "gap") for row in (one, other))
-        if mine != theirs:
-            found.append((cell_name(cell), mine, theirs))
-    sides = [{test: _worst(results) for test, results in _by_test(row.results).items()} for row in (one, other)]
-    tests: dict[tuple[str, str], list[str]] = {}
-    for test in sides[0] | sides[1]:
-        outcomes = sides[0].get(test, "not there"), sides[1].get(test, "not there")
-        if outcomes[0] != outcomes[1]:
-            tests.setdefault(outcomes, []).append(test)
-    return found + [(_together(names), *outcomes) for outcomes, names in tests.items()]
-
-
-def _worst(results: Iterable[Result]) -> str:
-    """What a test came to over its parties: a failure counts most, then what ran, and a skip least; with its reason."""
-    worst = min(results, key=lambda result: OUTCOMES.index(result.outcome))
-    return worst.outcome + (f": {worst.reason.removeprefix(DECLARED)}" if worst.reason else "")

@@ -38,7 +38,7 @@ Section: TypeAlias = tuple[str, Sequence[Block]]
 
 def text(page: Iterable[Section]) -> str:
     """Write the page for a terminal."""
-    sections = ("\n".join([heading, "-" * len(heading), *chain(*map(_lines, blocks))]) for heading, blocks in page)
+    sections = ("\n".join([heading, *chain(*map(_lines, blocks))]) for heading, blocks in page)
     return "\n\n".join(sections)
 
 

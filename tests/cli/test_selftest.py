@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
