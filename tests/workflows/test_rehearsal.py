@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import pytest
 
-from gpuinterop.testing.simulated import build
 from tests.simulated.amd import amd_library
 
 from .steps import ROOT, Done, Runner, inputs, read, variables
@@ -35,8 +34,8 @@ def test_a_frame_that_never_comes(gpuinterop_device):
 ROWS: Final[dict[str, dict[str, str]]] = {
     "host": {"backend": "host", "extras": "vulkan"},
     "host-as-amd": {"backend": "host", "disable": "profile:hip-linux"},
-    "cuda": {"backend": "cuda", "extras": "cuda"},
-    "hip": {"backend": "hip", "extras": "hip"},
+    "cuda": {"backend": "cuda", "simulated": "cuda"},
+    "hip": {"backend": "hip", "simulated": "hip"},
     "amds-runtime": {"backend": "hip", "extras": "hip", "options": "--gpuinterop-simulated=hip"},
     "no-driver": {"backend": "cuda", "extras": "cuda"},
     "hangs": {"backend": "host"},
@@ -74,13 +73,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _driver(row: str) -> dict[str, str]:
-    """The variables of a machine that has the row's driver, and no other."""
-    if row == "amds-runtime":
-        library = amd_library(Path(os.environ["SOURCES"]))
-    elif row in ("cuda", "hip"):
-        library = build(row)
-    else:
+    """The variables of a machine that has AMD's runtime, if that is the row's."""
+    if row != "amds-runtime":
         return {}
+    library = amd_library(Path(os.environ["SOURCES"]))
     # hip-python looks into ROCM_PATH first.
     paths = [str(library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {"LD_LIBRARY_PATH": os.pathsep.join(paths), "ROCM_PATH": str(library.parent / "none")}
@@ -161,6 +157,8 @@ def test_nothing_is_green_that_should_be_red(rehearsal: Rehearsal, name: str) ->
         assert words in output, output
     if name not in SEEN:
         assert re.search(r"\b[1-9]\d* passed", output), output
+    if "simulated" in ROWS[name]:
+        assert "Simulated" in steps[1].output, "what is here, on that driver"
     if "disable" in ROWS[name]:
         here = " ".join(steps[1].output.split())
         assert "turned off by GPUINTEROP_DISABLE=profile:hip-linux: HIP" in here, here
@@ -179,9 +177,11 @@ def test_the_table(rehearsal: Rehearsal) -> None:
     }  # fmt: skip
     for name in (*ROWS, "never-began"):
         assert words.get(name, "passed") in first[name], first
-    assert f"{len(ROWS) + 1} rows: {len(words)} red" in output
+    simulated = len(ROWS.keys() & {"cuda", "hip", "amds-runtime"})
+    assert f"{len(ROWS) + 1} rows, {simulated} on a stand-in: {len(words)} red" in output
     assert "hangs: the run was ended in tests/test_hangs.py::test_a_frame_that_never_comes[host:0]" in output
     assert "Simulated GPU 0 (simulated)" in first["cuda"]
+    assert "not there" not in output, "every row has the same tests; what failed of none, no other row lacks"
     reports = {file.name for file in (rehearsal.library / "reports").iterdir()}
     whole = ROWS.keys() - {"hangs", "does-not-begin", "no name"}
     for name in whole:  # what the library's own calls, without a fixture, take

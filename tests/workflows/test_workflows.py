@@ -74,7 +74,8 @@ def test_the_rows_of_this_project(tmp_path: Path) -> None:
     runner = Runner(ROOT, tmp_path, variables())
     (done,) = runner.run(job, vars={"GPU_RUNNERS": "amd,nvidai"})
     assert (done.status, "nvidai" in done.output) == (1, True), done.output
-    for given, names in (("", ["host", "host-as-amd"]), ("amd, nvidia", ["host", "host-as-amd", "nvidia", "amd"])):
+    hosted = ["host", "host-as-amd", "cuda-simulated", "hip-simulated"]
+    for given, names in (("", hosted), ("amd, nvidia", [*hosted, "nvidia", "amd"])):
         runner.file("GITHUB_OUTPUT").write_text("")
         (done,) = runner.run(job, vars={"GPU_RUNNERS": given})
         assert done.status == 0, done.output
