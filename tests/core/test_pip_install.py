@@ -140,8 +140,8 @@ def test_without_an_installation_the_first_call_says_so(machine: Machine, call: 
 
 def test_on_windows_the_quotes_are_double() -> None:
     """Of its shells, cmd.exe would pass single quotes to pip."""
-    program = "import sys; from gpuinterop import system; sys.platform = 'win32'; print(system.pip_install('cuda'))"
-    assert printed("-c", program) == 'pip install "gpuinterop[cuda]"\n'
+    program = "import sys, importlib.metadata; from gpuinterop import system; sys.platform = 'win32'"  # before its import
+    assert printed("-c", f"{program}; print(system.pip_install('cuda'))") == 'pip install "gpuinterop[cuda]"\n'
 
 
 def test_the_extras_exist() -> None:
