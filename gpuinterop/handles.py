@@ -4,7 +4,8 @@ Ownership, the same for every vendor:
 
 - A handle made by ``export()``, by an exporter or by :mod:`gpuinterop.ipc` **owns** its descriptor: dropping it
   unclosed closes the descriptor and warns.
-- A handle made from the caller's number **borrows** the descriptor until an import consumes it.
+- A handle made from the caller's number **borrows** the descriptor until an import consumes it. Where somebody else
+  keeps the number, and closes it later, `FdHandle.adopt_duplicate` makes a handle of a duplicate.
 - A successful import **consumes** the handle of a file descriptor, owned or borrowed: the driver owns the descriptor.
   After a failed import the caller still owns it, open and untouched.
 - If one thread ends use while another imports or duplicates the handle, that takes effect afterwards.
@@ -363,15 +364,15 @@ class FdHandle(Handle):
             self.trusted = trusted
 
     @classmethod
-    def adopt(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
+    def adopt(cls, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> Self:
         """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
 
         Parameters
         ----------
         fd : int
             Open descriptor; success gives it to the handle.
-        origin : HandleOrigin, optional
-            Origin of the handle.
+        origin, trusted
+            As of the class.
 
         Examples
         --------
@@ -380,34 +381,45 @@ class FdHandle(Handle):
         ...     handle.owned
         True
         """
-        handle = cls(fd, origin=origin)
+        handle = cls(fd, origin=origin, trusted=trusted)
         handle._owned = True
         handle._made_at = place() if DEV_MODE else ""
         return handle
 
     @classmethod
-    def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None) -> Self:
-        """Wrap and **own** a close-on-exec duplicate of an fd, which stays the caller's. For backends and exporters.
+    def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> Self:
+        """Wrap and **own** a close-on-exec duplicate (``dup``) of an fd whose owner keeps it, and closes it later.
+
+        An import consumes the duplicate. A handle of the number itself would have the import close it, and its owner
+        would then close another file that has been given the number.
 
         Parameters
         ----------
         fd : int
-            Open descriptor, which the caller still owns.
-        origin : HandleOrigin, optional
-            Origin of the handle.
+            Open descriptor. Its owner keeps it, and may close it as soon as this returns.
+        origin, trusted
+            As of the class.
 
         Raises
         ------
+        ArgumentTypeError
+            `fd` is not an int.
+        HandleError
+            `fd` is not open, or out of range.
         DriverError
             The system refuses (``dup``).
 
         Examples
         --------
-        >>> with gi.OpaqueFd.adopt_duplicate(fd) as handle:
-        ...     handle.fd == fd
-        False
+        >>> import os
+        >>> with gi.OpaqueFd.adopt_duplicate(fd) as handle, device.import_memory(handle, size=65536) as memory:
+        ...     handle.closed  # consumed by the import
+        True
+        >>> os.fstat(fd).st_size  # still open
+        65536
         """
-        return cls.adopt(system.call("dup", os.dup, fd), origin=origin)
+        given = cls(fd, origin=origin, trusted=trusted)  # checks all before there is a duplicate to lose
+        return cls.adopt(system.call("dup", os.dup, given.fd), origin=origin, trusted=trusted)
 
     @property
     def fd(self) -> int:
@@ -555,11 +567,11 @@ class FdHandle(Handle):
         ...     second.close()
         """
         try:
-            twin = self.use(lambda fd: self.adopt_duplicate(fd, origin=self.origin))
+            return self.use(
+                lambda fd: self.adopt(system.call("dup", os.dup, fd), origin=self.origin, trusted=self._trusted)
+            )
         except DriverError as error:
             raise HandleError(f"fd: {self._fd} cannot be duplicated ({error}); was it closed elsewhere?") from error
-        twin._trusted = self._trusted
-        return twin
 
     def __del__(self) -> None:
         if not self._owned or not self._number:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -57,6 +58,23 @@ def test_failure_leaves_the_fd_open_and_nothing_leaks(fd: int, failure: object, 
     os.write(handle.fd, b"still ours")
     backend.on_import = lambda handle: os.close(handle.fd)
     device.import_memory(handle, size=4096).close(timeout=5)  # and it can be tried again
+
+
+@pytest.mark.parametrize("failure", [None, fail_keeping, fail_closing])
+@pytest.mark.parametrize("kind", [gi.OpaqueFd, gi.DmaBufFd, gi.TimelineFd])
+def test_the_owner_of_a_number_keeps_its_file(fd: int, kind: Any, failure: Any) -> None:
+    """It closes the number when it likes, and no other file: at each step the number is open, and the same file's."""
+    device, backend = fake_device()
+    backend.on_import = failure or (lambda handle: os.close(handle.fd))
+    file, before = os.fstat(fd).st_ino, open_fds()
+    with kind.adopt_duplicate(fd, trusted=True) as handle:
+        size = {} if kind is gi.TimelineFd else {"size": 4096}
+        with pytest.raises(gi.DriverError) if failure else contextlib.nullcontext():
+            getattr(device, "import_memory" if size else "import_semaphore")(handle, **size).close(timeout=5)
+        assert (os.fstat(fd).st_ino, handle.trusted) == (file, True)
+    with pytest.raises(gi.ArgumentTypeError, match="trusted"):
+        kind.adopt_duplicate(fd, trusted="yes")
+    assert (os.fstat(fd).st_ino, open_fds()) == (file, before)
 
 
 def test_a_number_that_became_somebody_elses_is_not_closed(device: gi.Device, backend: FakeBackend, fd: int) -> None:
