@@ -9,6 +9,7 @@ import ctypes
 import functools
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from .._arguments import MAX_64, check_int
@@ -22,52 +23,49 @@ if TYPE_CHECKING:
 
 # -- dtypes: DLPack's (code, bits) and the array interface's typestr ------------------------------------------------
 
-_KINDS = {"i": 0, "u": 1, "f": 2, "c": 5, "b": 6}
-_BFLOAT16 = 4
+TYPES: Final = {
+    "bool": (6, 8), "int8": (0, 8), "int16": (0, 16), "int32": (0, 32), "int64": (0, 64), "uint8": (1, 8),
+    "uint16": (1, 16), "uint32": (1, 32), "uint64": (1, 64), "float16": (2, 16), "float32": (2, 32), "float64": (2, 64),
+    "complex64": (5, 64), "complex128": (5, 128), "complex32": (5, 32), "bfloat16": (4, 16), "float8_e3m4": (7, 8),
+    "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8),
+    "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
+}  # fmt: skip
+"""Names of the element types, and DLPack's code and bits."""
+_NAMES: Final = {facts: name for name, facts in TYPES.items()}
 
 
 class DType:
     """An element type, as DLPack and the array interfaces name it."""
 
-    __slots__ = ("alignment", "bits", "code", "is_bfloat16", "itemsize", "name", "typestr")
+    __slots__ = ("alignment", "bits", "code", "is_numpys", "itemsize", "name", "typestr")
 
     def __init__(self, dtype: object) -> None:
-        name = str(dtype)
-        name = name.removeprefix("torch.").removeprefix("<class 'numpy.").removesuffix("'>")
-        if name in ("bfloat16", "<class 'ml_dtypes.bfloat16", "<class 'jax.numpy.bfloat16"):
-            self.name, self.code, self.bits, self.typestr = "bfloat16", _BFLOAT16, 16, "<u2"
-        else:
-            import numpy as np
-
-            try:
-                if dtype is None:
-                    raise TypeError  # NumPy takes it for float64
-                parsed = np.dtype(name if name in np.sctypeDict else dtype)  # type: ignore[call-overload]
-            except Exception:  # NumPy parses strings with several kinds of error
-                raise ArgumentTypeError(
-                    "dtype", f"expected an element type such as 'float32', got {dtype!r}."
-                ) from None
-            widest = 16 if parsed.kind == "c" else 8  # the size of long double depends on the platform
-            if parsed.kind not in _KINDS or parsed.byteorder == ">" or parsed.itemsize > widest:
-                raise InvalidArgumentError(
-                    "dtype",
-                    f"expected a native number type, got {parsed}; take bytes (uint8), and NumPy's view(dtype).",
-                )
-            self.name, self.code, self.bits = parsed.name, _KINDS[parsed.kind], parsed.itemsize * 8
-            self.typestr = parsed.str
-        self.is_bfloat16 = self.code == _BFLOAT16
-        self.itemsize = self.bits // 8
-        self.alignment = self.itemsize // 2 if self.code == _KINDS["c"] else self.itemsize
-
-    def for_numpy(self) -> Any:
-        """NumPy's dtype. Raises `ImportError` for bfloat16 without ml_dtypes, which adds it to NumPy."""
         import numpy as np
 
-        if not self.is_bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        if name not in TYPES:
+            with suppress(Exception):  # NumPy parses strings with several kinds of error
+                parsed = np.dtype(dtype)  # type: ignore[call-overload]
+                name = parsed.name if parsed.isnative and dtype is not None else ""  # NumPy takes None for float64
+        if name not in TYPES:
+            raise ArgumentTypeError(
+                "dtype", f"expected one of {', '.join(TYPES)}, got {dtype!r}; take bytes (uint8), and view those."
+            )
+        self.name, (self.code, self.bits) = name, TYPES[name]
+        self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these to it
+        self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
+        self.itemsize = self.bits // 8
+        self.alignment = self.itemsize // 2 if self.code == 5 else self.itemsize
+
+    def for_numpy(self) -> Any:
+        """NumPy's dtype. Raises `ImportError` or `AttributeError` where it needs ml_dtypes, or a newer one."""
+        import numpy as np
+
+        if self.is_numpys:
             return np.dtype(self.typestr)
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, self.name))
 
 
 _PLAIN: Final = frozenset({int})
@@ -248,8 +246,8 @@ class View:
     nbytes : int
         Number of elements, multiplied by the element size.
     dtype : numpy.dtype
-        Element type; it compares equal to its name. For bfloat16 it is that of ml_dtypes; the name if that is not
-        installed.
+        Element type; it compares equal to its name. For bfloat16, float8 and complex32 it is that of ml_dtypes; the
+        name if that is not installed.
     ptr : int
         Address of the first element on the device.
 
@@ -276,7 +274,7 @@ class View:
     def dtype(self) -> Any:
         try:
             return self._layout.dtype.for_numpy()
-        except ImportError:
+        except (ImportError, AttributeError):
             return self._layout.dtype.name
 
     @property
@@ -398,9 +396,10 @@ class View:
         """
         if self._is_of_host():  # else a library would hand the pointer to a GPU
             raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
-        if self._layout.dtype.is_bfloat16:
+        if not (dtype := self._layout.dtype).is_numpys:
             raise AttributeError(
-                "__cuda_array_interface__ has no name for bfloat16; use from_dlpack(view), or a view of 'uint16'."
+                f"__cuda_array_interface__ has no name for {dtype.name}; use from_dlpack(view), or a view of "
+                f"'uint{dtype.bits}'."
             )
         token = self._token or self._buffer.hold()
         self._buffer.check_open()
@@ -429,14 +428,15 @@ class View:
         Raises
         ------
         ArgumentTypeError
-            The memory is not the host's, or the elements are bfloat16, for which the buffer protocol has no format.
+            The memory is not the host's, or the buffer protocol has no format for the elements, as for bfloat16.
         """
         if not self._is_of_host():
             self._refuse_numpy()
-        if self._layout.dtype.is_bfloat16:
+        if not (dtype := self._layout.dtype).is_numpys:
             raise ArgumentTypeError(
                 "view",
-                f"expected elements with a format of the buffer protocol, got {self!r}; take a view of 'uint16'.",
+                f"expected elements with a format of the buffer protocol, got {self!r}; take a view of "
+                f"'uint{dtype.bits}'.",
             )
         return memoryview(self.__array__())
 
@@ -446,7 +446,7 @@ class View:
         Raises
         ------
         ArgumentTypeError
-            The memory is not the host's, or the elements are bfloat16 and ml_dtypes is not installed.
+            The memory is not the host's, or the elements are of ml_dtypes, as bfloat16, and that is not installed.
         BufferError
             NumPy cannot describe the shape.
         """
@@ -456,11 +456,11 @@ class View:
             self._refuse_numpy()
         try:
             own = self._layout.dtype.for_numpy()
-        except ImportError:
+        except (ImportError, AttributeError):
             raise ArgumentTypeError(
                 "view",
-                f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, which adds bfloat16 to "
-                "NumPy, or use torch.from_dlpack(view).",
+                f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, whose newest version adds "
+                f"{self._layout.dtype.name} to NumPy, or use torch.from_dlpack(view).",
             ) from None
         array = self._array(self._pointer)
         array.base.hold = self._buffer.hold()

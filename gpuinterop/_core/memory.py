@@ -293,7 +293,9 @@ class Buffer(Sized):
         shape : int or sequence of int
             Number of elements in each dimension.
         dtype : str or dtype
-            ``"float32"``, a NumPy or a torch dtype. Elements have the byte order of the machine.
+            ``"float32"``, a dtype of NumPy, ml_dtypes, torch or JAX: bool, int8 to int64, uint8 to uint64, float16 to
+            float64, complex32 to complex128, bfloat16, and float8 as ``"float8_e5m2"``. Elements have the byte order of
+            the machine.
         offset : int
             Offset of the first element from the buffer's start in bytes.
         strides : sequence of int, optional
@@ -307,6 +309,8 @@ class Buffer(Sized):
 
         Raises
         ------
+        ArgumentTypeError
+            `dtype` is none of these.
         InvalidArgumentError
             The window exceeds the buffer, or is not aligned to its element size.
 
@@ -370,8 +374,8 @@ class Buffer(Sized):
         Parameters
         ----------
         source : numpy.ndarray or bytes-like
-            Host memory, of any shape and dtype; its bytes are copied in C order. If you pass a stream, leave them
-            unchanged until the stream has copied them.
+            Host memory, of any shape and dtype, or a tensor; its bytes are copied in C order, and the values of
+            torch's conjugates. If you pass a stream, leave them unchanged until the stream has copied them.
         offset : int
             Destination offset in bytes.
         stream : Stream, optional
@@ -382,7 +386,8 @@ class Buffer(Sized):
         ArgumentTypeError
             `source` is not host memory.
         InvalidArgumentError
-            The bytes do not fit into the buffer, or `stream` is of another device, or is being captured.
+            The bytes do not fit into the buffer, or `stream` is of another device, or is being captured; or the memory
+            of a tensor of torch does not have its values (sparse, fake).
         ResourceBusyError
             The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
 

@@ -116,6 +116,10 @@ def test_a_capsule_says_what_the_view_is(place: tuple[int, int], versioned: bool
         for itemsize in sizes:
             check((2, 3), f"{kind}{8 * itemsize}", None, (code, itemsize))
     check((4,), "bfloat16", None, (4, 2))
+    for code, kind in {7: "e3m4", 8: "e4m3", 9: "e4m3b11fnuz", 10: "e4m3fn", 11: "e4m3fnuz", 12: "e5m2",
+                       13: "e5m2fnuz", 14: "e8m0fnu"}.items():  # fmt: skip
+        check((2, 3), f"float8_{kind}", None, (code, 1))
+    check((4,), "complex32", None, (5, 4))
     check((4,), "bool", None, (6, 1))
     check((4,), "complex64", None, (5, 8))
     check((4,), "complex128", (32,), (5, 16))
