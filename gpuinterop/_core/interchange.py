@@ -8,11 +8,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from dataclasses import dataclass
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from .._arguments import MAX_64, check_int
+from .._arguments import MAX_64, NotAnArray, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
@@ -157,7 +160,8 @@ def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------
 
-_CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
+CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
+HOST_TYPES: Final = (CPU, _CUDA_HOST, 11)  # kDLROCMHost
 _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}
 """The streams that the array API forbids."""
 
@@ -366,7 +370,7 @@ class View:
         if stream == -1:
             return None
         buffer = self._buffer
-        if device_type == _CPU:
+        if device_type == CPU:
             buffer.wait_for_users()
             return None
         if stream is None:
@@ -494,7 +498,7 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
         return
     if isinstance(stream, bool) or not isinstance(stream, int):
         raise ArgumentTypeError("stream", f"expected an int or None, got {type(stream).__name__}.")
-    if device[0] == _CPU and stream != -1:
+    if device[0] == CPU and stream != -1:
         raise InvalidArgumentError("stream", f"expected None or -1 for a CPU array, got {stream}.")
     if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
@@ -502,23 +506,195 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
         raise InvalidArgumentError("stream", f"expected an unambiguous number, as the array API wants, got {stream}.")
 
 
+# -- arrays of other libraries -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """An array of any library: its memory, its layout, and an object that keeps both."""
+
+    place: tuple[int, int] | str
+    """DLPack's device; the name of the interface, if that does not say."""
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    read_only: bool
+    keep: tuple[object, object]
+    data_ptr: object = None
+    """What `data_ptr` gives, where the array has it."""
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Addresses of the first byte, and behind the last."""
+        low, high = span(self.shape, self.strides, DType(self.dtype).itemsize)
+        return self.pointer + low, self.pointer + high
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The bytes for NumPy, which then keeps this object, as numbers of the elements' size."""
+        typestr, data = DType(self.dtype).typestr, (self.pointer, self.read_only)
+        return {"shape": self.shape, "strides": self.strides, "typestr": typestr, "data": data, "version": 3}
+
+
+def data_ptr(array: object) -> object:
+    """The address that torch gives: its storage may be given other memory. Other libraries' capsules keep theirs."""
+    ask = getattr(array, "data_ptr", None)
+    return ask() if callable(ask) else None
+
+
+def described(array: Any, argument: str, *, in_place: bool) -> Described:
+    """Describe an array by DLPack or an array interface, without a copy, and without ordering any stream.
+
+    Of a tensor whose bytes are not its values a copy is described, where the array need not be in place.
+    """
+    array = with_values(array, argument, in_place=in_place)
+    found = _by_dlpack(array) if hasattr(array, "__dlpack__") else ""
+    if isinstance(found, str):  # NumPy, of ml_dtypes' element types; or an older library
+        other = _by_interface(array)
+        found = found or other if isinstance(other, str) else other
+    if isinstance(found, Described):
+        return found
+    kind = f"{type(array).__module__}.{type(array).__qualname__}"
+    if found:
+        raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {found}")
+    from_lists = "numpy.asarray(...) of a list or numpy.frombuffer(...) of bytes"
+    instead = "a view of it, such as view(shape, dtype)" if isinstance(array, NotAnArray) else from_lists
+    raise ArgumentTypeError(
+        argument, f"expected an array with __dlpack__ or an array interface, got {kind}; pass {instead}."
+    )
+
+
+def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
+    """The array, or a copy, whose bytes are its values: torch may be going to compute them, or keep them elsewhere."""
+    problem = hidden_values(array)
+    if not problem and any(getattr(array, sign, bool)() for sign in ("is_conj", "is_neg")):
+        if not in_place and array.is_cpu:  # on a GPU torch's current stream, which ours do not follow, would copy
+            return array.resolve_conj().resolve_neg()
+        problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
+    if problem:
+        raise InvalidArgumentError(argument, f"expected a tensor whose memory has its values, got {problem}.")
+    return array
+
+
+def hidden_values(array: Any) -> str:
+    """What a tensor of torch is whose memory does not have its values, and what to pass; empty for all others."""
+    if (dispatch := getattr(type(array), "__torch_dispatch__", None)) is None:  # torch need not be imported to ask it
+        return ""
+    if not isinstance(dispatch, BuiltinFunctionType):
+        return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, as DTensor.to_local() does"
+    try:
+        if array.is_quantized or array.is_nested or str(array.layout) != "torch.strided":
+            return "a quantized, nested or sparse one; pass x.dequantize(), x.values() or x.to_dense()"
+        if array.untyped_storage().data_ptr() or not array.numel():
+            return ""
+        reason = f"on {array.device}"
+    except Exception as error:  # torch's own, for each kind of tensor without a storage
+        reason = str(error).rstrip(".")
+    return f"one without memory ({reason}); pass x.clone() of a zero tensor, else one from outside of torch.func"
+
+
+def _by_dlpack(array: Any) -> Described | str:
+    try:
+        place = tuple(map(int, array.__dlpack_device__()))
+        on_host = place[0] in HOST_TYPES
+        capsule = _capsule(array, {} if on_host else {"stream": -1})
+        name, offset = CAPSULES["dltensor_versioned" in repr(capsule)]
+        address = pointer_of(capsule, name)
+    except Exception as error:  # each library has its own: an element type, a tracer
+        return f"{str(error).rstrip('.')}."
+    # A capsule without a version says nothing of it: JAX's array interface does, and on the CPU its array of NumPy.
+    flags = ctypes.c_uint64.from_address(address + 24).value if offset else _is_read_only(array, on_host=on_host)
+    tensor = DLTensor.from_address(address + offset)
+    dtype = _NAMES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; take a view of uint8."
+    shape, size = tuple(tensor.shape[: tensor.ndim]), tensor.bits // 8
+    steps = tuple(step * size for step in tensor.strides[: tensor.ndim]) if tensor.strides else contiguous(shape, size)
+    return Described(
+        place=cast("tuple[int, int]", place),
+        pointer=(tensor.data or 0) + tensor.byte_offset,
+        shape=shape,
+        strides=steps,
+        dtype=dtype,
+        read_only=bool(flags & 1),  # DLPACK_FLAG_BITMASK_READ_ONLY
+        keep=(array, capsule),
+        data_ptr=data_ptr(array),
+    )
+
+
+def _capsule(array: Any, stream: dict[str, int]) -> Any:
+    library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
+    last = {"max_version": (1, 0)}
+    for more in (last | stream, stream, last):
+        try:
+            return array.__dlpack__(**more)
+        except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
+            # torch: of another device than the current one, or with a gradient.
+            if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
+                return library.to_dlpack(array)
+            if more is last:
+                raise
+
+
+def _interface(array: object) -> tuple[str, Mapping[str, Any]] | None:
+    for name in ("__cuda_array_interface__", "__array_interface__"):
+        with suppress(Exception):  # torch, of element types that the interface does not know
+            if isinstance(found := getattr(array, name, None), Mapping):
+                return name, found
+    return None
+
+
+def _is_read_only(array: Any, *, on_host: bool) -> bool:
+    if (found := _interface(array)) is not None:
+        return bool(found[1]["data"][1])
+    with suppress(Exception):  # each library has its own
+        return on_host and not array.__array__().flags.writeable
+    return False
+
+
+def _by_interface(array: Any) -> Described | str:
+    if (found := _interface(array)) is None:
+        return ""
+    name, facts = found
+    try:
+        pointer, read_only = facts["data"]
+        named = str(getattr(array, "dtype", None))  # the interface has no name for ml_dtypes' types
+        shape, dtype = tuple(facts["shape"]), DType(named if named in TYPES else facts["typestr"])
+        return Described(
+            place=(CPU, 0) if name == "__array_interface__" else name,
+            pointer=int(pointer),
+            shape=shape,
+            strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
+            dtype=dtype.name,
+            read_only=bool(read_only),
+            keep=(array, facts),
+        )
+    except (LookupError, TypeError, ValueError) as error:  # as an image of PIL, whose data are bytes
+        return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
+
+
 # -- host memory of callers --------------------------------------------------------------------------------------------
 
 
-def _as_array(array: object, argument: str) -> Any:
+def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
     """Wrap host memory as a NumPy array over the same bytes, never over a copy."""
     import numpy as np
 
     try:
-        return np.asarray(memoryview(array))  # type: ignore[arg-type]
-    except TypeError:
-        pass
+        return np.asarray(memoryview(array))
+    except (TypeError, ValueError, BufferError):  # no buffer, or an element type that buffers do not know
+        problem = "it is neither a NumPy array nor a buffer"
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
             return np.asarray(array)
-        except Exception as error:  # torch: a CUDA tensor
-            raise ArgumentTypeError(argument, f"expected host memory, got {type(array).__name__} ({error}).") from None
-    raise ArgumentTypeError(argument, f"expected a NumPy array or a buffer, got {type(array).__name__}.")
+        except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy has not
+            problem = str(error)
+    # A write into what requires a gradient would go unseen.
+    found = "" if writable and getattr(array, "requires_grad", False) else _by_dlpack(array)
+    if isinstance(found, Described) and found.place[0] in HOST_TYPES:
+        return np.asarray(found)
+    raise ArgumentTypeError(argument, f"expected host memory, got {type(array).__name__} ({problem}).")
 
 
 class HostArray:
@@ -529,7 +705,9 @@ class HostArray:
     def __init__(self, array: object, *, argument: str, writable: bool) -> None:
         import numpy as np
 
-        found = array if isinstance(array, np.ndarray) else _as_array(array, argument)
+        if not isinstance(found := array, np.ndarray):
+            array = with_values(array, argument, in_place=writable)
+            found = _as_array(array, argument, writable=writable)
         if found.dtype.hasobject:
             raise ArgumentTypeError(argument, f"expected numbers, got a {type(array).__name__} of Python objects.")
         if writable and not found.flags.writeable:

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Self
 
 from .. import system
 from .._arguments import MAX_SIZE
+from .._core.interchange import TYPES
 from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import DeviceIdentity, Handle, HandleOrigin, IpcMemHandle, OpaqueFd, OriginKind, VmmFd
 
@@ -233,7 +234,7 @@ class Contents:
                 fits = (
                     fits and one.region < len(found.regions) and len(one.strides) == len(one.shape) <= _MOST_DIMENSIONS
                 )
-                fits = fits and type(one.dtype) is str and type(one.read_only) is bool
+                fits = fits and one.dtype in TYPES and type(one.read_only) is bool
                 fits = fits and math.prod(one.shape) <= MAX_SIZE
             if not fits or sum(one.size for one in found.regions) > MAX_SIZE:
                 raise ValueError("its parts do not fit together")

@@ -14,6 +14,7 @@ from .. import ipc, system
 from .._arguments import Sole, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
+from .._core.interchange import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
@@ -24,7 +25,7 @@ from ..handles import Handle, IpcMemHandle, TimelineFd
 from .attachment import Arrays, AttachedArrays, Lease, SharedMemory, driver_lock
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
-from .origin import Described, Laid, Range, describe, device_of
+from .origin import Laid, Range, describe, device_of
 from .rendezvous import here, users_of
 
 _ALIGNMENT: Final = 256
@@ -390,10 +391,9 @@ def share(
     ----------
     arrays : array, or mapping of str to array
         Arrays with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, all of one device. Strides
-        are kept, also negative ones; elements must not overlap. Element types: bool, int, uint, float, bfloat and
-        complex of whole bytes; of others, as float8, share a view of bytes (``tensor.view(torch.uint8)``). The
-        share holds them until it is closed and the last reader has detached. They must keep their memory meanwhile:
-        do not resize them.
+        are kept, also negative ones; elements must not overlap. Element types: those of `Buffer.view`; of others, as
+        int4, share a view of bytes (``tensor.view(torch.uint8)``). The share holds them until it is closed and the last
+        reader has detached. They must keep their memory meanwhile: do not resize them.
     stream : Stream, or torch's, CuPy's, an int
         Version 0 of the order is behind what this stream was given. Default: the bytes are there now.
     copy : bool
@@ -419,9 +419,10 @@ def share(
     ArgumentTypeError
         An argument is not an array, or a name is not a str.
     InvalidArgumentError
-        An array has no elements, or elements that overlap, or an element type without a name here; or its library does
-        not give it out, as torch where it requires a gradient: share ``tensor.detach()``. Or the arrays are of several
-        devices. Or there is no folder for the socket, or its path is too long (`GPUINTEROP_SHARE_DIR`).
+        An array has no elements, or elements that overlap, or an element type without a name here; or it is a tensor of
+        torch whose memory does not have its values (conjugate, negative, sparse, fake), and the error says what to
+        share. Or the arrays are of several devices. Or there is no folder for the socket, or its path is too long
+        (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         The memory cannot get to another process (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
         memory that is not a memfd, a VMM allocation that was made without the right to export it. The error says what
@@ -457,12 +458,13 @@ def share(
     for name, array in given.items():
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
-        found[name] = describe(array, name or "array")
+        found[name] = describe(array, name or "array", in_place=not copy)
     allowed = users_of(users)
     drain()
-    device = device_of(next(iter(found.values())))
-    for name, one in found.items():
-        if (other := device_of(one)) is not device:
+    devices = {name: device_of(one, name or "array") for name, one in found.items()}
+    device = next(iter(devices.values()))
+    for name, other in devices.items():
+        if other is not device:
             raise InvalidArgumentError(
                 name, f"expected arrays of one device, {device!r}, got one of {other!r}; share each device's by itself."
             )

@@ -41,6 +41,7 @@ from torch.multiprocessing import reductions
 
 from .. import system
 from .._core.drain import drain
+from .._core.interchange import hidden_values
 from .._core.lifetime import GONE, Lifetime, alive
 from .._core.memory import Mapping
 from .._core.monitor import after_fork
@@ -216,10 +217,9 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
 
 def _shared_in_place(tensor: Any) -> Any:
     """The storage of a tensor that gpuinterop shares; the share tells whether the memory allows that."""
-    plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # else the tensor may have no memory
-    if not plain or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
+    if hidden_values(tensor) or not (tensor.is_cuda or tensor.is_cpu):
         return None
-    if not (tensor.is_cuda or tensor.is_cpu) or not (storage := tensor.untyped_storage()).nbytes():
+    if not (storage := tensor.untyped_storage()).nbytes():
         return None
     return storage if tensor.is_cuda or _is_of_gpuinterop(storage) else None
 

@@ -20,8 +20,8 @@ from ._shared import agree, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
+    from .._core.interchange import Described
     from ..backend import Block
-    from ..sharing.origin import Described
 
 _READS: Final = (
     c.BUFFER_TRANSFER_SRC
@@ -116,7 +116,7 @@ def import_array(
             f"expected usages by which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
             "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
         )
-    device = device_of(found)
+    device = device_of(found, "array")
     if device.info.is_cpu:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = device.info.is_cpu and vk.physical.host_pointer_features(usage) & c.MEMORY_IMPORTABLE

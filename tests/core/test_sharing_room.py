@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -77,10 +79,13 @@ def test_an_answer_has_so_many_words() -> None:
         parse_answer(ANSWER.pack(b"GIPA", 1, 3, MOST_WORDS + 1))
 
 
-@pytest.mark.parametrize(("sizes", "region", "shape"), [((0,), 0, (1,)), ((4096,), 1, (1,)), ((4096,), 0, (-1,))])
-def test_contents_that_cannot_be_meant(host: Device, sizes: Any, region: int, shape: Any) -> None:
-    placed = {"": [region, 0, shape, [1], "uint8", False]}
-    text = json.dumps((1, True, [["opaque_fd", [1], sizes, ""]], placed)).encode()
+WRONG = [(0, 0, 1, "uint8"), (4096, 1, 1, "uint8"), (4096, 0, -1, "uint8"), (4096, 0, 1, "int4")]
+
+
+@pytest.mark.parametrize(("size", "region", "length", "dtype"), WRONG)
+def test_contents_that_cannot_be_meant(host: Device, size: int, region: int, length: int, dtype: str) -> None:
+    placed = {"": [region, 0, [length], [1], dtype, False]}
+    text = json.dumps((1, True, [["opaque_fd", [1], [size], ""]], placed)).encode()
     fd = system.create_memfd("contents", len(text))
     os.pwrite(fd, text, 0)
     origin = HandleOrigin(kind=OriginKind.OTHER, device=host.identity)
@@ -104,3 +109,20 @@ def test_an_offset_in_a_capsule() -> None:
             return capsule
 
     assert describe(Array(), "array").pointer == given.ctypes.data
+
+
+@pytest.mark.parametrize("array", [
+    SimpleNamespace(__dlpack_device__=lambda: (2, 99), __dlpack__=lambda **_: np.zeros(4).__dlpack__()),
+    SimpleNamespace(__cuda_array_interface__={"data": (64, False), "shape": (4,), "typestr": "<f8"}),
+])  # fmt: skip
+def test_memory_of_no_device_here_is_named_with_those_that_are(array: object) -> None:
+    got = r"(that of CUDA, DLPack's device \(2, 99\)|0x40 by __cuda_array_interface__.*)"
+    with pytest.raises(gi.DeviceNotFoundError, match=f"^field: expected memory of .*, got {got}; devices: .*host:0 "):
+        gi.share({"field": array})
+
+
+def test_the_one_array_of_a_share_is_called_array() -> None:
+    with gi.OpaqueFd.adopt(os.memfd_create("no sealing")) as file:
+        os.ftruncate(file.fd, 4096)
+        with pytest.raises(gi.InvalidArgumentError, match=r"^array: expected memory that can be shared, got some "):
+            gi.share(np.frombuffer(mmap.mmap(file.fd, 4096), np.uint8))

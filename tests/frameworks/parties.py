@@ -15,7 +15,9 @@ from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.memfd import MemfdExporter
+from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import Timeline
+from gpuinterop.testing.missing_vulkan import give_up
 
 LIMIT = 30.0
 SIZE = 1 << 16
@@ -165,6 +167,13 @@ class _Driver:
 
     def _call(self, name: str, *arguments: Any) -> None:
         assert (status := getattr(self._cuda, name)(*arguments)) == 0, f"{name}: {status}"
+
+
+def vulkan_exporter(driver: str) -> VulkanExporter:
+    try:
+        return VulkanExporter(driver)
+    except (gi.BackendUnavailableError, gi.DeviceNotFoundError) as error:
+        give_up(str(error))
 
 
 def cuda_gap() -> str:

@@ -31,6 +31,8 @@ def test_bfloat16(party: Party) -> None:
         array = jax.dlpack.from_dlpack(party.buffer.view(COUNT, dtype))
         assert array.dtype == jax.numpy.bfloat16
         assert float(array.sum()) == COUNT
+    party.buffer.copy_from_host(jax.numpy.asarray([2, 1], dtype))
+    assert party.read(6) == b"\x00\x40\x80\x3f\x80\x3f"
 
 
 @claim("JAX", "jax.numpy.asarray(view)", memory=("host",), access="copies", note="by NumPy; use from_dlpack")

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
-from gpuinterop.testing.missing_vulkan import give_up
 
 from .claims import load
+from .parties import vulkan_exporter
 
 COUNT = 4096
 TRANSFER_SRC = 0x1
@@ -49,12 +48,8 @@ def of_jax(view: Any) -> tuple[Any, Callable[[], Any]]:
 @pytest.mark.parametrize("make", [of_numpy, of_torch, of_jax])
 def test_in_place(driver: str, make: Callable[..., Any]) -> None:
     """lavapipe takes what the library has allocated; SwiftShader the library's array on a device's allocation."""
-    try:
-        exporter = VulkanExporter(driver)
-    except (gi.BackendUnavailableError, gi.DeviceNotFoundError) as error:
-        give_up(str(error))
     expected = np.arange(COUNT, dtype=np.int32)
-    with exporter, gi.get_backend("host").device().allocate(4 * COUNT) as allocation:
+    with vulkan_exporter(driver) as exporter, gi.get_backend("host").device().allocate(4 * COUNT) as allocation:
         array, seen = make(allocation.buffer.view(COUNT, "int32") if driver == "swiftshader" else None)
         if make is of_jax:
             with pytest.raises(gi.InvalidArgumentError, match="immutable"):
