@@ -58,15 +58,16 @@ def compiler() -> list[str]:
         # would be in the home folder.
         zig = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-fno-sanitize=undefined"]
         return ["env", f"ZIG_GLOBAL_CACHE_DIR={_cache() / 'zig'}", *zig]
+    install = "Run one of: pip install ziglang; apt install gcc libc6-dev; dnf install gcc; pacman -S gcc."
     raise BackendUnavailableError(
         f"expected a C compiler ({f'CC={given}' if given else 'cc, gcc, clang, ziglang'}), got none.",
-        fix="Run one of: pip install ziglang; apt install gcc libc6-dev; dnf install gcc; pacman -S gcc.",
+        fix="Install it, or unset CC." if given else install,
     )
 
 
 def _cache() -> Path:
     """Make ``gpuinterop`` in the user's cache folder; if that cannot be written, in the temporary folder."""
-    with contextlib.suppress(OSError, RuntimeError):  # there may be no home
+    with contextlib.suppress(OSError, RuntimeError):  # the second: the user has no home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuinterop")
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
