@@ -163,6 +163,13 @@ def test_a_compiler_is_found_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert compiler() == [str(tmp_path / "clang"), "-m32"]
 
 
+def test_without_a_compiler_a_run_of_these_tests_does_not_begin(clean: Path) -> None:
+    variables = {"CC": "none", "GPUINTEROP_TEST_VENDOR": VENDOR.name}
+    done = python("-m", "pytest", "-n2", str(Path(__file__).parent), **variables)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stdout + done.stderr == "Exit: expected a C compiler (CC=none), got none. Install it, or unset CC.\n"
+
+
 def test_where_the_home_cannot_be_written_it_is_kept_in_the_temporary_folder(clean: Path) -> None:
     program = "from gpuinterop.testing.simulated.build import _cache; print(_cache())"
     folder = clean / f"gpuinterop-{os.geteuid()}"
