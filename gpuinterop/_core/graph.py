@@ -285,6 +285,7 @@ class Graph(Resource, Enqueues):
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
+        self._kept: dict[Lifetime, object] = {}
         self.lifetime.open()
 
     @property
@@ -360,9 +361,10 @@ class Graph(Resource, Enqueues):
         return self._made
 
     @inside
-    def hold(self, lifetime: Lifetime) -> None:
-        """Keep an object that captured work uses."""
+    def hold(self, lifetime: Lifetime, semaphore: ExternalSemaphore[Any] | None = None) -> None:
+        """Keep an object that captured work uses, and of a semaphore also the public one, which the steps name."""
         hold(lifetime, self.lifetime)
+        self._kept[lifetime] = semaphore
 
     @inside
     def note(self, mapping: Mapping, start: int, end: int) -> None:
@@ -425,10 +427,10 @@ class Graph(Resource, Enqueues):
         system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 
     @inside
-    def finish(self, stream: Stream, known: KnownStream) -> None:
+    def finish(self, known: KnownStream) -> None:
         device, backend = self.device.handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
-        graph.create(lambda: known.use(backend.end_capture))
+        graph.create(lambda: known.ask(backend.end_capture, None))  # a stream that was closed stays until then
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._gives(executable, self.device, executable.uses)
@@ -465,7 +467,7 @@ def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
             graph.join(known)
             yield graph
             graph.leave()
-            graph.finish(stream, known)
+            graph.finish(known)
         finally:
             graph.end(known)
     except BaseException:

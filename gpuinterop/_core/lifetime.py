@@ -406,9 +406,10 @@ def leave(lifetime: Lifetime) -> None:
 
 @locked
 def hold(lifetime: Lifetime, user: Lifetime) -> None:
-    """Keep an open object until its user is released, as a graph keeps what its work uses."""
+    """Keep an object until its user is released, as a graph keeps what its work uses, also what was closed meanwhile."""
     if user not in lifetime.standing:
-        lifetime.check()
+        if lifetime.state is not RETIRED:
+            lifetime.check()
         user.parents = (*user.parents, lifetime)
         lifetime.standing[user] = Standing.HOLDS
 

@@ -545,7 +545,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         return note_told([self.lifetime], known)[0]
 
     def _hold_in(self, graph: Graph) -> None:
-        graph.hold(self.lifetime)
+        graph.hold(self.lifetime, self)
 
     def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
         """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""

@@ -13,7 +13,7 @@ from gpuinterop._core.device import Device
 from gpuinterop.backend import SemaphoreNode
 from gpuinterop.capabilities import Operation
 
-from .fake import FakeGraphs, fake_device, semaphore_of
+from .fake import FakeEverything, FakeGraphs, fake_device, memory_of, semaphore_of
 
 LIMIT = 20.0
 
@@ -74,27 +74,52 @@ def test_binary_semaphores_keep_no_value(device: Device) -> None:
         graph.close()
 
 
-def test_the_semaphores_outlive_their_close_until_the_graph_goes(device: Device, backend: FakeGraphs) -> None:
-    semaphore, stream = semaphore_of(device), device.create_stream()
+@pytest.mark.parametrize("when", ["in the capture", "after it"])
+def test_what_a_graph_uses_outlives_its_close_until_the_graph_goes(when: str) -> None:
+    """Also the stream, which a capture needs to its end; and values can still be set."""
+    backend = FakeEverything()
+    device, _ = fake_device(backend=backend)
+    stream, joined, launcher = (device.create_stream() for _ in range(3))
+    semaphore, other, third = semaphore_of(device), semaphore_of(device), binary(device)
     memory, buffer = buffer_of(device)
+    image = (images := memory_of(device, 65536)).map_mipmapped_array("R8_UNORM", (16,))
+    allocation = device.allocate(4096)
+    array, wrapped = buffer.view(16), device.wrap_stream(stream.ptr)
+    used = [semaphore, other, third, buffer, memory, image, images, allocation, wrapped, joined, stream]
+
+    def close() -> None:
+        for one in used:
+            one.close()
+        device.drain()
+
     with stream.capture() as graph:
         semaphore.wait(stream, 1)
+        gi.SemaphoreBatch(other, third).signal(wrapped, (5, None))
         buffer.fill(1, stream=stream)
-    semaphore.close()
-    memory.close()
-    device.drain()
-    assert (backend.count("semaphore"), backend.count("mapping"), backend.count("memory")) == (1, 1, 1)
-    graph.launch(stream)
-    backend.blocked.add(stream.ptr)
+        joined.wait_stream(stream)
+        allocation.buffer.fill(1, stream=joined)
+        image.level(0).copy_from_buffer(buffer, stream=joined)
+        stream.wait_stream(joined)
+        if when == "in the capture":
+            close()
+    if when == "after it":
+        close()
+    del array, used, wrapped
+    kinds = ("semaphore", "mapping", "memory", "array", "allocation")
+    assert [backend.count(kind) for kind in kinds] == [3, 2, 2, 1, 1]
+    assert [step.semaphores for step in graph.semaphores.steps] == [(semaphore,), (other, third)]
+    graph.semaphores.advance(2)
+    graph.launch(launcher)
+    backend.blocked.add(launcher.ptr)
+    assert ("set_node", graph.executable_ptr, ("node", 0), (semaphore.handle,), (3,)) in backend.calls
     graph.close()
     device.drain()
-    assert (backend.count("graph"), backend.count("semaphore"), backend.count("mapping")) == (1, 1, 1)
+    assert [backend.count(kind) for kind in kinds] == [3, 2, 2, 1, 1], "the launch has not run"
     backend.blocked.clear()
     graph.close(timeout=LIMIT)
-    assert (backend.count("graph"), backend.count("executable")) == (0, 0)
-    device.drain()
-    assert (backend.count("semaphore"), backend.count("mapping"), backend.count("memory")) == (0, 0, 0)
-    stream.close()
+    device.drain(LIMIT)
+    assert [backend.count(kind) for kind in (*kinds, "graph", "executable", "stream")] == [0] * 7 + [1]
+    launcher.close()
 
 
 def test_a_launch_uses_all_bytes_that_its_capture_did(device: Device, backend: FakeGraphs) -> None:
@@ -295,6 +320,7 @@ def test_what_a_joined_stream_uses_is_held(device: Device, backend: FakeGraphs) 
             with semaphore_of(device) as semaphore, device.wrap_stream(stream.ptr) as again:
                 semaphore.signal(again, 1)
             del semaphore
+        graph.semaphores.advance(1)  # the graph names what nothing else does
         buffer.close()
         memory.close()
         device.drain()
