@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overlo
 from .. import system
 from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
 from ..backend import Backend, HostSemaphoreBackend
-from ..capabilities import Capability, Operation
+from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     InvalidArgumentError,
@@ -136,7 +136,13 @@ class DriverSemaphores(SemaphoreCalls):
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         if isinstance(self.driver, HostSemaphoreBackend):
             return None
-        return self.device.capabilities.of((Operation.CREATE_SEMAPHORE, handle_type))
+        return Cell(Operation.WAIT_SEMAPHORE, handle_type).gap(
+            Scope.RUNTIME,
+            f"{self.device.backend} has no call by which a thread reads, awaits or signals an imported semaphore.",
+            "gpuinterop.backend.HostSemaphoreBackend",
+            "let a stream wait or signal, and ask stream.record().done; or ask the API that made the semaphore, such as "
+            "vkGetSemaphoreCounterValue; or share a timeline of create_semaphore(TimelineFd), which the CPU can read.",
+        )
 
 
 class _Semaphore(Lifetime):

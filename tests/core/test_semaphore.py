@@ -206,19 +206,22 @@ def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend
             each.close()
 
 
-def test_without_host_semaphores_the_host_calls_are_gaps() -> None:
-    device, _ = fake_device(gi.Operation.CREATE_SEMAPHORE)
+@pytest.mark.parametrize("gaps", [(), (gi.Operation.CREATE_SEMAPHORE,)], ids=["creates timelines", "creates none"])
+def test_without_host_semaphores_the_host_calls_are_gaps(gaps: tuple[gi.Operation, ...]) -> None:
+    device, _ = fake_device(*gaps)
     with semaphore_of(device) as semaphore:
         calls: list[Call] = [
             lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1), lambda: semaphore.value,
         ]  # fmt: skip
         for call in calls:
-            with pytest.raises(gi.UnsupportedError):
+            with pytest.raises(gi.UnsupportedError, match="fake has no call .* imported semaphore") as caught:
                 call()
+            assert not caught.value.capability
+            assert caught.value.capability.handle_type is TIMELINE
         with pytest.raises(gi.InvalidArgumentError, match="duplicate"):
             semaphore.export()
-    with pytest.raises(gi.UnsupportedError):
-        device.create_semaphore(gi.TimelineFd)
+    with pytest.raises(gi.UnsupportedError if gaps else gi.ArgumentTypeError):
+        device.create_semaphore(gi.OpaqueFd)
     with pytest.raises(gi.ArgumentTypeError, match="handle_type"):
         device.create_semaphore(gi.DmaBufFd)  # type: ignore[arg-type]
     with pytest.raises(gi.ArgumentTypeError, match="handle_type"):
