@@ -446,8 +446,8 @@ def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms
     On a timeout or a failure, the waits that have passed have consumed their binary semaphores.
     """
     deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-    for semaphore, value in zip(semaphores, values, strict=True):
-        if not semaphore.wait(value, deadline, check):
-            raise SemaphoreTimeoutError(
-                f"expected {semaphore.describe(value)} within {timeout_ms} ms, got no signal; is the other side alive?"
-            )
+    pairs = zip(semaphores, values, strict=True)
+    if late := [one.describe(value) for one, value in pairs if not one.wait(value, deadline, check)]:
+        raise SemaphoreTimeoutError(
+            f"expected {', '.join(late)} within {timeout_ms} ms, got no signal; is the other side alive?"
+        )

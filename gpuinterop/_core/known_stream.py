@@ -136,7 +136,8 @@ class Waits(Wait):
         return self.passed or all(one.is_there() for one in self._each())
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self._each()))
+        each = self._each()
+        return ", ".join(map(str, [one for one in each if not one.is_there()] or each))
 
     def _each(self) -> list[Wait]:
         return [Wait.of(*one) for one in zip(self.semaphores, self.values, strict=True)]
