@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
@@ -15,6 +16,8 @@ MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
 """Bytes: Python's C API and some driver calls take signed sizes and offsets."""
+LONGEST_S: Final = 2_000_000
+"""Seconds, 23 days: the longest time-out that all calls of the system take. ``poll`` counts milliseconds in a C int."""
 
 
 class Sole:
@@ -60,16 +63,19 @@ def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
     return value
 
 
-def check_int(value: object, argument: str, *, minimum: int | None = None, maximum: int | None = None) -> int:
-    """Return an int; accepts NumPy's integers. Refuses a bool, which is usually a misplaced argument."""
+def check_int(value: object, argument: str, *, minimum: int = -MAX_SIZE - 1, maximum: int = MAX_64) -> int:
+    """Return an int that fits a native field; accepts NumPy's integers, and what else is an index.
+
+    Refuses a bool, which is usually a misplaced argument.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise ArgumentTypeError(argument, f"expected an int, got {type(value).__name__}.") from None
-    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
-        raise InvalidArgumentError(argument, f"expected {_bounds(minimum, maximum)}, got {number}.")
+    if not minimum <= number <= maximum:
+        raise InvalidArgumentError(argument, f"expected {_spelled(minimum)} to {_spelled(maximum)}, got {number}.")
     return number
 
 
@@ -91,24 +97,19 @@ def check_sequence(value: object, argument: str, wanted: str) -> None:
         raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
 
 
-def check_timeout(timeout: float | None) -> float | None:
-    """Return seconds as a float; None sets no limit."""
+def check_timeout(timeout: Any, argument: str = "timeout") -> float | None:
+    """Return seconds as a float, of any real number; None and infinity set no limit."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise ArgumentTypeError("timeout", f"expected seconds or None, got {type(timeout).__name__}.")
-    if not timeout >= 0:
-        raise InvalidArgumentError("timeout", f"expected 0 or more seconds, got {timeout!r}.")
-    try:
-        return None if timeout == float("inf") else float(timeout)
-    except OverflowError:
-        raise InvalidArgumentError("timeout", "is too large for a float; None sets no limit.") from None
-
-
-def _bounds(minimum: int | None, maximum: int | None) -> str:
-    if minimum is None or maximum is None:
-        return f"{minimum} or more" if maximum is None else f"{_spelled(maximum)} or less"
-    return f"{minimum} to {_spelled(maximum)}"
+    if isinstance(timeout, bool) or not issubclass(type(timeout), numbers.Real):
+        raise ArgumentTypeError(argument, f"expected seconds or None, got {type(timeout).__name__}.")
+    if timeout == float("inf"):
+        return None
+    if not 0 <= timeout <= LONGEST_S:  # false for NaN, too
+        raise InvalidArgumentError(
+            argument, f"expected 0 to {LONGEST_S:,} seconds, or None for no limit, got {timeout}."
+        )
+    return float(timeout)
 
 
 def _spelled(number: int) -> str:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ._arguments import Sole, check_int, check_type
+from ._arguments import MAX_SIZE, Sole, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
 from .capabilities import Capabilities, Cell, Operation, Scope
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Handoff", "HandoffStep"]
 
+_MAX_FRAME: Final = MAX_SIZE // 2
 _OPERATIONS: Final = (Operation.IMPORT_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.SIGNAL_SEMAPHORE)
 _SHARED: Final[Mapping[str, tuple[type[Handle], ...]]] = {
     "timeline": (TimelineFd, TimelineWin32),
@@ -208,7 +209,7 @@ class Handoff(Sole):
         # The stream that released last, by a binary semaphore. The host cannot read one; it can ask the stream.
         self._stream: Stream | None = None
         stands = self._stands() if self._timeline else 0
-        self._frame = self._begin(stands) if frame is None else check_int(frame, "frame")
+        self._frame = self._begin(stands) if frame is None else check_int(frame, "frame", maximum=_MAX_FRAME)
         if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
             raise InvalidArgumentError(
                 "frame", f"{self._frame} has gone by: {to_compute.label} stands at {stands}; pass {(stands + 1) // 2}."

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import threading
 from _thread import LockType, allocate_lock
 from collections import deque
 from collections.abc import Callable
@@ -78,9 +77,7 @@ class Event:
             # `finish` may have come between the caller's check and the append, and then does not open the gate
             if self.done:
                 return True
-            if timeout < 0:
-                return gate.acquire()
-            return gate.acquire(timeout=min(timeout, threading.TIMEOUT_MAX)) or self.done
+            return gate.acquire(timeout=timeout) or self.done
         finally:
             self._waiters.remove(gate)
 

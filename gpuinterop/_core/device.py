@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
-from .._arguments import Sole, check_int, check_nbytes, check_timeout, check_type, inside
+from .._arguments import MAX_32, Sole, check_int, check_nbytes, check_timeout, check_type, inside
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -645,7 +645,7 @@ class Device(Sole):
             try:
                 if not stream.synchronize(left):
                     closed = "" if stream.state is LIVE else ", which is closed,"
-                    problem = stream.late(f"{closed} is not idle after {timeout:g} s")
+                    problem = stream.late(f"{closed} is not idle after {limit:g} s")
                 elif (failure := stream.tell_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
             except CapturedError:  # such work runs when the graph is launched
@@ -690,9 +690,7 @@ class Device(Sole):
             if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
             if not (wait_for(lifetime, left) or lifetime.stays):
-                raise ResourceBusyError(
-                    f"{lifetime.label} is still in use after {timeout:g} s: {lifetime.what_holds()}."
-                )
+                raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
         tell_struck()
 
     # -- inside ------------------------------------------------------------------------------------------------
@@ -855,7 +853,7 @@ def team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Dev
     """`device`, or a team's first; the size of the team; and the devices that it names, which are to be added."""
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
-        return leader, check_int(devices, "devices", minimum=1), []
+        return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
     given = list(devices)
     leader = leader or check_device(next(iter(given), None), "devices")
     members = check_devices(given, "devices", leader.driver)

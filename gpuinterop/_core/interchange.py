@@ -9,13 +9,13 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from .._arguments import MAX_64, NotAnArray, check_int
+from .._arguments import MAX_64, MAX_SIZE, NotAnArray, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
@@ -74,7 +74,7 @@ class DType:
 _PLAIN: Final = frozenset({int})
 
 
-def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = None) -> tuple[int, ...]:
+def resolve_ints(values: Sequence[int], argument: str, *, minimum: int = -MAX_SIZE) -> tuple[int, ...]:
     """A tuple of ints, or an error that names the argument."""
     try:
         if isinstance(values, str | bytes):  # a sequence of letters
@@ -82,9 +82,9 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int | None = 
         listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None
-    if _PLAIN.issuperset(map(type, listed)) and (minimum is None or min(listed, default=minimum) >= minimum):
+    if _PLAIN.issuperset(map(type, listed)) and minimum <= min(listed, default=0) <= max(listed, default=0) <= MAX_SIZE:
         return listed
-    return tuple(check_int(value, argument, minimum=minimum) for value in listed)
+    return tuple(check_int(value, argument, minimum=minimum, maximum=MAX_SIZE) for value in listed)
 
 
 def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
@@ -144,7 +144,7 @@ def known_layout(shape: int | Sequence[int], dtype: object, strides: Sequence[in
 
 def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
     """The layout that a caller names, checked."""
-    dims = resolve_ints((shape,) if isinstance(shape, int) else shape, "shape", minimum=0)
+    dims = resolve_ints(shape if isinstance(shape, Iterable) else (shape,), "shape", minimum=0)
     steps = None if strides is None else resolve_ints(strides, "strides")
     try:
         found = _layouts.get((dims, dtype, steps))

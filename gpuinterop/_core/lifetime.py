@@ -406,7 +406,7 @@ def leave(lifetime: Lifetime) -> None:
 
 @locked
 def hold(lifetime: Lifetime, user: Lifetime) -> None:
-    """Keep an object until its user is released, as a graph keeps what its work uses, also what was closed meanwhile."""
+    """Keep an object until its user is released, as a graph keeps what it uses, also what was closed meanwhile."""
     if user not in lifetime.standing:
         if lifetime.state is not RETIRED:
             lifetime.check()

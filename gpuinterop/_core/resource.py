@@ -114,8 +114,9 @@ class Resource(Sole):
 
     def _wait(self, lifetime: Lifetime, timeout: float | None) -> None:
         """Wait for a release, as `close` does."""
-        if timeout is not None and not wait_for(lifetime, check_timeout(timeout)):
-            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {lifetime.what_holds()}.")
+        limit = check_timeout(timeout)
+        if timeout is not None and not wait_for(lifetime, limit):
+            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {lifetime.what_holds()}.")
 
     def _on_released(self, lifetime: Lifetime, callback: Callable[[], None]) -> None:
         add_callback(lifetime, callback)

@@ -60,7 +60,6 @@ Told: TypeAlias = tuple[list[int], int]
 """The list that has the value which a stream was told to signal last, and the place in it. Calls change it there."""
 
 _SEQUENCES = (tuple, list)
-_MAX_MILLISECONDS = 2**31 - 1
 _COUNTING = (Timeline, Fence)
 _VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fence"}
 
@@ -140,7 +139,7 @@ class DriverSemaphores(SemaphoreCalls):
             Scope.RUNTIME,
             f"{self.device.backend} has no call by which a thread reads, awaits or signals an imported semaphore.",
             "gpuinterop.backend.HostSemaphoreBackend",
-            "let a stream wait or signal, and ask stream.record().done; or ask the API that made the semaphore, such as "
+            "let a stream wait or signal, and ask stream.record().done; or ask the API that made the semaphore, as by "
             "vkGetSemaphoreCounterValue; or share a timeline of create_semaphore(TimelineFd), which the CPU can read.",
         )
 
@@ -437,7 +436,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             del calls[-1]
         if not reached:
             raise SemaphoreTimeoutError(
-                f"{self.label} was not signalled{f' to {value}' if self.takes_value else ''} in {timeout:g} s; "
+                f"{self.label} was not signalled{f' to {value}' if self.takes_value else ''} in {limit:g} s; "
                 "is the other side alive?"
             )
 
@@ -584,7 +583,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         seconds = check_timeout(timeout)
         if self._cannot_time_out is not None:
             raise UnsupportedError(self._cannot_time_out, context=self.device.name)
-        return None if seconds is None else min(round(seconds * 1000), _MAX_MILLISECONDS)
+        return None if seconds is None else round(seconds * 1000)
 
     @inside
     def last_signalled(self) -> int:

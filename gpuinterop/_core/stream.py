@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import Sole, check_timeout, check_type, inside
+from .._arguments import Sole, check_int, check_timeout, check_type, inside
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, Moment, settle
@@ -189,7 +189,7 @@ class Stream(Resource):
         self.check_open()
         stream = self.known_as()
         if not stream.synchronize(limit):
-            raise stream.late(f" is not idle after {timeout:g} s")
+            raise stream.late(f" is not idle after {limit:g} s")
         drain()
         self.check_failure()
 
@@ -429,7 +429,7 @@ class Event(Sole):
         """
         limit = check_timeout(timeout)
         if not self._ask(lambda event: self._stream.driver.wait_done(event, limit)):
-            raise self._known.late(f" did not reach the event in {timeout:g} s")
+            raise self._known.late(f" did not reach the event in {limit:g} s")
 
     def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
         if self.lifetime.state is DEAD:
@@ -458,20 +458,17 @@ def foreign_pointer(stream: object) -> tuple[int, object]:
     """
     if isinstance(stream, bool) or stream is None:
         raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")
-    if isinstance(stream, int):
-        if stream < 0:
-            raise InvalidArgumentError("stream", f"expected a stream pointer, got {stream}.")
-        return stream, None
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         pair = protocol() if callable(protocol) else protocol
         if not (isinstance(pair, tuple) and len(pair) == 2 and pair[0] == 0):
             raise InvalidArgumentError("stream", f"expected version 0 of __cuda_stream__, got {pair!r}.")
-        return int(pair[1]), stream
+        return check_int(pair[1], "stream", minimum=0), stream
     for attribute in ("cuda_stream", "ptr"):
-        pointer = getattr(stream, attribute, None)
-        if isinstance(pointer, int):
-            return pointer, stream
+        if (pointer := getattr(stream, attribute, None)) is not None:
+            return check_int(pointer, "stream", minimum=0), stream
+    if hasattr(stream, "__index__"):
+        return check_int(stream, "stream", minimum=0), None
     if type(stream).__module__ == "torch.cpu" and type(stream).__name__ == "Stream":
         return _DEFAULT_STREAM, stream
     raise ArgumentTypeError(

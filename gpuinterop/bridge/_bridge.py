@@ -232,7 +232,7 @@ class Bridge(Resource):
 
     def __init__(self, device: Device, *, grace: float = _GRACE_S, label: str | None = None) -> None:
         check_device(device, "device")
-        seconds = check_timeout(grace)
+        seconds = check_timeout(grace, "grace")
         if seconds is None:
             raise InvalidArgumentError("grace", "expected a finite time, after which streams are let go on, got none.")
         stream_words(device)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
-from .._arguments import Sole, check_type
+from .._arguments import Sole, check_int, check_type
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
@@ -209,7 +209,7 @@ class OwnTimelineEndpoint(Endpoint):
         return self._open().wait(value, time.monotonic() + timeout)
 
     def signal(self, value: int) -> None:
-        self._open().signal(value)
+        self._open().signal(check_int(value, "value", minimum=0))
 
     def counter(self) -> int:
         return self._open().value
@@ -462,7 +462,7 @@ class SyncobjEndpoint(Endpoint):
 
     def wait(self, value: int, timeout: float) -> bool:
         handles = ctypes.c_uint32(self._handle)
-        points = ctypes.c_uint64(value)
+        points = ctypes.c_uint64(check_int(value, "value", minimum=0))
         # The kernel takes a deadline on the monotonic clock.
         deadline = time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
         request = struct.pack(
@@ -485,7 +485,7 @@ class SyncobjEndpoint(Endpoint):
 
     def _point(self, call: _Call, value: int) -> int:
         handles = ctypes.c_uint32(self._handle)
-        points = ctypes.c_uint64(value)
+        points = ctypes.c_uint64(check_int(value, "value", minimum=0))
         _ioctl(self._node, call, struct.pack("=QQII", ctypes.addressof(handles), ctypes.addressof(points), 1, 0))
         return points.value
 

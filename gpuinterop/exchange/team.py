@@ -240,8 +240,7 @@ class Team(Sole):
 
         def check() -> list[int]:
             check_sendable(expect, "expect")
-            if check_int(root, "root") not in range(self.size):
-                raise InvalidArgumentError("root", f"expected a rank, 0 to {self.size - 1}, got {root!r}.")
+            check_int(root, "root", minimum=0, maximum=self.size - 1)
             if (handle is None) == (self.rank == root):
                 raise InvalidArgumentError(
                     "handle", f"expected one from the root, rank {root}, alone, got {handle!r} on rank {self.rank}."

@@ -476,6 +476,7 @@ class AttachedArrays(Arrays):
         attachment of that memory in this process.
         """
         lease: Lease = self.lifetime.handle
+        check_timeout(timeout)  # first: what is refused ends nothing
         if not self.closed:
             lease.leave()
         super().close(timeout)

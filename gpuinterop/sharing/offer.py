@@ -355,11 +355,12 @@ class ArrayShare(Arrays):
         >>> shared.close(timeout=10)
         """
         offer: _Offer = self.lifetime.handle
+        limit = check_timeout(timeout)  # first: what is refused ends nothing
         if not self.closed:
             offer.leave()
         super().close(timeout)
-        if timeout is not None and not system.until(offer.serves_out, timeout):
-            raise ResourceBusyError(f"{self.label} is still in use after close({timeout:g}): {offer.what_holds()}.")
+        if timeout is not None and not system.until(offer.serves_out, limit):
+            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {offer.what_holds()}.")
 
     def _memory(self) -> Sequence[SharedMemory]:
         if self._regions is None:

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Final
 
 from .. import system, timeline
-from .._arguments import Sole
+from .._arguments import Sole, check_timeout
 from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.lifetime import Lifetime
 from .._core.resource import Resource
@@ -414,6 +414,7 @@ def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Loc
     A stream comes in long before it has waited. Two that came in to one board after the other could each be the first
     at one, and would wait for each other.
     """
+    timeout = check_timeout(timeout)
     entered: list[_Turns] = []
     enter: Callable[[], None] = partial(_enter, turns, entered)
     for lock in reversed(locks):

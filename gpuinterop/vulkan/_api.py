@@ -16,7 +16,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from .. import system
-from .._arguments import MAX_64, check_int
+from .._arguments import check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
 
 # -- numbers of the API ----------------------------------------------------------------------------------------------
@@ -315,22 +315,20 @@ class Api:
         that cffi knows; an integer and a ``void *`` have none.
         """
         argument = argument or kind
+        value: Any
         if isinstance(handle, self.ffi.CData):
             kept = self.ffi.typeof(handle)
             given = _spelling(kept)
             if kept.kind == "primitive" and _INTEGER.fullmatch(given):
-                value = check_int(int(handle), argument, minimum=0, maximum=MAX_64)
+                value = check_int(int(handle), argument, minimum=0)
             elif given in (_spelling(self.ffi.typeof(kind)), "void *"):
                 value = handle
             else:
                 raise ArgumentTypeError(argument, f"expected a {kind}, got a {given}; pass the {kind} itself.")
         else:
-            value = getattr(handle, "value", handle)
-            value = 0 if value is None else value
-            if isinstance(value, int) and not isinstance(value, bool):
-                check_int(value, argument, minimum=0, maximum=MAX_64)
-            else:
-                value = None
+            number = getattr(handle, "value", handle)
+            number = 0 if number is None else number
+            value = check_int(number, argument, minimum=0) if hasattr(number, "__index__") else None
         try:
             return self.ffi.cast(kind, value)
         except TypeError:

@@ -345,7 +345,7 @@ class SharedHandoff(Shared, Handoff):
         counter = counter_reader(self._vk, self._forth.vulkan_object)
         if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
-                f"the compute side did not release frame {self.frame - 1} in {timeout:g} s: expected "
+                f"the compute side did not release frame {self.frame - 1} in {limit:g} s: expected "
                 f"{self._to_compute.label} at {wanted}, got {counter()}."
             )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..errors import InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
 from . import _api as c
 from ._context import VulkanContext, run_once
@@ -62,8 +62,7 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
         if name not in known:
             raise InvalidArgumentError("format", f"expected a VkFormat, got {format!r}.")
         return known[name], name
-    if isinstance(format, bool) or not isinstance(format, int):
-        raise ArgumentTypeError("format", f"expected a VkFormat or its name, got {type(format).__name__}.")
+    check_int(format, "format")
     for name, value in known.items():
         if value == format:
             return value, name

@@ -184,7 +184,8 @@ def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: S
     vk.check_open()
     check_flags(source[0], "stage")
     check_flags(target[0], "stage")
-    check_flags(source[1] | target[1], "access", empty=True)
+    check_flags(source[1], "access", empty=True)
+    check_flags(target[1], "access", empty=True)
     return vk.api.handle("VkCommandBuffer", cmd, "cmd")
 
 

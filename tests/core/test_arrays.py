@@ -134,7 +134,7 @@ def test_a_capsule_says_what_the_view_is(place: tuple[int, int], versioned: bool
 
 
 @pytest.mark.parametrize("place", [(1, 0), GPU])
-@pytest.mark.parametrize(("shape", "strides"), [((1,) * 65, None), ((2**40, 2**40), (0, 0)), ((1,), (2**70,))])
+@pytest.mark.parametrize(("shape", "strides"), [((1,) * 65, None), ((2**40, 2**40), (0, 0))])
 def test_a_shape_that_numpy_does_not_know_is_refused(
     place: tuple[int, int], shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> None:

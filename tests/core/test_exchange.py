@@ -921,7 +921,7 @@ def test_descriptors_stay_on_their_host(monkeypatch: pytest.MonkeyPatch) -> None
             "rank 0.*expected OpaqueFd, got VmmFd",
         ),
         (lambda rank: ("own" if rank == 0 else None, 0, gi.OpaqueWin32), gi.ArgumentTypeError, "OpaqueWin32 cannot be"),
-        (lambda rank: ("own" if rank == 0 else None, 7, gi.VmmFd), gi.InvalidArgumentError, "root: expected a rank"),
+        (lambda rank: ("own" if rank == 0 else None, 7, gi.VmmFd), gi.InvalidArgumentError, "root: expected 0 to 1"),
         (
             lambda rank: ("own", rank, gi.VmmFd),
             gi.InvalidArgumentError,

@@ -84,7 +84,7 @@ def test_what_a_graph_uses_outlives_its_close_until_the_graph_goes(when: str) ->
     memory, buffer = buffer_of(device)
     image = (images := memory_of(device, 65536)).map_mipmapped_array("R8_UNORM", (16,))
     allocation = device.allocate(4096)
-    array, wrapped = buffer.view(16), device.wrap_stream(stream.ptr)
+    wrapped = device.wrap_stream(stream.ptr)
     used = [semaphore, other, third, buffer, memory, image, images, allocation, wrapped, joined, stream]
 
     def close() -> None:
@@ -104,7 +104,6 @@ def test_what_a_graph_uses_outlives_its_close_until_the_graph_goes(when: str) ->
             close()
     if when == "after it":
         close()
-    del array, used, wrapped
     kinds = ("semaphore", "mapping", "memory", "array", "allocation")
     assert [backend.count(kind) for kind in kinds] == [3, 2, 2, 1, 1]
     assert [step.semaphores for step in graph.semaphores.steps] == [(semaphore,), (other, third)]

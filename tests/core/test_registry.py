@@ -13,7 +13,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 
 import gpuinterop as gi
@@ -465,8 +464,6 @@ def test_an_ordinal_is_an_int(install: Install, ordinal: Any) -> None:
         with pytest.raises(gi.ArgumentTypeError, match=rf"ordinal: expected an int, got .*; .*{how}") as caught:
             ask(ordinal)
         assert caught.value.argument == "ordinal"
-    number: Any = np.int64(0)
-    assert gi.device(number) is gi.device(0)
 
 
 def test_only_a_run_can_say_supported(install: Install) -> None:

@@ -36,15 +36,6 @@ def test_every_kind_has_its_calls(device: gi.Device, backend: FakeBackend) -> No
                     assert len(backend.calls) == count
 
 
-@pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True])
-def test_impossible_values_are_refused(device: gi.Device, backend: FakeBackend, value: Any) -> None:
-    with device.create_stream() as stream, semaphore_of(device) as semaphore:
-        for call in (semaphore.signal, semaphore.wait):
-            with pytest.raises(gi.InvalidArgumentError, match=r"^value:"):
-                call(stream, value)
-        assert not [call for call in backend.calls if call[0] in ("wait", "signal")]
-
-
 def test_a_timeline_does_not_go_back_on_its_stream(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as one, device.create_stream() as two, semaphore_of(device) as semaphore:
         semaphore.signal(one, 5)
@@ -91,9 +82,6 @@ def test_timeouts_reach_the_driver_in_milliseconds(device: gi.Device, backend: F
     with device.create_stream() as stream, semaphore_of(device, gi.KeyedMutex) as mutex:
         mutex.wait(stream, 7, timeout=1.5)
         assert backend.calls[-1] == ("wait", stream.handle, (7,), 1500)
-        for bad in (-1, "1", float("nan"), 10**400):
-            with pytest.raises(gi.InvalidArgumentError, match=r"^timeout:"):
-                mutex.wait(stream, 7, timeout=bad)
 
 
 def test_batches_are_one_call_or_none(device: gi.Device, backend: FakeBackend) -> None:
@@ -258,7 +246,7 @@ def test_without_host_semaphores_the_host_calls_are_gaps(gaps: tuple[gi.Operatio
             lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1), lambda: semaphore.value,
         ]  # fmt: skip
         for call in calls:
-            with pytest.raises(gi.UnsupportedError, match="fake has no call .* imported semaphore") as caught:
+            with pytest.raises(gi.UnsupportedError, match=r"fake has no call .* imported semaphore") as caught:
                 call()
             assert not caught.value.capability
             assert caught.value.capability.handle_type is TIMELINE

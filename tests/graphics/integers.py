@@ -210,7 +210,8 @@ def main(driver: str) -> None:
     renderer = Renderer(driver.replace("lavapipe", "llvmpipe"))
     device = gi.match_device(gi.vulkan.identity(renderer.physical, instance=renderer.instance))
     binary = gi.vulkan.capabilities(renderer.physical).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
-    context = gi.vulkan.VulkanContext(renderer.instance, renderer.physical, renderer.device, renderer.queue, 0)
+    handles: Any = map(np.uint64, (renderer.instance, renderer.physical, renderer.device, renderer.queue, 0))
+    context = gi.vulkan.VulkanContext(*handles)
     with context as vk, device.create_stream() as stream:
         told: dict[str, Any] = {"device": renderer.name, "handoff": frames(renderer, vk, device, stream)}
         told["row pitch"] = image(renderer, vk, device)

@@ -80,7 +80,7 @@ def test_bad_teams_are_refused(devices: Devices, backend: FakeMulticast) -> None
     stranger = fake_team()[0][0]
     refused(backend, lambda: gi.create_multicast([], SIZE), "devices", error=gi.ArgumentTypeError)
     refused(backend, lambda: gi.create_multicast([], SIZE, device=devices[0]), "devices", "one device or more")
-    refused(backend, lambda: gi.create_multicast(0, SIZE, device=devices[0]), "devices", "expected 1 or more, got 0")
+    refused(backend, lambda: gi.create_multicast(0, SIZE, device=devices[0]), "devices", "expected 1 to .*, got 0")
     refused(backend, lambda: gi.create_multicast([devices[0], devices[0]], SIZE), "devices", "twice")
     refused(backend, lambda: gi.create_multicast([devices[0], stranger], SIZE), "devices", "another backend")
     refused(backend, lambda: gi.create_multicast(devices, SIZE, device=stranger), "devices", "another backend")

@@ -210,8 +210,9 @@ def test_the_cpu_reads_no_semaphore_of_the_driver(device: gi.Device, memfd: Any,
     """It is told so, and the ways that are named work: a stream's event, and a timeline of our own."""
     theirs: Any = scope.enter_context(memfd.create_semaphore(gi.Timeline))
     driver, stream = imported(device, theirs.export(), scope), new_stream(device, scope)
-    for call in (lambda: driver.value, lambda: driver.host_wait(1, timeout=0), lambda: driver.host_signal(4)):
-        with pytest.raises(gi.UnsupportedError, match="cuda has no call .*record") as caught:
+    calls: list[Any] = [lambda: driver.value, lambda: driver.host_wait(1, timeout=0), lambda: driver.host_signal(4)]
+    for call in calls:
+        with pytest.raises(gi.UnsupportedError, match=r"cuda has no call .*record") as caught:
             call()
         assert (bool(caught.value.capability), caught.value.capability.handle_type) == (False, gi.TimelineFd)
     driver.wait(stream, 3)
