@@ -12,6 +12,8 @@ handle is wrong
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -264,7 +266,7 @@ class PeerError(GpuInteropError, ConnectionError):
 
 
 class DriverError(GpuInteropError):
-    """A native call failed.
+    """A native call failed. Where the process has no file descriptor left, the message says so: drivers do not.
 
     Attributes
     ----------
@@ -289,10 +291,25 @@ class DriverError(GpuInteropError):
     """
 
     def __init__(self, call: str, code: int, symbol: str, meaning: str = "") -> None:
-        super().__init__(f"{call} failed with {symbol} ({code})" + (f": {meaning}" if meaning else ""))
+        text = f"{call} failed with {symbol} ({code})" + (f": {meaning}" if meaning else "")
+        short = _short_of_descriptors(symbol)
+        super().__init__(f"{text.rstrip('.')}: {short}" if short else text)
         self.call = call
         self.code = code
         self.symbol = symbol
+
+
+def _short_of_descriptors(symbol: str) -> str:
+    if symbol not in ("EMFILE", "ENFILE"):
+        try:
+            os.close(os.open(os.sep, os.O_RDONLY))
+            return ""
+        except OSError as error:
+            symbol = errno.errorcode.get(error.errno or 0, "")
+    if symbol == "EMFILE":
+        limit = os.sysconf("SC_OPEN_MAX")
+        return f"out of file descriptors (limit {limit}); close some, or raise the limit: ulimit -n, resource.setrlimit"
+    return "the system is out of file descriptors; raise the limit: sysctl fs.file-max." if symbol == "ENFILE" else ""
 
 
 class OutOfMemoryError(DriverError, MemoryError):

@@ -24,6 +24,7 @@ True
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import threading
@@ -557,7 +558,9 @@ class FdHandle(Handle):
         Raises
         ------
         HandleError
-            The handle is closed, or its fd cannot be duplicated: other code has closed it, or too many are open.
+            The handle is closed, or other code has closed its fd.
+        DriverError
+            The system refuses (``dup``): too many are open.
 
         Examples
         --------
@@ -571,6 +574,8 @@ class FdHandle(Handle):
                 lambda fd: self.adopt(system.call("dup", os.dup, fd), origin=self.origin, trusted=self._trusted)
             )
         except DriverError as error:
+            if error.code != errno.EBADF:
+                raise
             raise HandleError(f"fd: {self._fd} cannot be duplicated ({error}); was it closed elsewhere?") from error
 
     def __del__(self) -> None:
@@ -1154,7 +1159,7 @@ def handle_types() -> dict[str, type[Handle]]:
 
 
 def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | None) -> FdHandle:
-    return kind.adopt(duplicate.detach(), origin=origin)
+    return kind.adopt(system.opened("recvmsg", duplicate.detach), origin=origin)
 
 
 def _reduce_fd(handle: FdHandle) -> Any:
@@ -1175,9 +1180,9 @@ def _pass(fd: int) -> Any:
     _close_passed()
     starting = context.get_spawning_popen()
     if starting is not None:  # else DupFd duplicates it; here it only notes the number, which start() passes later
-        fd = os.dup(fd)
+        fd = system.call("dup", os.dup, fd)
         _passed.append(weakref.finalize(starting, os.close, fd))
-    return reduction.DupFd(fd)
+    return system.opened("dup", reduction.DupFd, fd)
 
 
 def _close_passed() -> None:

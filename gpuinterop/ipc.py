@@ -222,6 +222,8 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     PeerError
         The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
         This process never opens more descriptors than it expects, and closes all that came.
+    DriverError
+        This process has no room for a descriptor that came.
 
     Examples
     --------
@@ -345,7 +347,9 @@ def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -
                 numbers.frombytes(content[: len(content) - len(content) % item])
                 fds.extend(numbers)
         if flags & socket.MSG_CTRUNC:
-            raise PeerError(f"more descriptors came than the {count} expected, or than this process has room for.")
+            if len(fds) < count:
+                raise system.driver_error("recvmsg", errno.EMFILE)
+            raise PeerError(f"more descriptors came than the {count} expected.")
         if not part:
             raise PeerError(f"the peer closed the connection after {len(data)} of {size} bytes.")
         data += part

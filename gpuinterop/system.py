@@ -117,7 +117,8 @@ class Mapped(NamedTuple):
 
 def mappings() -> Iterator[Mapped]:
     """What this process has mapped; empty if the system does not say."""
-    with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+    read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
         for line in lines:
             place, access, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
             start, _, end = place.partition("-")
@@ -328,6 +329,16 @@ def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         return function(*arguments)
     except OSError as error:
         raise driver_error(name, error.errno or 0) from error
+
+
+def opened(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Make a system call whose failures are the caller's to explain, but for want of descriptors: a `DriverError`."""
+    try:
+        return function(*arguments)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise driver_error(name, error.errno) from error
+        raise
 
 
 # -- memfds and mappings -----------------------------------------------------------------------------------------

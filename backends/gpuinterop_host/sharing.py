@@ -63,7 +63,7 @@ def _examined(fd: int, size: int = 0) -> Object:
 
 def _descriptor_of(inode: int) -> int | None:
     """An open descriptor of a memfd; None if none is open."""
-    for name in os.listdir("/proc/self/fd"):
+    for name in system.call("opendir(/proc/self/fd)", os.listdir, "/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile
             # The link first: the kernel answers it by itself, while another file's fstat may wait for its server.
             if system.link(int(name)).startswith(_MEMFD) and os.fstat(int(name)).st_ino == inode:

@@ -44,7 +44,7 @@ _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open fil
 _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 # Above what a process has open, as far as its limit goes: the low numbers are those that other threads get meanwhile.
-_DUPLICATE_BASES = (4096, 900, 0)
+_DUPLICATE_BASES = (4096, 900)
 
 
 def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
@@ -93,13 +93,14 @@ def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifet
 
 def _duplicate(fd: int) -> int:
     for base in _DUPLICATE_BASES:
-        try:
+        with contextlib.suppress(OSError):
             return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, base)
-        except OSError as error:
-            failure = error
-    raise HandleError(
-        f"fd: expected one that can be duplicated, got {fd} ({failure.strerror}); close some, or raise ulimit -n."
-    ) from failure
+    try:
+        return system.opened("dup", os.dup, fd)
+    except OSError as error:
+        raise HandleError(
+            f"fd: expected one that can be duplicated, got {fd} ({error.strerror}); was it closed elsewhere?"
+        ) from error
 
 
 def _take_back(original: int, duplicate: int) -> None:

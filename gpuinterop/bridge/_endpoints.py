@@ -516,7 +516,7 @@ def _open_nodes(node: str | None) -> Iterator[int]:
     opened = False
     for path in [node] if node is not None else render_nodes():
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = system.opened(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             tried.append(f"{path}: {error.strerror}")
             continue

@@ -467,7 +467,7 @@ def open_peer(pid: int) -> int:
         )
     number = check_int(pid, "peer", minimum=1, maximum=2**31 - 1)
     try:
-        return os.pidfd_open(number)
+        return system.opened("pidfd_open", os.pidfd_open, number)
     except ProcessLookupError:
         raise PeerError(f"there is no process {pid}; has it died already?") from None
     except OSError as error:

@@ -14,9 +14,10 @@ import socket
 import struct
 import time
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any, Final
 
-from .. import ipc
+from .. import ipc, system
 from ..errors import GpuInteropError, PeerError
 from ..handles import Handle
 from .votes import names
@@ -26,8 +27,8 @@ _RANK: Final = struct.Struct("<I")
 
 def host() -> str:
     """Kernel that runs, and its namespace of sockets: descriptors can go between ranks that have both in common."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        boot = file.read().strip()
+    path = "/proc/sys/kernel/random/boot_id"
+    boot = system.call(f"open({path})", Path(path).read_text, "ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
@@ -41,7 +42,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(16)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener = system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(_address(self.name))
         self._listener.listen(socket.SOMAXCONN)
         self._listener.setblocking(False)
@@ -59,7 +60,7 @@ class Inbox:
             if not set(senders) - taken.keys():
                 return taken
             try:
-                connection = self._listener.accept()[0]
+                connection = system.opened("accept", self._listener.accept)[0]
             except BlockingIOError:
                 break
             with connection:
@@ -79,7 +80,7 @@ class Inbox:
 def post(handle: Handle, name: str, rank: int, to: int, deadline: float) -> None:
     """Leave a handle for rank `to`, as rank `rank`; it stays the caller's."""
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        with system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(max(0.01, deadline - time.monotonic()))
             connection.connect(_address(name))
             if not is_our_user(connection):

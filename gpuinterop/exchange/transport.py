@@ -323,9 +323,7 @@ def _mesh(scope: contextlib.ExitStack, path: str, mine: _Hello, deadline: float,
         if isinstance(error, GpuInteropError):
             raise
         if error.errno in _SHORT:
-            problem = (
-                f"{os.strerror(error.errno)}; this rank needs {size + 1} descriptors: close some, or raise the limit."
-            )
+            problem = f"{os.strerror(error.errno)}; this rank needs {size + 1} descriptors"
             raise system.driver_error("open" if error.filename else "socket", error.errno, problem) from error
         missing = [peer for peer in range(size) if peer != rank and peer not in connections]
         raise PeerError(f"{names(missing)} did not come to {path!r} within {timeout:g} s.") from error

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from .._arguments import check_flags, check_nbytes, check_type
 from .._core.lifetime import LIVE, MARK
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from ..handles import Binary, DmaBufFd, FdHandle, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind, Timeline, TimelineFd
 from . import _api as c
 from ._api import check
@@ -279,6 +279,8 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], origin: HandleOrigin) -> _FdHandle:
     fd = vk.api.ffi.new("int *", -1)
     vk.call(call, vk.device, info, fd)
+    if fd[0] < 0:  # lavapipe reports success where it has no descriptor left
+        raise DriverError(call, fd[0], "no descriptor")
     return kind.adopt(fd[0], origin=origin)
 
 
