@@ -45,7 +45,7 @@ def a(host: gi.Device) -> Iterator[Any]:
             timeline=enter(host.create_semaphore(gi.TimelineFd)), graph=graph, step=graph.semaphores.signals[0],
             memory=enter(enter(open_exporter("memfd")).create_memory(8192)), images=enter(memory_of(fake, 65536)),
             bridge=enter(gi.bridge.Bridge(host)), fabric=gi.FabricHandle(bytes(64)), shared=shared,
-            Handoff=gi.Handoff, attached=enter(gi.attach(bytes(shared))),
+            Handoff=gi.Handoff, event=enter(gi.EventFd.adopt(os.eventfd(0))), attached=enter(gi.attach(bytes(shared))),
         )  # fmt: skip
 
 
@@ -95,16 +95,6 @@ def stored(a: Any, n: Any) -> int:
     return int(a.timeline.value)
 
 
-def watched(a: Any, pid: Any) -> int:
-    handle = a.enter(gi.EventFd.adopt(os.eventfd(0)))
-    a.enter(a.bridge.import_semaphore(handle, peer=pid))
-    return os.getpid() if handle.closed else 0
-
-
-def share(a: Any, **more: Any) -> Any:
-    return a.enter(gi.share(a.allocation.view(8), threaded=False, **more))
-
-
 # The argument, a value, and a call that takes it and tells what has come of it.
 INTEGERS: list[tuple[str, int, Callable[[Any, Any], Any]]] = [
     ("size", 4096, lambda a, n: a.enter(a.host.import_memory(a.enter(a.memory.export()), size=n)).size),
@@ -143,7 +133,7 @@ INTEGERS: list[tuple[str, int, Callable[[Any, Any], Any]]] = [
     ("handle", 100, lambda a, n: gi.D3D12Heap(handle=n).detach()),
     ("pointer", 100, lambda a, n: gi.NvSciBuf(n).pointer),
     ("frame", 100, lambda a, n: gi.Handoff(a.timeline, frame=n).frame),
-    ("peer", os.getpid(), watched),
+    ("peer", 1, lambda a, n: a.bridge.import_semaphore(a.enter(a.event.duplicate()), peer=n).close() or 1),
     ("users", 100, lambda _, n: max(users_of([n]))),
     ("rank", 0, lambda a, n: transport(a, rank=n).rank),
     ("size", 1, lambda a, n: transport(a, size=n).size),
@@ -184,7 +174,7 @@ SECONDS: list[tuple[str, Callable[[Any, Any], Any], str]] = [
     ("timeout", lambda a, t: a.allocation.close(t), "close[(]{}[)]"),
     ("timeout", lambda a, t: a.buffer.close(t), "close[(]{}[)]"),
     ("timeout", lambda a, t: (a.buffer.close(), a.host.drain(t)), "after {} s"),
-    ("timeout", lambda a, t: share(a).close(t), ""),
+    ("timeout", lambda a, t: a.enter(gi.share(a.allocation.view(8))).close(t), ""),
     ("timeout", lambda a, t: a.shared.close(t), "close[(]{}[)]"),
     ("timeout", lambda a, t: a.shared.acquire(timeout=t), "in {} s"),
     ("timeout", lambda a, t: gi.sharing.acquire([a.shared], timeout=t), "in {} s"),

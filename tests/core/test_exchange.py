@@ -13,7 +13,6 @@ import hashlib
 import itertools
 import os
 import re
-import resource
 import select
 import socket
 import struct
@@ -332,12 +331,6 @@ def test_what_is_no_exception_leaves_at_once() -> None:
 def test_arguments(arguments: dict[str, Any], match: str) -> None:
     with pytest.raises(gi.InvalidArgumentError, match=match):
         Team(**{"transport": GridTransport(Grid(1), 0), **arguments})
-    for timeout in (0, -1.0, float("inf"), None, "x"):
-        with pytest.raises(gi.InvalidArgumentError, match="timeout: expected"):
-            SocketTransport("/", 0, 2, timeout=timeout)  # type: ignore[arg-type]
-    for rank, size in (("0", 2), (None, 2), (0, "2")):
-        with pytest.raises(gi.ArgumentTypeError, match=r"(rank|size): expected an int, got"):
-            SocketTransport("/", rank, size)  # type: ignore[arg-type]
     wrong = GridTransport(Grid(2), 0)
     wrong.rank = 2
     with pytest.raises(gi.InvalidArgumentError, match="rank 2 of 2"):
@@ -588,34 +581,6 @@ def test_a_rank_that_does_not_come(place: Any) -> None:
         assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize(("rank", "size"), [(0, 1), (1, 2)])
-def test_a_rank_without_a_free_descriptor(place: Any, scope: contextlib.ExitStack, rank: int, size: int) -> None:
-    """No other rank is to blame, whichever of the descriptors that it needs is not there."""
-    last = max(map(int, os.listdir("/proc/self/fd")))
-    while (taken := os.dup(0)) < last:  # what is free below would count, too
-        scope.callback(os.close, taken)
-    os.close(taken)
-    before = os.listdir("/proc/self/fd")
-    needed = 2 if isinstance(place, Path) or size == 2 else 1
-
-    def come(free: int, timeout: float) -> None:
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (taken + free, limits[1]))
-        try:
-            SocketTransport(place, rank, size, timeout=timeout).close()
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-
-    for free in range(needed):
-        with pytest.raises(gi.DriverError, match="close some, or raise the limit") as caught:
-            come(free, LIMIT)
-        assert caught.value.symbol == "EMFILE"
-        assert os.listdir("/proc/self/fd") == before
-    with contextlib.nullcontext() if size == 1 else pytest.raises(gi.PeerError, match="rank 0 did not come"):
-        come(needed, 0.1)
-    assert os.listdir("/proc/self/fd") == before
-
-
 @contextlib.contextmanager
 def filled(name: str) -> Iterator[None]:
     """The queue of a listener who accepts nobody is full."""
@@ -792,9 +757,6 @@ def test_arguments_of_sockets(tmp_path: Path) -> None:
         SocketTransport(tmp_path / ("x" * 200), 0, 2, timeout=0.1)
     with pytest.raises(gi.ArgumentTypeError, match="job: expected a str, got int"):
         SocketTransport(tmp_path, 0, 2, job=7)  # type: ignore[arg-type]
-    for rank in (-1, 2):
-        with pytest.raises(gi.InvalidArgumentError, match="rank: expected 0 to 1, got"):
-            SocketTransport(tmp_path, rank, 2)
 
 
 @pytest.mark.parametrize(

@@ -214,10 +214,6 @@ def test_a_batch_has_one_limit(host: gi.Device, monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(gi.SemaphoreTimeoutError) as late:
             stream.synchronize(20)
         assert (one.label in str(late.value), two.label in str(late.value)) == (False, True)
-    with fake_device()[0].create_stream() as stream, ExitStack() as scope:  # a driver has one limit, for the one call
-        keyed = [scope.enter_context(semaphore_of(stream.device, gi.KeyedMutex)) for _ in range(2)]
-        gi.SemaphoreBatch(*keyed).wait(stream, (7, 8), timeout=1.5)
-        assert stream.driver.calls[-1] == ("wait", stream.handle, (7, 8), 1500)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("limit", ["the batch's", "the stream's"])

@@ -114,8 +114,6 @@ def test_what_a_side_cannot_is_refused(application: Application, device: gi.Devi
     for size in (0, -4):
         with pytest.raises(gi.InvalidArgumentError, match="size"):
             gi.vulkan.share_buffer(vk, device, size)
-    with pytest.raises(gi.ArgumentTypeError, match="size"):
-        gi.vulkan.share_buffer(vk, device, "4096")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["R8G8B8A8_UNORM", "VK_FORMAT_R8G8B8A8_UNORM", 37])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterator
 
@@ -18,6 +19,8 @@ def fill(room):
         except OSError: break
     for one in kept[:room]: os.close(one)
     del kept[:room]
+def came():
+    with contextlib.suppress(gi.PeerError): gi.exchange.SocketTransport('@full', 1, 2, timeout=0.01)
 def clear():
     for one in kept: os.close(one)
     kept.clear()
@@ -43,14 +46,16 @@ CALLS = {
     "order": ("gi.share(allocation.view(8))", "argument.acquire()"),
     "bridge": ("gi.EventFd.adopt(os.eventfd(0))", "bridge.import_semaphore(argument, peer=os.getpid())"),
     "receive": ("gi.ipc.send_handle(there, h := timeline.export()) or h", "gi.ipc.receive_handle(here, gi.TimelineFd)"),
-    "ranks": ("", "gi.exchange.SocketTransport('@full', 0, 1)"),
+    "a rank": ("", "gi.exchange.SocketTransport('@full', 0, 1)"),
+    "a rank in a folder": ("", "gi.exchange.SocketTransport(folder, 0, 1)"),
+    "a rank that comes": ("", "came()"),
 }
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[Shell]:
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     with Shell() as program:
-        program(GIVEN)
+        program(f"{GIVEN}\nfolder = {os.fspath(tmp_path_factory.mktemp('ranks'))!r}")
         for argument, call in CALLS.values():  # what is made once, and imported
             program(f"argument = {argument or None}\nmade = {call}\nfor one in (made, argument): one and one.close()")
         yield program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,25 +102,43 @@ class GraphSuite(Suite):
         graph.close(timeout=LIMIT)
 
     @KINDS
-    @requires(CAPTURE, IMPORT, SIGNAL)
-    def test_a_graph_keeps_what_it_uses(self, harness: Harness, kind: type) -> None:
-        """A semaphore that is closed stays until the graph is closed."""
+    @pytest.mark.parametrize("when", ["in the capture", "after it"])
+    @requires(CAPTURE, IMPORT, SIGNAL, *MEMORY)
+    def test_a_graph_keeps_what_it_uses(self, harness: Harness, kind: type, when: str) -> None:
+        """A semaphore and memory that are closed stay until the graph is closed; the captured stream until its end."""
         theirs = harness.scope.enter_context(harness.exporter.create_semaphore(kind))
         ours: Any = harness.device.import_semaphore(theirs.export())
-        stream = harness.stream()
-        with stream.capture() as graph:
-            ours.signal(stream, *args(kind, 1))
-        ours.close()
-        harness.device.drain()
-        released: list[bool] = []
-        ours.on_released(lambda: released.append(True))
-        graph.launch(stream)
-        assert theirs.wait(1, timeout=LIMIT)
+        memory = harness.export(4096)
+        imported = harness.device.import_memory(memory.export(), size=memory.size)
+        buffer = imported.map_buffer(size=4096)
+        captured, stream = harness.device.create_stream(), harness.stream()
+
+        def close() -> None:
+            for one in (ours, buffer, imported, captured):
+                one.close()
+            harness.device.drain()
+
+        with captured.capture() as graph:
+            buffer.fill(0xA5, stream=captured)
+            ours.signal(captured, *args(kind, 1))
+            if when == "in the capture":
+                close()
+        close()
+        released: list[object] = []
+        for one in (ours, imported):
+            one.on_released(partial(released.append, one))
+        for turn in range(2):
+            memory.write(0, bytes(4096))
+            graph.launch(stream)
+            assert theirs.wait(turn + 1, timeout=LIMIT)
+            assert memory.read(0, 4096) == b"\xa5" * 4096
+            graph.semaphores.advance(1)
         stream.synchronize(LIMIT)
         assert not released
         graph.close(timeout=LIMIT)
-        ours.close(timeout=LIMIT)
-        assert released
+        for one in (ours, imported):
+            one.close(timeout=LIMIT)
+        assert len(released) == 2
 
     @KINDS
     @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)

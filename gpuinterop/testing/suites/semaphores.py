@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from ...errors import (
     ResourceBusyError,
     ResourceClosedError,
     SemaphoreTimeoutError,
+    UnsupportedError,
 )
 from ...exporters.base import Fill
 from ...handles import Binary, OpaqueFd, Timeline, TimelineFd, VmmFd
@@ -427,6 +429,27 @@ class CreatedSemaphoreSuite(Suite):
         stream.synchronize(LIMIT)
         made.signal(stream, *args(kind, 2))
         made.host_wait(*args(kind, 2), timeout=LIMIT)
+
+    @requires(*TIMELINE)
+    def test_the_counter_is_read_or_the_way_out_works(self, harness: Harness) -> None:
+        """A driver without a call that reads a semaphore is named, and no capability that it has; an event tells."""
+        theirs, ours = harness.semaphore(Timeline)
+        theirs.signal(3)
+        found: Any = None
+        try:
+            assert ours.value == 3
+        except UnsupportedError as error:
+            found = error.capability
+        if found is not None:
+            assert (bool(found), found.handle_type) == (False, ours.handle_type)
+            for call in (lambda: ours.host_wait(1, timeout=0), lambda: ours.host_signal(4)):
+                raises(UnsupportedError, call, match=re.escape(found.reason))
+        stream = harness.stream()
+        ours.wait(stream, 4)
+        event = stream.record()
+        assert not event.done
+        theirs.signal(4)
+        event.wait(LIMIT)
 
     @KINDS
     @requires(CREATE)

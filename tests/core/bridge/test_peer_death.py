@@ -109,21 +109,6 @@ def test_a_thread_that_waits_hears_of_a_dead_peer(
         semaphore.host_wait(2, timeout=LIMIT)
 
 
-def test_what_is_no_process(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
-    bridge = scope.enter_context(Bridge(device))
-    for wrong, kind in (
-        ("x", gi.ArgumentTypeError),
-        (1.5, gi.ArgumentTypeError),
-        (True, gi.ArgumentTypeError),
-        (0, gi.InvalidArgumentError),
-        (-1, gi.InvalidArgumentError),
-        (2**40, gi.InvalidArgumentError),
-    ):
-        with pytest.raises(kind, match="peer"):
-            bridge.from_endpoint(Scripted(), peer=wrong)  # type: ignore[arg-type]
-    assert backend.pins == {}
-
-
 def test_a_peer_that_is_none(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
     bridge = scope.enter_context(Bridge(device))
     gone = subprocess.Popen(["true"])

@@ -204,23 +204,3 @@ def test_a_party_that_dies_inside_the_lock(device: gi.Device, scope: ExitStack) 
     ours.host_wait(3, timeout=LIMIT)
     ours.host_signal(4)
     ours.host_wait(4, timeout=LIMIT)
-
-
-def test_the_cpu_reads_no_semaphore_of_the_driver(device: gi.Device, memfd: Any, scope: ExitStack) -> None:
-    """It is told so, and the ways that are named work: a stream's event, and a timeline of our own."""
-    theirs: Any = scope.enter_context(memfd.create_semaphore(gi.Timeline))
-    driver, stream = imported(device, theirs.export(), scope), new_stream(device, scope)
-    calls: list[Any] = [lambda: driver.value, lambda: driver.host_wait(1, timeout=0), lambda: driver.host_signal(4)]
-    for call in calls:
-        with pytest.raises(gi.UnsupportedError, match=r"cuda has no call .*record") as caught:
-            call()
-        assert (bool(caught.value.capability), caught.value.capability.handle_type) == (False, gi.TimelineFd)
-    driver.wait(stream, 3)
-    event = stream.record()
-    theirs.signal(2)
-    assert not event.done
-    theirs.signal(3)
-    event.wait(LIMIT)
-    ours, counter = make(device, scope)
-    counter.value = 9
-    assert (ours.value, imported(device, ours.export(), scope).value) == (9, 9)
