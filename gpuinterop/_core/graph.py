@@ -257,8 +257,8 @@ class _Opaque(Waits):
 class Graph(Resource, Enqueues):
     """Work that was captured once and can be launched many times. Made by `Stream.capture`.
 
-    Semaphores and mappings that its work uses are released after it. Closing it releases the driver's graph when its
-    launches are done (``cuGraphExecDestroy``, ``cuGraphDestroy``).
+    Semaphores and mappings that its work uses are released after it, also those that were closed during the capture.
+    Closing it releases the driver's graph when its launches are done (``cuGraphExecDestroy``, ``cuGraphDestroy``).
 
     Examples
     --------
