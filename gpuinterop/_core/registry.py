@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 from .. import system
@@ -556,18 +557,23 @@ def match_device(identity: DeviceIdentity) -> Device:
         lambda candidate: candidate.identity.matches(identity),
         f"identity: no device is {identity.name or 'that one'} (uuid {_hex(identity.uuid)}, pci "
         f"{identity.pci_bus_id}, luid {_hex(identity.luid)})",
+        only_chosen=True,
     )
 
 
-def search(fits: Callable[[Device], bool], problem: str) -> Device:
-    """The first device that fits, in the order of `match_device`; the error is the problem, and the devices."""
-    chosen = os.environ.get(_BACKEND_VARIABLE)
-    seen = []
-    for loaded in [get_backend()] if chosen else _known_first():
+def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = False) -> Device:
+    """The first device that fits, in the order of `match_device`; the error is the problem, and the devices.
+
+    Memory may be another backend's than the chosen one's: a program can ask for that by name.
+    """
+    seen, chosen = [], os.environ.get(_BACKEND_VARIABLE)
+    first = [get_backend()] if chosen else []
+    others = () if chosen and only_chosen else (one for one in _known_first() if one not in first)
+    for loaded in chain(first, others):
         try:
             candidates = loaded.devices()
         except BackendUnavailableError as error:
-            if chosen:
+            if loaded in first:
                 raise
             seen.append(str(error).rstrip("."))
             continue
@@ -576,7 +582,7 @@ def search(fits: Callable[[Device], bool], problem: str) -> Device:
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
-    only = f"; {_BACKEND_VARIABLE}={chosen} leaves out other backends" if chosen else ""
+    only = f"; {_BACKEND_VARIABLE}={chosen} leaves out other backends" if chosen and only_chosen else ""
     raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 

@@ -747,6 +747,9 @@ def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch)
             gi.match_device(other)
     monkeypatch.setenv("GPUINTEROP_BACKEND", "low")
     assert gi.match_device(identity(uuid=b"f" * 16)).backend == "low"
+    with pytest.raises(gi.DeviceNotFoundError, match=r"low:0 fake; GPUINTEROP_BACKEND=low leaves out other backends\."):
+        gi.match_device(identity(uuid=b"x" * 16))
+    assert registry.search(lambda one: one.backend == "high", "").backend == "high"  # memory is where it is
     monkeypatch.setattr(
         fake, "fake_info", lambda: DeviceInfo(ordinal=0, name="cpu", is_cpu=True, dlpack=(1, 0), array_interface="x")
     )
