@@ -103,7 +103,7 @@ class DeviceIdentity:
     driver_uuid : bytes, optional
         16 bytes: Vulkan's ``driverUUID``.
     is_cpu : bool
-        A software device; it matches the host backend's device.
+        A software device; it matches the host backend's device, and one that has its identifiers.
 
     Examples
     --------
@@ -154,10 +154,12 @@ class DeviceIdentity:
 
     def _agreements(self, other: DeviceIdentity) -> list[bool]:
         """Return for each identifier that both devices have whether the two are equal."""
-        if self.is_cpu or other.is_cpu:
-            return [self.is_cpu and other.is_cpu]
+        if self.is_cpu and other.is_cpu:
+            return [True]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
-        return [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        found = [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        # A GPU that is simulated on the CPU may have a software device's identifier; any other is no CPU.
+        return found or ([False] if self.is_cpu or other.is_cpu else [])
 
 
 class OriginKind(Enum):

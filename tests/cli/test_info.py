@@ -286,14 +286,14 @@ ICD = '{"file_format_version": "1.0.0", "ICD": {"library_path": "/nowhere.so", "
 DRIVERS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 BROKEN: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
     "a library that is none": ({"libcuda.so.1": "none"}, {}, "cuda", "file too short. Install the NVIDIA driver again"),
-    "a loader that is none": ({"libvulkan.so.1": "none"}, {}, "vulkan", "file too short). Install a Vulkan loader"),
+    "a loader that is none": ({"libvulkan.so.1": "none"}, {}, "vulkan", "file too short). Install the GPU's"),
     "a driver that is not there": (
         {"icd.json": ICD},
         dict.fromkeys(DRIVERS, "icd.json"),
         "vulkan",
-        "VK_DRIVER_FILES=icd.json; VK_ICD_FILENAMES=icd.json). Install a Vulkan driver",
+        "VK_DRIVER_FILES=icd.json; VK_ICD_FILENAMES=icd.json). With VK_LOADER_DEBUG=error",
     ),
-    "no file of a driver": ({}, dict.fromkeys(DRIVERS, "/nowhere.json"), "vulkan", "VK_LOADER_DEBUG=error"),
+    "no file of a driver": ({}, dict.fromkeys(DRIVERS, "/nowhere.json"), "vulkan", "or a software driver: "),
 }
 
 
@@ -318,13 +318,15 @@ def test_a_gpu_without_a_vulkan_driver_of_its_own() -> None:
     library = build("cuda")
     path = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
     require_driver("swiftshader")
-    lines, reasons = answer(printed("-W", "error", "-m", "gpuinterop", "info", LD_LIBRARY_PATH=path))
-    assert lines["cuda:0"].startswith("works: Simulated GPU 0 [")
-    assert "no Vulkan driver here is this device" in lines["cuda:0"]
-    numbers = re.findall(r"\[(\d+)\]", lines["cuda:0"])
+    variables = {"LD_LIBRARY_PATH": path, "GPUINTEROP_SIM_DEVICES": "2"}
+    lines, reasons = answer(printed("-W", "error", "-m", "gpuinterop", "info", **variables))
+    assert lines["cuda:1"].startswith("works: Simulated GPU 1 [")
+    assert "no Vulkan driver here is this device" not in lines["cuda:0"]  # it is SwiftShader's
+    assert "no Vulkan driver here is this device" in lines["cuda:1"]
+    numbers = re.findall(r"\[(\d+)\]", lines["cuda:1"])
     assert str(library) in reasons[numbers[0]]
     assert "Install the Vulkan driver of this GPU" in reasons[numbers[1]]
-    assert "with host:0: memory OpaqueFd; handoff binary" in lines["vulkan:0"]
+    assert "with cuda:0: memory OpaqueFd; handoff binary" in lines["vulkan:0"]
 
 
 _LIGHT = """

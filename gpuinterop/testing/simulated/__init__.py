@@ -8,6 +8,9 @@ Python bindings load them. Memory is the host's, and streams are threads. A suit
 The command compiles the library, once for each version of gpuinterop and of the C compiler. It tries the backend on it,
 and replaces itself by your command. No run on a simulated driver counts for a real device.
 
+CUDA's device 0 has SwiftShader's UUID: a renderer on SwiftShader finds it by :func:`gpuinterop.match_device`. HIP's
+devices are matched by their PCI address, which software Vulkan does not have.
+
 These variables change what the drivers say:
 
 ``GPUINTEROP_SIM_DEVICES=2``

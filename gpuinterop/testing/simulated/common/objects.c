@@ -146,7 +146,7 @@ __attribute__((constructor)) static void prepare(void) {
     gis_does_nothing = nothing && *nothing && strcmp(nothing, "0");
     for (int i = 0; i < GIS_MAX_DEVICES; i++) {
         gis_device *device = &gis_devices[i];
-        memcpy(device->uuid, "simulated-gpu-", 14);
+        memcpy(device->uuid, "SwiftShaderUUID", 15); /* device 0 is the one whose memory and semaphores we know */
         device->uuid[15] = (uint8_t)i;
         memcpy(device->mig_uuid, "simulated-mig-", 14);
         device->mig_uuid[15] = (uint8_t)i;
