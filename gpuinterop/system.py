@@ -15,6 +15,7 @@ import os
 import platform
 import select
 import shlex
+import shutil
 import sys
 import threading
 import time
@@ -148,6 +149,25 @@ def pip_install(extra: str = "") -> str:
             command, what = f"{command} -e", str(checkout)
     what += extra and f"[{extra}]"
     return f'{command} "{what}"' if sys.platform == "win32" else f"{command} {shlex.quote(what)}"
+
+
+_VULKAN: Final = {
+    "apt": "apt install mesa-vulkan-drivers",
+    "dnf": "dnf install vulkan-loader mesa-vulkan-drivers",
+    "pacman": "pacman -S vulkan-icd-loader vulkan-swrast",
+    "zypper": "zypper install libvulkan1 libvulkan_lvp",
+}
+
+
+def install_vulkan() -> str:
+    """Say how Vulkan comes to this machine: the command for a loader and a software driver."""
+    tool = next(filter(shutil.which, _VULKAN), "")
+    checkout = Path(__file__).parents[1]
+    command = f"sudo {_VULKAN[tool]}" if tool else "your system's Vulkan loader and Mesa's lavapipe"
+    if tool == "apt" and (checkout / "tools" / "fetch_vulkan.py").is_file():  # it fetches without root
+        command = shlex.join(["make", "-C", str(checkout), "vulkan"])
+        command += "; . " + shlex.quote(str(checkout / ".vulkan" / "env"))
+    return f"Install the GPU's Vulkan driver, or a software driver: {command}"
 
 
 # -- threads -----------------------------------------------------------------------------------------------------

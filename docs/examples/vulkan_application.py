@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
-
-import vulkan as api
+from typing import Any, NoReturn, Self
 
 import gpuinterop as gi
+from gpuinterop.exporters.vulkan import list_drivers
+
+
+def no_vulkan() -> NoReturn:
+    """End with what is missing, and the command that installs it."""
+    raise gi.BackendUnavailableError(list_drivers().reason)
+
+
+try:
+    import vulkan as api
+except OSError:  # there is no loader
+    no_vulkan()
 
 SEMAPHORES = ((gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd), (gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd))
 
@@ -32,10 +42,14 @@ class Application:
         extensions, _ = gi.vulkan.required_extensions()
         application = api.VkApplicationInfo(apiVersion=api.VK_MAKE_VERSION(1, 2, 0))
         info = api.VkInstanceCreateInfo(pApplicationInfo=application, ppEnabledExtensionNames=extensions)
-        self.instance = api.vkCreateInstance(info, None)
-        self.physical_device = max(
-            api.vkEnumeratePhysicalDevices(self.instance), key=lambda one: _rank(one, shader_images=shader_images)
-        )
+        try:
+            self.instance = api.vkCreateInstance(info, None)
+            found = api.vkEnumeratePhysicalDevices(self.instance)
+        except api.VkErrorIncompatibleDriver:
+            found = []
+        if not found:
+            no_vulkan()
+        self.physical_device = max(found, key=lambda one: _rank(one, shader_images=shader_images))
         self.name = api.vkGetPhysicalDeviceProperties(self.physical_device).deviceName
         families = api.vkGetPhysicalDeviceQueueFamilyProperties(self.physical_device)
         flags = [family.queueFlags for family in families]

@@ -205,8 +205,7 @@ def _loader() -> ctypes.CDLL:
         return ctypes.CDLL(_LOADERS.get(sys.platform, "libvulkan.so.1"))
     except OSError as error:
         raise BackendUnavailableError(
-            f"the Vulkan loader could not be opened ({error}).",
-            fix="Install a Vulkan loader: libvulkan1 (Debian, Ubuntu), vulkan-loader (Fedora), or the GPU's driver.",
+            f"the Vulkan loader could not be opened ({error}).", fix=system.install_vulkan()
         ) from None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ... import system
 from ..._arguments import Sole, check_int, check_type
 from ...capabilities import Capabilities, Operation
 from ...errors import (
@@ -87,7 +88,7 @@ def list_drivers() -> DriverList:
     except (BackendUnavailableError, DriverError) as error:
         found.reason = str(error)
     if not found and not found.reason:
-        found.reason = "the Vulkan loader lists no physical device."
+        found.reason = f"the Vulkan loader lists no physical device. {system.install_vulkan()}"
     return found
 
 
@@ -162,8 +163,7 @@ def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
         limits = "".join(f"; {name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
         raise BackendUnavailableError(
             f"the Vulkan loader found no usable driver ({error}{limits}).",
-            fix="Install a Vulkan driver: the GPU's, or mesa-vulkan-drivers for lavapipe. VK_LOADER_DEBUG=error has "
-            "the loader say what is wrong with a file.",
+            fix=f"With VK_LOADER_DEBUG=error the loader says what is wrong with a file. {system.install_vulkan()}",
         ) from error
     return out[0]
 
