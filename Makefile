@@ -3,7 +3,7 @@
 #   PYTHON=python3.13       the interpreter that .venv is made with
 #   ARGS="-k timeline"      what is passed on to the demo, to bench or to pytest
 #   CUDA_BINDINGS=12.9.1    the version of cuda-bindings that test-cuda uses, installed beside .venv's
-#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip and bench use; .venv has none
+#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip, test-manual and bench use; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
@@ -147,7 +147,8 @@ test-system-vulkan: $(VENV)/.test vulkan
 
 # A page is a process. What ran on a GPU is compared with its record (tools/manual.py).
 test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
-	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES)" GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
+	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES):$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" \
+	    GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
 	    $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
 
 docs: $(VENV)/.docs
@@ -207,7 +208,7 @@ interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
 ifeq ($(SYSTEM),Linux x86_64)
 soak: soak-hip
 interrupts: interrupts-hip
-soak-hip interrupts-hip: $(VENV)/hip-python-$(HIP_BINDINGS)
+soak-hip interrupts-hip test-manual: $(VENV)/hip-python-$(HIP_BINDINGS)
 bench: VENDORS := cuda hip
 bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers

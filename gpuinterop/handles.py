@@ -158,7 +158,7 @@ class DeviceIdentity:
             return [True]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
         found = [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-        # A GPU that is simulated on the CPU may have a software device's identifier; any other is no CPU.
+        # A GPU that is simulated on the CPU may have a software device's identifier.
         return found or ([False] if self.is_cpu or other.is_cpu else [])
 
 

@@ -164,7 +164,7 @@ def install_vulkan() -> str:
     tool = next(filter(shutil.which, _VULKAN), "")
     checkout = Path(__file__).parents[1]
     command = f"sudo {_VULKAN[tool]}" if tool else "your system's Vulkan loader and Mesa's lavapipe"
-    if tool == "apt" and (checkout / "tools" / "fetch_vulkan.py").is_file():  # it fetches without root
+    if tool == "apt" and (checkout / "tools" / "fetch_vulkan.py").is_file():  # needs no root
         command = shlex.join(["make", "-C", str(checkout), "vulkan"])
         command += "; . " + shlex.quote(str(checkout / ".vulkan" / "env"))
     return f"Install the GPU's Vulkan driver, or a software driver: {command}"

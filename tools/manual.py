@@ -2,12 +2,12 @@
 
 A page is a program. A fence says behind the language where its block runs:
 
+    ```python any                  wherever the reader is: each of these four
     ```python host                 in CI, on the host backend and real software Vulkan
-    ```python simulated            in CI, on our simulated CUDA driver
+    ```python cuda hip             in CI, on our simulated drivers, with two devices
     ```python gpu                  on a GPU; docs/recorded.toml has the date and a hash of what ran
-    ```python host gpu             both
-    ```python host file=peer.py    appended to that file beside the program, not run
-    ```console host                each line that begins with "$ " is a command; below it stands what it prints
+    ```python any file=peer.py     appended to that file beside the program, not run
+    ```console any                 each line that begins with "$ " is a command; below it stands what it prints
     ```text output                 what the block before it prints; "..." stands for anything
     ```toml in=docs/x.toml         an excerpt, as it stands in that file of the checkout
     ```sh reader                   the reader's to run: it installs, needs the checkout's folder, or hardware of theirs
@@ -16,7 +16,7 @@ A page's Python of one kind is one program, as a reader gets it who pastes the b
 beside the page's files, in a folder of its own. It prints what the outputs say, and no more. The commands follow.
 
 Usage:
-    python tools/manual.py run KIND [PAGE...]       run the programs of that kind: those of all pages, or of these
+    python tools/manual.py run KIND [PAGE...]       run the programs of that kind, of all pages or these: a table
     python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine; write OUT, and pictures
     python tools/manual.py recorded OUT             take over what `record` wrote on another machine
 """
@@ -40,14 +40,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuinterop.testing import simulated
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
 RECORD = DOCS / "recorded.toml"
-KINDS = {"host": "host", "simulated": "cuda", "gpu": "cuda"}
-"""How a block runs, and on which backend."""
-BEHIND = {"simulated": "GPUINTEROP_SIM_DEVICES=2 python -m gpuinterop.testing.simulated cuda -- "}
-"""What a reader types before the command of a page's program, too."""
+KINDS = {"host", "cuda", "hip", "gpu"}
+"""Where a block runs. ``any`` is each of them."""
 LIMIT_S = 240
 SOURCES = (".py", ".comp", ".spv")
 FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
@@ -112,7 +112,7 @@ def program(page: str, kind: str) -> list[Block]:
     taken = False
     for block in blocks(page):
         if "output" not in block.marks:
-            taken = kind in block.marks
+            taken = not {kind, "any"}.isdisjoint(block.marks)
         if taken:
             found.append(block)
     return found
@@ -161,7 +161,12 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
     The first that fails, prints something else, or leaves an object open, ends the run. Its pictures go into the folder
     `pictures`.
     """
-    environment = os.environ | {"GPUINTEROP_BACKEND": KINDS[kind], "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    environment.pop("GPUINTEROP_BACKEND", None)  # on a GPU a page finds it by itself
+    if kind == "host":
+        environment["GPUINTEROP_BACKEND"] = kind
+    elif kind != "gpu":
+        environment = simulated.environment(kind, environment | {"GPUINTEROP_SIM_DEVICES": "2"})
     warnings = (os.environ.get("PYTHONWARNINGS"), "error::ResourceWarning")  # in its children too
     environment["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -218,7 +223,7 @@ def _commands(page: str, kind: str, folder: Path) -> list[tuple[str, str | None]
             found += [(command, promised or None) for command, promised in said]
     if lines:
         (folder / "page.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        found.insert(0, (f"{BEHIND.get(kind, '')}python page.py", printed))
+        found.insert(0, ("python page.py", printed))
     return found
 
 
@@ -247,16 +252,20 @@ def _write(file: Path, runs: Sequence[dict[str, Any]]) -> None:
     file.write_text(note + text, encoding="utf-8")
 
 
-def _record(out: Path, only: Sequence[str]) -> int:
-    runs, wanted = [], only or programs("gpu")
+def _run(kind: str, only: Sequence[str], out: Path | None = None) -> int:
+    """Run the programs, and print a table; record those of a GPU that passed in the file `out`."""
+    runs, wanted = [], only or programs(kind)
     for page in wanted:
-        done = run(page, "gpu", pictures=out.parent)
-        print(f"{page}: {'passed' if done.returncode == 0 else f'FAILED with {done.returncode}'}")
-        print(done.stderr[-4000:] if done.returncode else done.stdout)
-        if done.returncode == 0:
+        done = run(page, kind, pictures=out and out.parent)
+        print("FAILED" if done.returncode else "passed", page, flush=True)
+        if done.returncode or only:
+            print(done.stdout[-4000:], done.stderr[-4000:])
+        if not done.returncode:
             what = {"page": page, "sha256": digest(page), "date": datetime.date.today()}
-            runs.append({**what, **_machine(page), "output": done.stdout})
-    _write(out, runs)
+            machine = _machine(page) if kind == "gpu" else {}  # raises without a GPU: the pages then ran on the host
+            runs.append({**what, **machine, "output": done.stdout})
+    if out is not None:
+        _write(out, runs)
     return int(len(runs) < len(wanted))
 
 
@@ -270,16 +279,9 @@ def _take_over(out: Path) -> int:
 def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["run", kind, *only] if kind in KINDS:
-            failed = 0
-            for page in only or programs(kind):
-                done = run(page, kind)
-                print(f"{page}: {'passed' if done.returncode == 0 else 'FAILED'}")
-                if done.returncode or only:
-                    print(done.stdout, done.stderr)
-                failed += done.returncode != 0
-            return int(failed > 0)
+            return _run(kind, only)
         case ["record", out, *only]:
-            return _record(Path(out), only)
+            return _run("gpu", only, Path(out))
         case ["recorded", out]:
             return _take_over(Path(out))
     print(__doc__)

@@ -22,8 +22,10 @@ STAND_IN = ROOT / "docs" / "reference" / "stand_in.toml"
 _GENERATED = ROOT / "docs" / "_generated"
 _NAME = re.compile(r"(?<!`)`gi\.([\w.]+)(\(\))?`(?!`)")
 RAN = {
+    "any": "Runs in CI: the host backend, simulated drivers of CUDA and HIP, and real software Vulkan.",
     "host": "Runs in CI: the host backend, and real software Vulkan.",
-    "simulated": "Runs in CI: a simulated CUDA driver.",
+    "cuda": "Runs in CI: a simulated CUDA driver.",
+    "hip": "Runs in CI: a simulated HIP runtime.",
 }
 
 
@@ -38,8 +40,9 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
         return
     ran = dict(RAN)
     record = manual.recorded().get(page, {})
-    if record:
+    if record and record["sha256"] == manual.digest(page):
         ran["gpu"] = f"Ran on an {record['device']} on {record['date']} ({record['software']})."
+        ran["any"] += f" {ran['gpu']}"
     lines: list[str] = []
     caption, inside = "", False
     for line in content[0].split("\n"):

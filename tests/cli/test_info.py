@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
 from gpuinterop.capabilities import DOMAIN, Capabilities, Scope, Support
 from gpuinterop.cli import overview
 from gpuinterop.cli.info import Findings
@@ -312,6 +313,17 @@ def test_what_is_broken_is_told_with_what_to_do(case: str, tmp_path: Path) -> No
     assert lines[label].startswith(("does not work [", "no driver works ["))
     assert words in reasons[number(lines[label])]
     assert lines["host:0"].startswith("works")
+
+
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [("apt", "make -C "), ("dnf", "sudo dnf install "), ("pacman", "sudo pacman -S "), ("", "your system's ")],
+)
+def test_the_command_that_installs_vulkan_is_that_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, tool: str, command: str
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: name == tool)
+    assert f"software driver: {command}" in system.install_vulkan()
 
 
 def test_a_gpu_without_a_vulkan_driver_of_its_own() -> None:

@@ -391,7 +391,7 @@ def test_identities_match_by_proof() -> None:
     assert mine.matches(gi.DeviceIdentity(pci_bus_id="0000:01:00.0", luid=b"12345678"))
     assert not mine.matches(gi.DeviceIdentity())
     assert not mine.matches(gi.DeviceIdentity(uuid=b"a" * 16, pci_bus_id="0000:02:00.0"))
-    for told in ({}, {"uuid": b"b" * 16}):
-        assert mine.conflicts(gi.DeviceIdentity(is_cpu=True, **told))
+    for uuid in (None, b"b" * 16):
+        assert mine.conflicts(gi.DeviceIdentity(is_cpu=True, uuid=uuid))
     assert mine.matches(gi.DeviceIdentity(is_cpu=True, uuid=b"a" * 16))  # simulated on a software device
     assert gi.DeviceIdentity(is_cpu=True).matches(gi.DeviceIdentity(is_cpu=True, uuid=b"b" * 16))

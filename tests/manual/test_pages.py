@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import platform
 import re
 import shlex
 import sys
@@ -15,20 +17,28 @@ from _pytest.mark import ParameterSet
 
 from gpuinterop.capabilities import read_verified
 from gpuinterop.cli import app
+from gpuinterop.testing.missing_vulkan import give_up
 from tools import manual
 
 ROOT = manual.ROOT
-MARKS = {*manual.KINDS, "output", "reader"}
+MARKS = {*manual.KINDS, "any", "output", "reader"}
 RUN = {"python", "console"}
 """Languages of fences that are run."""
 TEXT = {"text", "toml", "yaml", ""}
 """Languages of fences that nothing runs."""
+WIDTH = 88
+MATCHES_VULKAN = "gi.vulkan.identity("
+
+
+def _code(page: str, kind: str) -> str:
+    return "".join(block.code for block in manual.program(page, kind))
 
 
 def _runs() -> Iterator[ParameterSet]:
-    for kind in ("host", "simulated"):
+    # hip-python has wheels for x86-64 only.
+    for kind in ("host", "cuda", *["hip"] * (platform.machine() == "x86_64")):
         for page in manual.programs(kind):
-            bridged = any("bridge" in block.code.lower() for block in manual.program(page, kind))
+            bridged = "bridge" in _code(page, kind).lower()
             yield pytest.param(kind, page, marks=[pytest.mark.signals_beside] * bridged)
 
 
@@ -39,10 +49,39 @@ def _runs() -> Iterator[ParameterSet]:
 @pytest.mark.parametrize(("kind", "page"), list(_runs()))
 def test_a_page_runs(kind: str, page: str) -> None:
     done = manual.run(page, kind)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    if kind == "hip" and MATCHES_VULKAN in _code(page, kind):  # by a PCI address, which software Vulkan does not have
+        assert "gpuinterop.errors.DeviceNotFoundError: identity: no device is" in done.stderr, done.stdout
+    else:
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.parametrize("page", manual.programs("gpu"))
+@pytest.mark.signals_beside
+@pytest.mark.parametrize(
+    ("driver", "kind", "said"),
+    [
+        ("lvp", "host", ""),
+        ("swiftshader", "host", ""),
+        ("lvp", "cuda", "DeviceNotFoundError: identity: no device is llvmpipe"),
+        ("none", "host", r"BackendUnavailableError: .* software driver: (make -C \S+ vulkan; \. |sudo |your )"),
+    ],
+    ids=["lavapipe", "SwiftShader", "lavapipe on CUDA", "none"],
+)
+def test_the_readmes_frame_where_drivers_are_missing(
+    monkeypatch: pytest.MonkeyPatch, driver: str, kind: str, said: str
+) -> None:
+    files = [file for file in os.environ.get("VK_DRIVER_FILES", "").split(os.pathsep) if driver in file]
+    if not files and driver != "none":
+        give_up(f"no driver in VK_DRIVER_FILES is {driver}")
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.setenv(name, os.pathsep.join(files) or "/none")
+    done = manual.run("README.md", kind)
+    assert (done.returncode == 0) == (not said), done.stderr
+    assert re.search(said, done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in manual.pages() if any("gpu" in block.marks for block in manual.blocks(page))]
+)
 def test_a_page_ran_on_a_gpu_as_it_stands(page: str) -> None:
     run = manual.recorded().get(page)
     assert run is not None, f"{page} has not run on a GPU: python tools/manual.py record OUT {page}"
@@ -54,13 +93,28 @@ def test_each_block_is_marked() -> None:
     for page in manual.pages():
         for block in manual.blocks(page):
             known = MARKS.issuperset(mark for mark in block.marks if "=" not in mark)
-            runs = manual.KINDS.keys() & set(block.marks) and (block.file or block.language in RUN)
+            runs = (manual.KINDS | {"any"}) & set(block.marks) and (block.file or block.language in RUN)
             excerpt = any(mark.startswith("in=") for mark in block.marks)
             reader = block.language == "sh" and block.marks == ("reader",)
             if not known or not (runs or excerpt or reader or block.language in TEXT):
                 unmarked.append(f"{block}: {block.language} {' '.join(block.marks)}")
         unmarked += manual.indented(page)
     assert not unmarked, "say where each of these runs: " + ", ".join(unmarked)
+
+
+def test_a_page_that_needs_more_than_a_backend_says_so_first() -> None:
+    silent = []
+    for page in manual.pages():
+        for block in manual.blocks(page):
+            if manual.KINDS & set(block.marks) or MATCHES_VULKAN in block.code:
+                before = (ROOT / page).read_text(encoding="utf-8").split("\n")[: block.line]
+                silent += [str(block)] * (not re.search(r"\bneeds?\b", "\n".join(before)))
+    assert not silent
+
+
+def test_a_block_is_no_wider_than_a_page() -> None:
+    blocks = (block for page in manual.pages() for block in manual.blocks(page))
+    assert [str(block) for block in blocks if any(len(line) > WIDTH for line in block.code.splitlines())] == []
 
 
 def test_an_indented_block_is_found(tmp_path: Path) -> None:
@@ -83,7 +137,8 @@ def test_what_a_reader_runs_is_there() -> None:
     seen = set()
     for page in manual.pages():
         for block in (one for one in manual.blocks(page) if one.language == "sh" and "reader" in one.marks):
-            for line in block.code.replace("\\\n", " ").splitlines():
+            lines = block.code.replace("\\\n", " ").splitlines()
+            for line in (line for line in lines if not line.startswith("#")):
                 words = shlex.split(line, comments=True)
                 seen.add(words[0])
                 if words[0] == "make":
