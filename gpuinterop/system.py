@@ -15,7 +15,6 @@ import os
 import platform
 import select
 import shlex
-import shutil
 import sys
 import threading
 import time
@@ -161,6 +160,8 @@ _VULKAN: Final = {
 
 def install_vulkan() -> str:
     """Say how Vulkan comes to this machine: the command for a loader and a software driver."""
+    import shutil  # with the archives that it knows
+
     tool = next(filter(shutil.which, _VULKAN), "")
     checkout = Path(__file__).parents[1]
     command = f"sudo {_VULKAN[tool]}" if tool else "your system's Vulkan loader and Mesa's lavapipe"

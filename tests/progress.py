@@ -1,6 +1,6 @@
-"""Says every ten seconds how far a run is: GPUINTEROP_TEST_PROGRESS is a descriptor, for make holds back what pytest says.
+"""Says every ten seconds how far a run is, where GPUINTEROP_TEST_PROGRESS is set: make holds back what pytest prints.
 
-It is registered where that variable is set, and not in the workers of pytest-xdist.
+That variable is a descriptor. The workers of pytest-xdist have no such plugin.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 """Fetch software Vulkan (lavapipe, SwiftShader, the validation layers) and Vulkan's headers into <checkout>/.vulkan.
 
 Nothing is installed, and root is not needed. The packages are those of the sources that apt is configured with (Debian,
-Ubuntu), read through private apt folders; of each, only the files below are kept. What the system has of Vulkan plays no
-part. `.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers to the system's; make's tests use no others:
+Ubuntu), read through private apt folders; of each, only the files below are kept. What the system has of Vulkan plays
+no part. `.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers to the system's. make's tests use no
+others:
 
     python3 tools/fetch_vulkan.py && . .vulkan/env
 
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import fnmatch
 import json
 import os
 import shlex

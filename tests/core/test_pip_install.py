@@ -140,7 +140,8 @@ def test_without_an_installation_the_first_call_says_so(machine: Machine, call: 
 
 def test_on_windows_the_quotes_are_double() -> None:
     """Of its shells, cmd.exe would pass single quotes to pip."""
-    program = "import sys, importlib.metadata; from gpuinterop import system; sys.platform = 'win32'"  # before its import
+    # What it needs of the library is imported before: it would look for what Windows has.
+    program = "import sys, importlib.metadata; from gpuinterop import system; sys.platform = 'win32'"
     assert printed("-c", f"{program}; print(system.pip_install('cuda'))") == 'pip install "gpuinterop[cuda]"\n'
 
 

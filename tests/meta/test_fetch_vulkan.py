@@ -59,7 +59,8 @@ def test_the_env_file_adds_what_was_fetched(fetched: list[str], tmp_path: Path) 
 def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Path) -> None:
     """Of another checkout, whose .venv and .vulkan do nothing but tell."""
     (tmp_path / "Makefile").write_bytes((fetch_vulkan.HOME.parent / "Makefile").read_bytes())
-    for name, text in {".venv/bin/python": "#!/bin/sh\nenv\n", ".vulkan/env": "export VK_ADD_DRIVER_FILES=fetched"}.items():
+    files = {".venv/bin/python": "#!/bin/sh\nenv\n", ".vulkan/env": "export VK_ADD_DRIVER_FILES=fetched"}
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
