@@ -309,7 +309,7 @@ def test_a_loop_of_the_users() -> None:
         exporter("array = array(); share = gi.share(array, threaded=False); offer = rendezvous.here().offers[1]")
         assert exporter("threads() == idle")
         reader(f"served = {exporter.descriptor('share')}")
-        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*does it serve"):
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*serve"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
         exporter("while not any(slot is not None for slot in offer.leases.values()): share.serve(timeout=0)")
