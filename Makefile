@@ -313,7 +313,8 @@ $(VENV)/.test: $(MADE) pyproject.toml
 	@touch $@
 
 # The simulated drivers are compiled where they run. PyPI has a compiler too.
-drivers bench test-exchange soak-cuda soak-hip interrupts-cuda interrupts-hip: $(VENV)/.compiler
+bench test-main test-manual test-workflows test-cuda test-hip test-exchange \
+    soak-cuda soak-hip interrupts-cuda interrupts-hip: $(VENV)/.compiler
 $(VENV)/.compiler: $(VENV)/.test
 	@$(BIN)/python -c 'from gpuinterop.testing.simulated.build import compiler; compiler()' 2>/dev/null || { \
 	    echo "there is no C compiler here: fetching the one in PyPI's ziglang, 100 MB"; \
