@@ -154,7 +154,6 @@ _VULKAN: Final = {
     "apt": "apt install mesa-vulkan-drivers",
     "dnf": "dnf install vulkan-loader mesa-vulkan-drivers",
     "pacman": "pacman -S vulkan-icd-loader vulkan-swrast",
-    "zypper": "zypper install libvulkan1 libvulkan_lvp",
 }
 
 
@@ -166,8 +165,8 @@ def install_vulkan() -> str:
     checkout = Path(__file__).parents[1]
     command = f"sudo {_VULKAN[tool]}" if tool else "your system's Vulkan loader and Mesa's lavapipe"
     if tool == "apt" and (checkout / "tools" / "fetch_vulkan.py").is_file():  # needs no root
-        command = shlex.join(["make", "-C", str(checkout), "vulkan"])
-        command += "; . " + shlex.quote(str(checkout / ".vulkan" / "env"))
+        folder = shlex.quote(str(checkout))
+        command = f"make -C {folder} vulkan; . {folder}/.vulkan/env"
     return f"Install the GPU's Vulkan driver, or a software driver: {command}"
 
 
