@@ -137,7 +137,7 @@ def create_image(
 
 
 def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int | None = None) -> Any:
-    """A VkBuffer or VkImage on memory that can be exported, which is dedicated where the driver wants that."""
+    """A VkImage on dedicated memory that can be exported; a VkBuffer, where the driver requires that."""
     new, kind = vk.api.new, native.kind
     made = native.new(f"vkCreate{kind}", f"Vk{kind}", info)
     itself = {kind.lower(): made}
@@ -150,9 +150,10 @@ def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int 
         raise InvalidArgumentError(
             "extent", f"expected an image of {most} bytes or fewer, which {vk.identity.name} shares, got {native.size}."
         )
-    # An image's also where the driver only prefers it: importers ask for no less.
-    preferred = kind == "Image" and wants.prefersDedicatedAllocation
-    native.dedicated = bool(features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation or preferred)
+    # An image's always: of other memory NVIDIA's driver (580, H200) reads a linear image without undoing the compression
+    # in which CUDA writes bytes that repeat. Of each 128 it finds 32, and does not prefer dedicated memory.
+    only = features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation
+    native.dedicated = bool(kind == "Image" or only)
     chain = new("VkMemoryDedicatedAllocateInfo", **itself) if native.dedicated else vk.api.ffi.NULL
     export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=MEMORY_BITS[native.handle_type])
     native.bind(made, found.memoryRequirements.memoryTypeBits, export)

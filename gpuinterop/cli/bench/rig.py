@@ -77,9 +77,12 @@ class Bench:
 
     @cached_property
     def _drivers(self) -> tuple[list[VulkanDriver], str]:
-        """The Vulkan drivers of the device, those that share semaphores first; and what is said if there is none."""
+        """The Vulkan drivers of the device, those that share semaphores first; and what is said if there is none.
+
+        SwiftShader, which a stand-in's device passes for, is measured on the host.
+        """
         found = list_drivers()
-        own = [one for one in found if one.identity.matches(self.device.identity)]
+        own = [one for one in found if one.identity.matches(self.device.identity) and not self.stand_in]
         own.sort(
             key=lambda one: not any(one.capabilities.supports((Operation.IMPORT_SEMAPHORE, s)) for s in _SEMAPHORES)
         )
@@ -112,7 +115,7 @@ class Bench:
     def party(self) -> Exporter:
         """An independent party that makes memory and semaphores: Vulkan, or without a GPU memfds."""
         own = self.device.identity
-        if own.is_cpu or (self.stand_in and self.vulkan is None):
+        if own.is_cpu or self.stand_in:
             return self._scope.enter_context(open_exporter("memfd", identity=None if own.is_cpu else own))
         return self.graphics
 
