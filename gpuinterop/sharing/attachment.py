@@ -581,7 +581,8 @@ def _lost(error: OSError) -> PeerError:
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
     if isinstance(error, PermissionError):
         return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")
-    return PeerError(f"the exporting process is not there: {late}; does it live and serve, has it a free descriptor?")
+    hint = "is it alive, and does it serve? Has it a free descriptor?"
+    return PeerError(f"the exporting process is not there: {late}; {hint}")
 
 
 def attach(

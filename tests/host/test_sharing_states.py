@@ -159,7 +159,7 @@ def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell, tm
     reader("os.environ.pop('GPUINTEROP_SHARE_DIR', None); attaches(descriptor)")
 
 
-SHORT = "out of file descriptors (limit 64)", "has it a free descriptor?"
+SHORT = "out of file descriptors (limit 64)", "Has it a free descriptor?"
 
 
 @pytest.mark.parametrize("side", ["exporter", "reader"])
