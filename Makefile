@@ -135,7 +135,8 @@ test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
 
 # What takes long: test-main leaves it to test-kit, as test-cuda leaves the exchange to test-exchange.
-KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy))
+KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
+    tests/core/test_pairs.py tests/core/test_pip_install.py
 
 test-main: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)

@@ -452,6 +452,7 @@ def test_the_array_is_kept_as_long_as_the_queue_may_use_it(application: Applicat
     assert alive() is None
 
 
+@pytest.mark.parametrize("application", [False], ids=["typed"], indirect=True)
 def test_a_thousand_imports(application: Application, allocation: gi.Allocation) -> None:
     def used() -> int:
         return sum(len(one.addresses) for one in system.mappings())

@@ -30,21 +30,6 @@ def shares(given, folder="/tmp"):
     os.environ["GPUINTEROP_SHARE_DIR"] = folder
     gi.share(given)
 """
-COMES_IN: Final = """
-from gpuinterop._core.lifetime import alive
-from tests.strikes import strikes, unnamed
-sys.unraisablehook = lambda told: None if isinstance(told.exc_value, KeyboardInterrupt) else 1 / 0
-def comes_in():
-    attached.append(gi.attach(descriptor, timeout=5))
-    attached[-1].acquire(timeout=5)
-def struck_at(number):
-    struck = strikes(comes_in, number)
-    while attached:
-        attached.pop().close()
-    return struck
-attached = []
-struck_at(0)
-"""
 TOUCH: Final = """
 import ctypes
 PAGE = 4096
@@ -237,18 +222,6 @@ def test_in_one_process() -> None:
         assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
         one("own.close(); another.close()")
         one.until("threads() == idle")
-
-
-def test_wherever_an_exception_strikes_a_reader_what_stays_is_named() -> None:
-    """At the entry of each function of the library that attaches and comes in; the writer goes on each time."""
-    with pair() as (exporter, reader):
-        reader(COMES_IN)
-        reader("before, number = set(alive()), 1")
-        while reader("struck_at(number)"):
-            reader.until("left() and unnamed(before) == []")
-            exporter("share.acquire(timeout=5); share.release()")
-            reader("number += 1")
-        assert reader("number > 300")
 
 
 def test_memfds_whose_mappings_touch() -> None:
