@@ -116,7 +116,8 @@ class Resource(Sole):
         """Wait for a release, as `close` does."""
         limit = check_timeout(timeout)
         if timeout is not None and not wait_for(lifetime, limit):
-            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {lifetime.what_holds()}.")
+            held = lifetime.what_holds()
+            raise ResourceBusyError(f"{self.label} is still in use after close({float(timeout):g}): {held}.")
 
     def _on_released(self, lifetime: Lifetime, callback: Callable[[], None]) -> None:
         add_callback(lifetime, callback)
