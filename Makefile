@@ -64,7 +64,7 @@ SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
 .PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange test-system-vulkan \
@@ -121,8 +121,8 @@ bench: $(VENV)/.test vulkan
 # What they need is no prerequisite here: it is fetched side by side, too.
 test:
 	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended; until then, how far it is."
-	@$(PROGRESS); $(MAKE) --no-print-directory -j3 --output-sync=target $(if $(filter file,$(origin JOBS)),JOBS=3) \
-	    test-main test-cuda test-hip
+	@$(PROGRESS); $(MAKE) --no-print-directory -j3 --output-sync=target test-main test-cuda test-hip \
+	    $(if $(filter file,$(origin JOBS)),JOBS='$$(if $$(filter test-main,$$@),4,2)')
 
 # torch is large, and not for every system. What waits most comes first: others run beside it.
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \

@@ -64,7 +64,7 @@ def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Pa
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    made = [".venv/.made", ".venv/.test", "drivers"]
+    made = [".venv/.made", ".venv/.test", ".venv/.compiler", "drivers"]
     theirs = dict.fromkeys(THEIRS, "theirs")
     outermost = {"MAKELEVEL": "0", "MAKEFLAGS": ""}
     command = ["make", "-s", "test-main", *(f"--assume-old={name}" for name in made)]
