@@ -40,11 +40,16 @@ SHELL := /bin/sh
 unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS = 1
 
+SPACE := $(subst ,, )
 # The tests choose their drivers and variables: what a user's shell has set for other programs does not reach them, but for
 # what the tests themselves ask for.
 FOREIGN := $(filter-out $(addprefix GPUINTEROP_,TEST_% REQUIRE_% SIM_% STANDIN_% EXPLORE% SEEDS KIT_LIMIT), \
     $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_%,$(.VARIABLES)))
-TESTED = unset VK_ADD_DRIVER_FILES $(FOREIGN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
+# Of LD_LIBRARY_PATH, where Python's own library is.
+PYTHONS = $(foreach folder,$(subst :, ,$(LD_LIBRARY_PATH)),$(if $(wildcard $(folder)/libpython*),$(folder)))
+CLEAN = unset VK_ADD_DRIVER_FILES $(foreach name,$(FOREIGN),$(if $(findstring .,$(name)),,$(name))); \
+    export LD_LIBRARY_PATH=$(subst $(SPACE),:,$(strip $(PYTHONS)))
+TESTED = $(CLEAN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
     export VK_DRIVER_FILES="$${VK_ADD_DRIVER_FILES:-/nonexistent}" VK_LOADER_LAYERS_DISABLE='~implicit~'; \
     export VK_ICD_FILENAMES="$$VK_DRIVER_FILES" VK_LAYER_PATH="$${VK_ADD_LAYER_PATH-}"; unset VK_ADD_DRIVER_FILES
 ifeq ($(MAKELEVEL),0)
@@ -55,12 +60,12 @@ endif
 PROGRESS = exec 9>&2; export GPUINTEROP_TEST_PROGRESS=9
 BUSY := $(PYTHON) tools/busy.py
 SYSTEM := $(shell uname -sm)
+CC_GIVEN := $(filter environment command,$(origin CC))
 VENV := .venv
 BIN := $(VENV)/bin
 # With PYTHON given, .venv is made again unless it was made with that one; with none, any will do.
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
 # Another version is another folder.
-SPACE := $(subst ,, )
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
@@ -134,9 +139,10 @@ test-lowest-cuda: $(VENV)/.test drivers
 test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
 
-# What takes long: test-main leaves it to test-kit, as test-cuda leaves the exchange to test-exchange.
+# What takes long: test-main and test-cuda leave it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
-    tests/core/test_pairs.py tests/core/test_pip_install.py
+    tests/core/test_pairs.py tests/core/test_pip_install.py tests/graphics/test_vulkan_validation.py
+TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
 
 test-main: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
@@ -162,6 +168,7 @@ check-docs: docs
 # -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
+	@$(TESTED); GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) $(TWO_PROCESSES) $(ARGS) || $(NONE_SELECTED)
 
 # The library of the manual takes the reusable workflow's steps, one row after the other.
 test-workflows: $(VENV)/.test drivers
@@ -169,17 +176,17 @@ test-workflows: $(VENV)/.test drivers
 
 # One more pre-emption, the pairs that test-main excludes. -rP shows what was counted.
 explore: $(VENV)/.test
-	@GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes)) \
+	@$(CLEAN); GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes)) \
 	    $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@$(TESTED); $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
-	    GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) tests/vendors --ignore tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
+	    GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) tests/vendors $(addprefix --ignore ,$(TWO_PROCESSES) tests/vendors/cuda/test_exchange.py) $(ARGS) || $(NONE_SELECTED)
 
 # Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
-	@$(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
+	@$(CLEAN); $(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
 	    $(PYTEST) -n0 tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
 # As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
@@ -195,14 +202,14 @@ SITES = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( 
 # With the interpreter's own switch interval, and with one in which a thread gets a few instructions at a time.
 soak: soak-host soak-cuda
 soak-host soak-cuda soak-hip: $(VENV)/.test
-	@for switch in default 1e-6; do \
+	@$(CLEAN); for switch in default 1e-6; do \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.stress \
 	        --backend $(@:soak-%=%) --minutes $(MINUTES) --switch $$switch; \
 	done
 
 interrupts: interrupts-host interrupts-cuda
 interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
-	@PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.interrupts \
+	@$(CLEAN); PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.interrupts \
 	    $(@:interrupts-%=%) $$($(BIN)/python -c 'print($(MINUTES) * 60)') $(SEED)
 
 # hip-python has wheels for Linux on x86-64 only.
@@ -314,12 +321,13 @@ $(VENV)/.test: $(MADE) pyproject.toml
 	@touch $@
 
 # The simulated drivers are compiled where they run. PyPI has a compiler too.
-bench test-main test-manual test-workflows test-cuda test-hip test-exchange \
+bench test-main test-kit test-manual test-workflows test-cuda test-hip test-exchange \
     soak-cuda soak-hip interrupts-cuda interrupts-hip: $(VENV)/.compiler
 $(VENV)/.compiler: $(VENV)/.test
-	@$(BIN)/python -c 'from gpuinterop.testing.simulated.build import compiler; compiler()' 2>/dev/null || { \
-	    echo "there is no C compiler here: fetching the one in PyPI's ziglang, 100 MB"; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 || { \
+	@$(BIN)/python -c 'from gpuinterop.testing.simulated.build import compiler; compiler()' $(if $(CC_GIVEN),,2>/dev/null) || { \
+	    [ -z "$(CC_GIVEN)" ] || exit 1; \
+	    $(BUSY) "there is no C compiler here: fetching the one in PyPI's ziglang, 100 MB" \
+	        $(BIN)/python -m pip install --quiet --disable-pip-version-check ziglang==0.17.1 || { \
 	        echo "install a C compiler: apt install gcc libc6-dev, dnf install gcc, or pacman -S gcc" >&2; exit 1; }; }
 	@touch $@
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import operator
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from .errors import ArgumentTypeError, InvalidArgumentError
@@ -75,7 +76,8 @@ def check_int(value: object, argument: str, *, minimum: int = -MAX_SIZE - 1, max
     except TypeError:
         raise ArgumentTypeError(argument, f"expected an int, got {type(value).__name__}.") from None
     if not minimum <= number <= maximum:
-        raise InvalidArgumentError(argument, f"expected {_spelled(minimum)} to {_spelled(maximum)}, got {number}.")
+        wanted = f"expected {_spelled(minimum)} to {_spelled(maximum)}"
+        raise InvalidArgumentError(argument, f"{wanted}, got {_shown(number)}.")
     return number
 
 
@@ -101,15 +103,22 @@ def check_timeout(timeout: Any, argument: str = "timeout") -> float | None:
     """Return seconds as a float, of any real number; None and infinity set no limit."""
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not issubclass(type(timeout), numbers.Real):
-        raise ArgumentTypeError(argument, f"expected seconds or None, got {type(timeout).__name__}.")
-    if timeout == float("inf"):
+    kind = type(timeout)
+    if kind is bool or not (kind is float or issubclass(kind, numbers.Real)):
+        raise ArgumentTypeError(argument, f"expected seconds or None, got {kind.__name__}.")
+    if timeout == inf:
         return None
     if not 0 <= timeout <= LONGEST_S:  # false for NaN, too
-        raise InvalidArgumentError(
-            argument, f"expected 0 to {LONGEST_S:,} seconds, or None for no limit, got {timeout}."
-        )
+        wanted = f"expected 0 to {LONGEST_S:,} seconds, or None for no limit"
+        raise InvalidArgumentError(argument, f"{wanted}, got {_shown(timeout)}.")
     return float(timeout)
+
+
+def _shown(number: object) -> str:
+    try:
+        return str(number)
+    except ValueError:  # Python writes out no more than 4,300 digits
+        return "a number too long to print"
 
 
 def _spelled(number: int) -> str:

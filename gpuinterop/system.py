@@ -163,7 +163,7 @@ def install_vulkan() -> str:
 
     tool = next(filter(shutil.which, _VULKAN), "")
     checkout = Path(__file__).parents[1]
-    command = f"sudo {_VULKAN[tool]}" if tool else "your system's Vulkan loader and Mesa's lavapipe"
+    command = f"sudo {_VULKAN[tool]}" if tool else "install your system's Vulkan loader and Mesa's lavapipe"
     if tool == "apt" and (checkout / "tools" / "fetch_vulkan.py").is_file():  # needs no root
         folder = shlex.quote(str(checkout))
         command = f"make -C {folder} vulkan; . {folder}/.vulkan/env"

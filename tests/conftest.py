@@ -18,6 +18,11 @@ from gpuinterop.testing.missing_vulkan import WITHOUT
 from tests import leftovers
 from tests.progress import Progress
 
+# A run by plain pytest after `. .vulkan/env` has the fetched drivers and no others, as make's runs have.
+if "GPUINTEROP_TEST_DRIVERS" not in os.environ and (added := os.environ.pop("VK_ADD_DRIVER_FILES", "")):
+    os.environ.setdefault("VK_DRIVER_FILES", added)
+    os.environ.setdefault("VK_ICD_FILENAMES", added)
+
 _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 """The seed of a random order; without one, tests run as they are collected."""
 
@@ -55,7 +60,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say once what tests lacked; each says it in its own reason, which pytest does not show."""
     skipped = [report for report in terminalreporter.stats.get("skipped", ()) if WITHOUT in str(report.longrepr)]
     if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests skipped {WITHOUT}: `make vulkan` says why there is none")
+        terminalreporter.write_line(f"{len(skipped)} tests skipped {WITHOUT}: `make drivers` says why there is none")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,7 @@ That variable is a descriptor. The workers of pytest-xdist have no such plugin.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -29,7 +30,10 @@ class Progress:
     def _run(self) -> None:
         while not self._ended.wait(EVERY_S):
             seconds = time.monotonic() - self._begin
-            os.write(self._to, f"{self._name}: {self._done} of {self._tests}, {seconds:.0f} s: {self._last}\n".encode())
+            with contextlib.suppress(OSError):
+                os.write(
+                    self._to, f"{self._name}: {self._done} of {self._tests}, {seconds:.0f} s: {self._last}\n".encode()
+                )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._tests = max(self._tests, len(session.items))

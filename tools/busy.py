@@ -8,6 +8,7 @@ holds back what the commands print.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -19,12 +20,13 @@ EVERY_S = 10.0
 def main(words: str, *command: str) -> int:
     to = int(os.environ.get("GPUINTEROP_TEST_PROGRESS") or 2)
     begin, wait = time.monotonic(), 1.0
-    with subprocess.Popen(command) as process:
+    with subprocess.Popen(command, close_fds=False) as process:  # what it starts may write there, too
         while True:
             try:
                 return process.wait(wait)
             except subprocess.TimeoutExpired:
-                os.write(to, f"{words}: {time.monotonic() - begin:.0f} s\n".encode())
+                with contextlib.suppress(OSError):
+                    os.write(to, f"{words}: {time.monotonic() - begin:.0f} s\n".encode())
                 wait = EVERY_S
 
 

@@ -94,6 +94,7 @@ class Apt:
             'APT::Sandbox::User "root";',  # as root: do not change to a user who cannot write here
             'APT::Install-Recommends "false"; Acquire::Languages "none"; Acquire::PDiffs "false";',
             'Acquire::Retries "2"; Acquire::http::Timeout "30"; Acquire::https::Timeout "30";',
+            'APT::Update::Error-Mode "any";',  # a source that cannot be reached is an error, not a warning
             'Acquire::IndexTargets::deb-src::Sources::DefaultEnabled "false";',
             *(f'Acquire::IndexTargets::deb::{name}::DefaultEnabled "false";' for name in unwanted),
             # What the system runs after an update of its own lists is not for these.
@@ -123,40 +124,46 @@ class Apt:
         return sorted(name for name in names - NEVER - {package} if name.startswith("lib"))
 
 
-def unresolved(files: Iterable[Path], lib: Path) -> set[str]:
-    """The libraries that the dynamic linker finds neither in the system nor in `lib`."""
-    lines = [line for path in files for line in run("ldd", path, env={"LD_LIBRARY_PATH": str(lib)}).splitlines()]
+def unresolved(files: Iterable[Path], *libs: Path) -> set[str]:
+    """The libraries that the dynamic linker finds neither in the system nor in these folders."""
+    env = {"LD_LIBRARY_PATH": ":".join(map(str, libs))}
+    lines = [line for path in files for line in run("ldd", path, env=env).splitlines()]
     return {line.split()[0] for line in lines if line.endswith("=> not found")}
 
 
-def binaries(folder: str) -> list[Path]:
-    return [path for path in (TREE / folder).glob("*") if path.suffix not in (".json", ".h")]
+def binaries(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.suffix not in (".json", ".h")]
 
 
 def add(apt: Apt, package: str) -> str:
-    """Put a package's files into the tree, with the libraries that they need and the system lacks."""
+    """Put a package's files into the tree, with the libraries that they need and the system lacks: all, or none."""
     version, unpacked = apt.unpack(package)
-    for pattern, folder in FILES[package].items():
-        found = [path for path in unpacked.glob(pattern) if not path.is_dir()]
-        if not found:
-            raise FetchError(f"{package} {version} holds no {pattern}")
-        (TREE / folder).mkdir(parents=True, exist_ok=True)
-        for path in found:
-            shutil.copy(path, TREE / folder)  # of a link, what it leads to
-            if path.suffix == ".json":
-                point_beside(TREE / folder / path.name)
-    for folder in set(FILES[package].values()) - {"include/vulkan", "include/vk_video"}:
-        lib = TREE / OWN_LIBRARIES.get(folder, "lib")
-        lib.mkdir(exist_ok=True)
-        spare: dict[str, Path] = {}
-        while missing := unresolved({*binaries(folder), *binaries(lib.name)}, lib):
-            if not spare and (names := apt.libraries(package)):
-                files = apt.unpack(*names)[1].rglob("*.so*")
-                spare = {path.name: path for path in files if path.is_file()}
-            if not missing & spare.keys():
-                raise FetchError(f"no package was found to hold {', '.join(sorted(missing))}, which {package} needs")
-            for name in missing & spare.keys():
-                shutil.copy(spare[name], lib)
+    with tempfile.TemporaryDirectory(dir=apt.home) as made:
+        new = Path(made)
+        for pattern, folder in FILES[package].items():
+            found = [path for path in unpacked.glob(pattern) if not path.is_dir()]
+            if not found:
+                raise FetchError(f"{package} {version} holds no {pattern}")
+            (new / folder).mkdir(parents=True, exist_ok=True)
+            for path in found:
+                shutil.copy(path, new / folder)  # of a link, what it leads to
+                if path.suffix == ".json":
+                    point_beside(new / folder / path.name)
+        for folder in set(FILES[package].values()) - {"include/vulkan", "include/vk_video"}:
+            lib = OWN_LIBRARIES.get(folder, "lib")
+            (new / lib).mkdir(exist_ok=True)
+            spare: dict[str, Path] = {}
+            while missing := unresolved({*binaries(new / folder), *binaries(new / lib)}, new / lib, TREE / lib):
+                if not spare and (names := apt.libraries(package)):
+                    files = apt.unpack(*names)[1].rglob("*.so*")
+                    spare = {path.name: path for path in files if path.is_file()}
+                if not missing & spare.keys():
+                    raise FetchError(
+                        f"no package was found to hold {', '.join(sorted(missing))}, which {package} needs"
+                    )
+                for name in missing & spare.keys():
+                    shutil.copy(spare[name], new / lib)
+        shutil.copytree(new, TREE, dirs_exist_ok=True)
     return version
 
 
@@ -186,7 +193,7 @@ def read_stamp() -> dict[str, Any]:
         found = json.loads((HOME / "stamp.json").read_text(encoding="utf-8"))
         stamp = {"format": found["format"], "versions": dict(found["versions"]), "missing": dict(found["missing"])}
         if stamp["format"] == FORMAT and not any(
-            unresolved(binaries(folder), TREE / OWN_LIBRARIES.get(folder, "lib"))
+            unresolved(binaries(TREE / folder), TREE / OWN_LIBRARIES.get(folder, "lib"))
             for folder in ("icd.d", "layers.d", "hip5", "bin")
         ):
             return stamp

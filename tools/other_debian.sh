@@ -6,7 +6,7 @@
 # SUITE is bookworm, trixie or sid. --mesa installs Debian's own Vulkan drivers. With --no-vulkan, apt has no sources, so
 # no driver can be fetched. The root is kept in ${OTHER_DEBIANS:-/tmp/other-debians}; a second run begins at once.
 set -euo pipefail
-suite=$1
+suite=${1:?bookworm, trixie or sid}
 shift
 compiler=",gcc,libc6-dev" mesa='' sources=kept
 while [[ ${1:-} == --* ]]; do
@@ -21,7 +21,8 @@ done
 command=${*:-make demo && make test}
 checkout=$(git rev-parse --show-toplevel)
 root=${OTHER_DEBIANS:-/tmp/other-debians}/$suite${compiler:+-cc}${mesa:+-mesa}${sources:+-apt}
-command -v debootstrap >/dev/null || apt-get -qq install -y --no-install-recommends debootstrap >/dev/null
+command -v debootstrap >/dev/null ||
+    { apt-get -qq update && apt-get -qq install -y --no-install-recommends debootstrap >/dev/null; }
 if [[ ! -e $root/.ready ]]; then
     mirror=$(grep -hm1 -E '^URIs:|^deb ' /etc/apt/sources.list.d/*.sources /etc/apt/sources.list 2>/dev/null |
         grep -oE "https?://[^ ]+" | head -1 || true)
@@ -36,6 +37,7 @@ for file in /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt; do
 done
 leave() { for one in dev/pts dev/shm dev proc sys; do umount "$root/$one" 2>/dev/null || true; done; }
 trap leave EXIT
+leave # of a run that was killed
 for one in dev dev/pts dev/shm sys; do mount --bind "/$one" "$root/$one"; done
 mount -t proc proc "$root/proc"
 rm -rf "$root/root/checkout"

@@ -114,10 +114,9 @@ class Resource(Sole):
 
     def _wait(self, lifetime: Lifetime, timeout: float | None) -> None:
         """Wait for a release, as `close` does."""
-        limit = check_timeout(timeout)
-        if timeout is not None and not wait_for(lifetime, limit):
-            held = lifetime.what_holds()
-            raise ResourceBusyError(f"{self.label} is still in use after close({float(timeout):g}): {held}.")
+        if timeout is not None and not wait_for(lifetime, check_timeout(timeout)):
+            after = f"close({float(timeout):g})"  # infinity, too: what cannot be released ends the wait
+            raise ResourceBusyError(f"{self.label} is still in use after {after}: {lifetime.what_holds()}.")
 
     def _on_released(self, lifetime: Lifetime, callback: Callable[[], None]) -> None:
         add_callback(lifetime, callback)

@@ -581,8 +581,7 @@ def _lost(error: OSError) -> PeerError:
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
     if isinstance(error, PermissionError):
         return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")
-    hint = "is it alive, and does it serve? Has it a free descriptor?"
-    return PeerError(f"the exporting process is not there: {late}; {hint}")
+    return PeerError(f"the exporting process is not there: {late}; is it alive and serving, with a free descriptor?")
 
 
 def attach(

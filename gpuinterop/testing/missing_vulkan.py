@@ -9,7 +9,7 @@ import pytest
 
 __all__ = ["WITHOUT", "give_up", "vulkan_is_required"]
 
-WITHOUT: Final = "for want of a Vulkan driver"
+WITHOUT: Final = "for want of a software driver"
 """Part of the reason of each such skip."""
 
 

@@ -150,8 +150,8 @@ def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int 
         raise InvalidArgumentError(
             "extent", f"expected an image of {most} bytes or fewer, which {vk.identity.name} shares, got {native.size}."
         )
-    # An image's always: of other memory NVIDIA's driver (580, H200) reads a linear image without undoing the compression
-    # in which CUDA writes bytes that repeat. Of each 128 it finds 32, and does not prefer dedicated memory.
+    # An image's always: of other memory NVIDIA's driver (580, H200) reads a linear image without undoing the
+    # compression in which CUDA writes bytes that repeat. It finds 32 of each 128, and does not prefer dedicated memory.
     only = features & c.FEATURE_DEDICATED_ONLY or wants.requiresDedicatedAllocation
     native.dedicated = bool(kind == "Image" or only)
     chain = new("VkMemoryDedicatedAllocateInfo", **itself) if native.dedicated else vk.api.ffi.NULL

@@ -77,6 +77,9 @@ class Shell:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
             env={**os.environ, **environment, **variables},
         )  # fmt: skip
+        self._answers = select.poll()  # select takes no descriptor above 1023
+        assert self._process.stdout is not None
+        self._answers.register(self._process.stdout, select.POLLIN)
 
     def __call__(self, code: str, limit: float = LIMIT) -> Any:
         """Run a line; return its value, or raise what it raised."""
@@ -95,7 +98,7 @@ class Shell:
         deadline = time.monotonic() + limit
         while b"\n" not in self._rest:
             left = max(0.0, deadline - time.monotonic())
-            assert select.select([self._process.stdout], [], [], left)[0], f"no answer in {limit} s"
+            assert self._answers.poll(left * 1000), f"no answer in {limit} s"
             came = os.read(self._process.stdout.fileno(), 1 << 20)
             assert came, f"it has ended: {self._process.wait(LIMIT)}, {self._said()}"
             self._rest += came

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import gpuinterop as gi
+
 from .shells import Raised, Shell
 
 GIVEN = """
@@ -77,3 +79,7 @@ def test_it_says_so(shell: Shell, name: str) -> None:
     words = r"DriverError: .*: out of file descriptors \(limit 64\); close some, or raise the limit: ulimit -n"
     assert refusals
     assert [one for one in refusals if not re.match(words, one)] == []
+
+
+def test_the_systems_table_has_another_limit() -> None:
+    assert "sysctl fs.file-max" in str(gi.DriverError("dup", 23, "ENFILE"))

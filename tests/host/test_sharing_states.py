@@ -144,7 +144,7 @@ def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell, tm
     reader("os.environ.pop('GPUINTEROP_SHARE_DIR', None); attaches(descriptor)")
 
 
-SHORT = "out of file descriptors (limit 64)", "Has it a free descriptor?"
+SHORT = "out of file descriptors (limit 64)", "with a free descriptor?"
 
 
 @pytest.mark.parametrize("side", ["exporter", "reader"])
@@ -282,7 +282,7 @@ def test_a_loop_of_the_users() -> None:
         exporter("array = array(); share = gi.share(array, threaded=False); offer = rendezvous.here().offers[1]")
         assert exporter("threads() == idle")
         reader(f"served = {exporter.descriptor('share')}")
-        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*serve"):
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*serving"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10)")
         exporter("while not any(slot is not None for slot in offer.leases.values()): share.serve(timeout=0)")
