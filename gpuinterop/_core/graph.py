@@ -364,7 +364,8 @@ class Graph(Resource, Enqueues):
     def hold(self, lifetime: Lifetime, semaphore: ExternalSemaphore[Any] | None = None) -> None:
         """Keep an object that captured work uses, and of a semaphore also the public one, which the steps name."""
         hold(lifetime, self.lifetime)
-        self._kept[lifetime] = semaphore
+        if semaphore is not None:
+            self._kept[lifetime] = semaphore
 
     @inside
     def note(self, mapping: Mapping, start: int, end: int) -> None:

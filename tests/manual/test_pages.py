@@ -18,6 +18,7 @@ from _pytest.mark import ParameterSet
 from gpuinterop.capabilities import read_verified
 from gpuinterop.cli import app
 from gpuinterop.testing.missing_vulkan import give_up
+from tests.cli.parties import require_driver
 from tools import manual
 
 ROOT = manual.ROOT
@@ -48,6 +49,8 @@ def _runs() -> Iterator[ParameterSet]:
 @pytest.mark.timeout(manual.LIMIT_S + 30)
 @pytest.mark.parametrize(("kind", "page"), list(_runs()))
 def test_a_page_runs(kind: str, page: str) -> None:
+    if "vulkan_application" in _code(page, kind):
+        require_driver("swiftshader")
     done = manual.run(page, kind)
     if kind == "hip" and MATCHES_VULKAN in _code(page, kind):  # by a PCI address, which software Vulkan does not have
         assert "gpuinterop.errors.DeviceNotFoundError: identity: no device is" in done.stderr, done.stdout
