@@ -317,7 +317,7 @@ def test_what_is_broken_is_told_with_what_to_do(case: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("tool", "command"),
-    [("apt", "make -C "), ("dnf", "sudo dnf install "), ("pacman", "sudo pacman -S "), ("", "your system's ")],
+    [("apt", "make -C "), ("dnf", "sudo dnf install "), ("pacman", "sudo pacman -S "), ("", "install your system's ")],
 )
 def test_the_command_that_installs_vulkan_is_that_of_the_system(
     monkeypatch: pytest.MonkeyPatch, tool: str, command: str
