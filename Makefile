@@ -133,11 +133,13 @@ test:
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
     test-lowest-cuda test-lowest-hip
 
+# What does not go through the bindings is not run again.
+ONCE = ARGS="$(or $(ARGS),-k 'not interrupts and not simulated_command and not bench and not yardsticks and not demo')"
 test-lowest-cuda: $(VENV)/.test drivers
-	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.1
+	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.1 $(ONCE)
 
 test-lowest-hip: $(VENV)/.test drivers
-	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43
+	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43 $(ONCE)
 
 # What takes long: test-main and test-cuda leave it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
