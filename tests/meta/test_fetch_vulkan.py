@@ -66,7 +66,7 @@ def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Pa
         (tmp_path / name).chmod(0o755)
     made = [".venv/.made", ".venv/.test", ".venv/.compiler", "drivers"]
     theirs = dict.fromkeys(THEIRS, "theirs")
-    outermost = {"MAKELEVEL": "0", "MAKEFLAGS": ""}
+    outermost = {"MAKELEVEL": "0", "MAKEFLAGS": "", "DRIVERS": ""}
     command = ["make", "-s", "test-main", *(f"--assume-old={name}" for name in made)]
     said = subprocess.check_output(command, cwd=tmp_path, env={**os.environ, **outermost, **theirs}, text=True)
     given = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
