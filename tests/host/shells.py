@@ -23,6 +23,7 @@ needs_root: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root star
 
 PROGRAM: Final = r"""
 import contextlib, gc, json, os, re, resource, signal, socket, struct, sys, threading, time
+from collections import Counter
 import numpy as np
 import gpuinterop as gi
 from gpuinterop.sharing import rendezvous
@@ -39,6 +40,12 @@ def left():
             links.append(re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{one}")))
     with open("/proc/self/maps") as maps:
         return [sorted(links), sorted(re.findall("/memfd:.*", maps.read())), threads()]
+
+def grown(before):
+    # What was on its way out may have been counted before.
+    now = left()
+    more = [[*(Counter(here) - Counter(there)).elements()] for here, there in zip(now[:2], before[:2])]
+    return [*more[0], *more[1], *["a thread"] * (now[2] - before[2])]
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -75,7 +75,7 @@ def test_it_says_so(shell: Shell, name: str) -> None:
         except Raised as error:
             refusals.append(str(error))
         shell("clear()\nfor one in (made, argument): one and one.close()")
-    shell.until(f"left() == {before}")
+    shell.until(f"grown({before}) == []")
     words = r"DriverError: .*: out of file descriptors \(limit 64\); close some, or raise the limit: ulimit -n"
     assert refusals
     assert [one for one in refusals if not re.match(words, one)] == []

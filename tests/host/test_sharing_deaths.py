@@ -43,7 +43,7 @@ def test_a_reader_dies(step: str) -> None:
         exporter.answer() if step == "acquired" else exporter("share.acquire(timeout=10)")
         passed = (time.monotonic() - begin) * 1e3
         exporter("share.release()")
-        gone = exporter.until(f"leases() == 0 and left() == {before}")
+        gone = exporter.until(f"leases() == 0 and grown({before}) == []")
         print(f"reader {step}: the writer acquires in {passed:.1f} ms, nothing of it is left {gone:.1f} ms behind that")
         assert max(passed, gone) < SOON
         assert not [one for one in os.listdir("/dev/shm") if "gpuinterop" in one]
@@ -99,7 +99,7 @@ def test_an_exporter_dies(sockets: Path, step: str) -> None:
         if has_done:
             assert reader("int(np.asarray(attached.view).sum(dtype=int))") == 7 * 4096  # the memory stays
             reader("attached.close()")
-        reader.until(f"left() == {before}")
+        reader.until(f"grown({before}) == []")
         stale = os.listdir(sockets)
         assert len(stale) == (step != "closed")
         with Shell() as other:
