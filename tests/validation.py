@@ -61,8 +61,14 @@ class Validation:
                 said += os.read(self._pipe, 1 << 16)
         except BlockingIOError:
             messages = _MESSAGE.split(said.decode(errors="replace"))
-        named = [(found[1] or found[2], one) for one in messages if (found := _NAME.match(one))]
-        return [one for name, one in named if name not in {*UNJUSTIFIED, *unjustified}]
+        known = {*UNJUSTIFIED, *unjustified}
+        return [one for one in messages if one.strip() and not known.intersection(_names(one))]
+
+
+def _names(message: str) -> list[str]:
+    """The message's name; none in a form that is not known, which is justified by nothing."""
+    found = _NAME.match(message)
+    return [found[1] or found[2]] if found else []
 
 
 @cache
