@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 from .errors import ArgumentTypeError, InvalidArgumentError
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 MAX_32: Final = 2**32 - 1
@@ -21,7 +20,7 @@ LONGEST_S: Final = 2_000_000
 """Seconds, 23 days: the longest time-out that all calls of the system take. ``poll`` counts milliseconds in a C int."""
 
 
-class Sole:
+class NoCopy:
     """Base of owners, and of all that must not be copied: the end of a copy would end what the first still uses."""
 
     __slots__ = ()
@@ -44,17 +43,6 @@ class NotAnArray:
 
     def __array__(self, *_args: object, **_kwargs: object) -> NoReturn:
         self._refuse_arrays()
-
-
-def inside(method: F) -> F:
-    """Mark a method that other rooms of this library call. Users do not: the manual leaves it out."""
-    method.inside = True  # type: ignore[attr-defined]
-    return method
-
-
-def is_inside(member: object) -> bool:
-    """Whether a method or property is marked by `inside`."""
-    return getattr(getattr(member, "fget", member), "inside", False)
 
 
 def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:

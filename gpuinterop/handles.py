@@ -37,7 +37,7 @@ from multiprocessing import context, reduction
 from typing import Any, ClassVar, Final, Generic, NamedTuple, Self, TypeAlias, TypeVar, get_args, get_origin
 
 from . import system
-from ._arguments import Sole, check_int, check_type, inside
+from ._arguments import NoCopy, check_int, check_type
 from .errors import DEV_MODE, ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, place, warn_leak
 
 __all__ = [
@@ -237,7 +237,7 @@ _CONCRETE: list[type[Handle]] = []
 _NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
 
 
-class Handle(Sole):
+class Handle(NoCopy):
     """Base of all handles. Construct a type of :func:`handle_types`, which tells the driver what the handle is.
 
     Examples
@@ -285,7 +285,7 @@ class Handle(Sole):
             self._state = _State.CLOSED
 
     def __enter__(self) -> Self:
-        self.check_open()
+        self._check_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exc_info: object) -> None:
@@ -295,8 +295,7 @@ class Handle(Sole):
             if kind is None:  # else the exception in flight says more
                 raise
 
-    @inside
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         if self._state is _State.OPEN:
             return
         name = type(self).__name__
@@ -428,7 +427,7 @@ class FdHandle(Handle):
     def fd(self) -> int:
         """Number of the descriptor. Raises `HandleError` once the handle is closed, consumed or detached."""
         if self._state is not _State.OPEN:
-            self.check_open()
+            self._check_open()
         return self._fd
 
     def fileno(self) -> int:
@@ -474,21 +473,19 @@ class FdHandle(Handle):
         if not self._owned:
             self._number.clear()
             return
-        if (error := self.settle()) is not None:
+        if (error := self._settle()) is not None:
             raise HandleError(
                 f"fd: {self._fd}, which this {type(self).__name__} owned, could not be closed "
                 f"({error.strerror}); was it closed elsewhere? detach() hands it over."
             ) from error
 
-    @inside
-    def lent(self, fd: int) -> Self:
+    def _with_fd(self, fd: int) -> Self:
         """A handle like this one with a duplicate of its number, which it does not own."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], calls=[])
         return twin
 
-    @inside
-    def use(self, call: Callable[[int], T]) -> T:
+    def _use(self, call: Callable[[int], T]) -> T:
         """Pass the number to `call`; the descriptor stays open until it returns."""
         calls, mark = self.calls, (this_thread(),)
         calls += mark
@@ -496,10 +493,9 @@ class FdHandle(Handle):
             return call(self.fd)
         finally:
             calls.remove(mark[0])
-            self.settle()
+            self._settle()
 
-    @inside
-    def settle(self) -> OSError | None:
+    def _settle(self) -> OSError | None:
         """Close the number of a finished handle once; return the system's error if it was not open.
 
         If a call still uses the number, that call closes it at its end.
@@ -539,7 +535,7 @@ class FdHandle(Handle):
         ...     number = allocation.export().detach()  # the caller's now
         >>> os.close(number)
         """
-        self.check_open()
+        self._check_open()
         if this_thread() in self.calls.copy():
             raise HandleError(
                 f"handle: this signal handler struck inside a call that imports or duplicates this "
@@ -572,7 +568,7 @@ class FdHandle(Handle):
         ...     second.close()
         """
         try:
-            return self.use(
+            return self._use(
                 lambda fd: self.adopt(system.call("dup", os.dup, fd), origin=self.origin, trusted=self._trusted)
             )
         except DriverError as error:
@@ -585,7 +581,7 @@ class FdHandle(Handle):
             return
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
-        if self.settle() is None and dropped:  # else the interpreter or the user has closed it already
+        if self._settle() is None and dropped:  # else the interpreter or the user has closed it already
             name = f"{type(self).__name__}(fd={self._fd}){self._made_at}"
             warn_leak(f"{name} was dropped without close(), detach() or an import")
 
@@ -602,7 +598,7 @@ def use_all(handles: Sequence[FdHandle], call: Callable[[Sequence[int]], T], num
     """
     if not handles:
         return call(numbers)
-    return handles[0].use(lambda fd: use_all(handles[1:], call, (*numbers, fd)))
+    return handles[0]._use(lambda fd: use_all(handles[1:], call, (*numbers, fd)))
 
 
 class Win32Handle(Handle):
@@ -663,13 +659,13 @@ class Win32Handle(Handle):
     @property
     def handle(self) -> int | None:
         """Value of the NT handle; None if the object is named. Raises `HandleError` once the handle is closed."""
-        self.check_open()
+        self._check_open()
         return self._handle
 
     @property
     def name(self) -> str | None:
         """Name of the object; None if it has a handle. Raises `HandleError` once the handle is closed."""
-        self.check_open()
+        self._check_open()
         return self._name
 
     def detach(self) -> int | None:
@@ -686,7 +682,7 @@ class Win32Handle(Handle):
 
     def duplicate(self) -> Self:
         """Return a second wrapper of the same NT handle; imports do not consume it, so it is not duplicated."""
-        self.check_open()
+        self._check_open()
         return type(self)(handle=self._handle, name=self._name, origin=self.origin)
 
     def __repr__(self) -> str:
@@ -712,7 +708,7 @@ class KmtHandle(Win32Handle):
         self.keepalive = keepalive
 
     def duplicate(self) -> Self:
-        self.check_open()
+        self._check_open()
         assert self._handle is not None  # a KMT handle has no name
         return type(self)(handle=self._handle, keepalive=self.keepalive, origin=self.origin)
 
@@ -743,7 +739,7 @@ class PointerHandle(Handle):
     @property
     def pointer(self) -> int:
         """Address of the object. Raises `HandleError` once the handle is closed."""
-        self.check_open()
+        self._check_open()
         return self._pointer
 
     def __repr__(self) -> str:
@@ -1041,7 +1037,7 @@ class BytesHandle(Handle):
     @property
     def data(self) -> bytes:
         """The 64 bytes. Raises `HandleError` once the handle is closed."""
-        self.check_open()
+        self._check_open()
         return self._data
 
     def duplicate(self) -> Self:
@@ -1171,7 +1167,7 @@ def _reduce_fd(handle: FdHandle) -> Any:
             "which pickles later? Pass it as an argument of the Process, or through a Pipe."
         )
     origin = handle.origin.untrusted() if handle.origin else None
-    return _rebuild_fd, (type(handle), handle.use(_pass), origin)
+    return _rebuild_fd, (type(handle), handle._use(_pass), origin)
 
 
 _passed: list[weakref.finalize[Any, Any]] = []

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ._arguments import MAX_SIZE, Sole, check_int, check_type
+from ._arguments import MAX_SIZE, NoCopy, check_int, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream
 from .capabilities import Capabilities, Cell, Operation, Scope
@@ -137,7 +137,7 @@ class _Turn(Enum):
 _SUBMIT, _ACQUIRE, _RELEASE = _Turn
 
 
-class Handoff(Sole):
+class Handoff(NoCopy):
     """The compute side of a handoff. The caller still owns the semaphores.
 
     Parameters
@@ -333,14 +333,14 @@ class Handoff(Sole):
         counter = 0
         with suppress(UnsupportedError):  # only the driver knows it
             counter = self._to_compute.value
-        return max(counter, self._to_compute.last_signalled(), self._to_compute._promised)
+        return max(counter, self._to_compute._last_signalled(), self._to_compute._promised)
 
     def _begin(self, stands: int) -> int:
         """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == stands:
             self._turn = _ACQUIRE  # the frame was submitted here, never released
-        elif submitted and (self._tracks_submits or self._to_compute.last_signalled() == stands):
+        elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
                 f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it; "
@@ -351,7 +351,7 @@ class Handoff(Sole):
     def _check(self, turn: _Turn, call: str) -> None:
         if self._turn is not turn:
             for one in self._semaphores():
-                one.check_open()
+                one._check_open()
             due = self._submits if self._turn is _SUBMIT else self._turn.value
             frame = f"frame {self._frame} of {self._label()}"
             raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")

@@ -388,7 +388,7 @@ def packed(handles: Sequence[Handle]) -> bytes:
 
 def _pack(handle: Handle) -> bytes:
     check_sendable(type(handle), "handle")
-    handle.check_open()
+    handle._check_open()
     origin, device = handle.origin, None
     kind = flags = size = 0
     if origin is not None:

@@ -64,7 +64,7 @@ from typing import Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
 from . import system
-from ._arguments import Sole
+from ._arguments import NoCopy
 from .errors import DriverError, HandleError, PeerError
 
 if sys.platform != "win32":
@@ -148,7 +148,7 @@ def is_ours(fd: int) -> bool:
     return True
 
 
-class Lock(Sole):
+class Lock(NoCopy):
     """The lock of all who hold a memfd, which the kernel frees when one of them dies.
 
     Parameters
@@ -220,7 +220,7 @@ class Lock(Sole):
             )
 
 
-class Page(Sole):
+class Page(NoCopy):
     """A mapped timeline semaphore for use by the CPU. The caller keeps it mapped, and its descriptor open.
 
     Parameters

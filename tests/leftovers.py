@@ -153,7 +153,7 @@ class Things:
 
 
 _REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
-    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.pointed, gate.waiting,
+    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.fenced, gate.waiting,
 )  # fmt: skip
 
 

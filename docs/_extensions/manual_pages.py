@@ -9,7 +9,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuinterop._arguments import is_inside
 from gpuinterop.capabilities import DOMAIN, read_verified
 from gpuinterop.testing import suites as testing_suites
 from tools import manual
@@ -127,5 +126,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", _source_read)
     app.connect("builder-inited", _write)
     app.connect("autodoc-process-signature", _signature)
-    app.connect("autodoc-skip-member", lambda app, what, name, member, skip, options: is_inside(member) or None)
     return {"parallel_read_safe": True}

@@ -106,7 +106,7 @@ class Allocation(Mappable):
             raise InvalidArgumentError(
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
-        self.check_open()
+        self._check_open()
         found = self._buffers.get(device)
         while found is None or found.closed:  # another thread may have closed it meanwhile
             fresh = self._buffer(0, self._size, device)
@@ -134,7 +134,7 @@ class Allocation(Mappable):
         ...     handle.origin.size
         65536
         """
-        self.check_exportable("allocation")
+        self._check_exportable("allocation")
         handle = self.lifetime.use(self.driver.export_allocation)
         handle.origin = HandleOrigin(
             kind=OriginKind.ALLOCATION, device=self.device.identity, size=self._size, trusted=True
@@ -157,8 +157,8 @@ class Allocation(Mappable):
 
     def _map(self, mapping: Mapping) -> DriverHandle:
         def call() -> DriverHandle:
-            devices = [device.handle for device in self.devices]
-            handle, mapping.address = self.driver.map_allocation(self.handle, devices)
+            devices = [device._handle for device in self.devices]
+            handle, mapping.address = self.driver.map_allocation(self._handle, devices)
             return handle
 
         if not self.driver.map_allocation_blocks:

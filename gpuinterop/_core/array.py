@@ -47,7 +47,7 @@ class MipmappedArray(Resource, NotAnArray):
         super().__init__(Lifetime("MipmappedArray", destroy, parents=parents, gate=gate, label=label), memory)
         self.device, self.driver = memory.device, backend
         self.layout = layout
-        self.lifetime.create(lambda: backend.map_array(memory.handle, layout))
+        self.lifetime.create(lambda: backend.map_array(memory._handle, layout))
 
     def level(self, n: int) -> ArrayLevel:
         """Return one mip level.
@@ -62,7 +62,7 @@ class MipmappedArray(Resource, NotAnArray):
         InvalidArgumentError
             The array does not have level `n`.
         """
-        self.check_open()
+        self._check_open()
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
@@ -178,11 +178,11 @@ class ArrayLevel(NotAnArray):
                 argument, f"expected the {self.nbytes} bytes of level {self.index}, got {host.nbytes}."
             )
         check_stream(self._array.device, stream)
-        stream.check_host_copy(host)
+        stream._check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
     def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
-        start, _ = buffer.range_of(offset, self.nbytes, "offset")
+        start, _ = buffer._range_of(offset, self.nbytes, "offset")
         check_stream(self._array.device, stream)
         self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
 
@@ -190,19 +190,19 @@ class ArrayLevel(NotAnArray):
         self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_array: bool,
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
-        array, known = self._array, stream.known_as()
+        array, known = self._array, stream._known_as()
         calls = known.calls
         calls += MARK  # our captures cannot begin or end between the check and the call
         try:
             if (graph := known.graph) is not None:
-                graph.hold(array.lifetime)
+                graph._hold(array.lifetime)
             elif known not in array.lifetime.uses:
                 note_use(array.lifetime, known, None)
             if buffer is not None:
-                buffer.use_on(stream, start, self.nbytes)
-            stream.enqueue(
+                buffer._use_on(stream, start, self.nbytes)
+            stream._enqueue(
                 lambda handle: array.driver.copy_level(
-                    handle, array.handle, self.index, address, self.nbytes, to_array=to_array
+                    handle, array._handle, self.index, address, self.nbytes, to_array=to_array
                 ),
                 array.lifetime,
                 *(() if buffer is None else (buffer.mapping,)),
@@ -238,7 +238,7 @@ def array_layout(
     if layers < 0 or (usage & ArrayUsage.CUBEMAP and layers % 6):
         raise InvalidArgumentError("layers", f"expected 0 or more, for cube maps a multiple of 6, got {layers}.")
     least = width * max(1, height) * max(1, depth) * max(1, layers) * layout.texel.nbytes
-    memory.check_range(start, 1)
+    memory._check_range(start, 1)
     if start + least > memory.size:
         raise InvalidArgumentError(
             "extent",

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .. import timeline
-from .._arguments import MAX_32, Sole, check_int, check_nbytes, check_timeout, check_type, inside
+from .._arguments import MAX_32, NoCopy, check_int, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
 from ..errors import (
@@ -42,7 +42,7 @@ from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
 from .monitor import after_fork, generation, lingering
-from .ownership import lend
+from .ownership import import_duplicate
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind
 from .stream import Stream, check_foreign_device, foreign_pointer
@@ -64,7 +64,7 @@ _CONSUMERS = 64  # streams of array libraries that are remembered
 _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 
 
-class Device(Sole):
+class Device(NoCopy):
     """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
 
     Several threads may use it at once.
@@ -134,10 +134,9 @@ class Device(Sole):
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
 
     @property
-    @inside
-    def handle(self) -> DriverHandle:
+    def _handle(self) -> DriverHandle:
         """The native device, which the first use opens. To list devices creates no context."""
-        return self.once(Device._open)
+        return self._once(Device._open)
 
     def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
@@ -147,8 +146,7 @@ class Device(Sole):
             )
         return self.driver.open_device(self.info.ordinal)
 
-    @inside
-    def once(self, make: Callable[[Device], T]) -> T:
+    def _once(self, make: Callable[[Device], T]) -> T:
         """What `make` makes of the device on first use; when two threads make it, the first one's stays."""
         found: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
         return found
@@ -237,10 +235,9 @@ class Device(Sole):
 
         The import has consumed the handle. To import the object twice, duplicate the handle before.
         """
-        return self.take_memory(handle, size=size, dedicated=dedicated, label=label)
+        return self._take_memory(handle, size=size, dedicated=dedicated, label=label)
 
-    @inside
-    def take_memory(
+    def _take_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
     ) -> ExternalMemory:
         """Import memory, as `import_memory` does. Messages call it by the noun."""
@@ -254,12 +251,12 @@ class Device(Sole):
         make_room()
         keepalive = getattr(handle, "keepalive", None)
         memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, noun=noun, label=label)
-        device, backend, lifetime = self.handle, self.driver, memory.lifetime
+        device, backend, lifetime = self._handle, self.driver, memory.lifetime
 
-        def load(lent: MemoryHandle) -> None:
-            lifetime.create(partial(backend.import_memory, device, lent, size=count, dedicated=whole))
+        def load(duplicate: MemoryHandle) -> None:
+            lifetime.create(partial(backend.import_memory, device, duplicate, size=count, dedicated=whole))
 
-        lend(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
+        import_duplicate(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
@@ -292,22 +289,22 @@ class Device(Sole):
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
-        if isinstance(handle, TimelineFd) and self._makes_timelines and handle.use(timeline.is_ours):
+        if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
             self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
             check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
             drain()
-            return cast("ExternalSemaphore[K]", self.once(OwnTimelines).load(handle, label))
+            return cast("ExternalSemaphore[K]", self._once(OwnTimelines).load(handle, label))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
         check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
-        calls, keepalive = self.once(DriverSemaphores), getattr(handle, "keepalive", None)
+        calls, keepalive = self._once(DriverSemaphores), getattr(handle, "keepalive", None)
         semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive, label=label)
-        device, backend = self.handle, self.driver
+        device, backend = self._handle, self.driver
 
-        def load(lent: SemaphoreHandle[K]) -> None:
-            semaphore.make(partial(backend.import_semaphore, device, lent))
+        def load(duplicate: SemaphoreHandle[K]) -> None:
+            semaphore._make(partial(backend.import_semaphore, device, duplicate))
 
-        lend(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
+        import_duplicate(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def import_allocation(
@@ -358,7 +355,7 @@ class Device(Sole):
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
         check_access(members, self._ordinal_of(handle), cell)
-        step = backend.granularity(self.handle, kind).minimum
+        step = backend.granularity(self._handle, kind).minimum
         if count % step:
             raise InvalidArgumentError(
                 "size", f"expected a multiple of the granularity, {step}, got {count}; pass Allocation.size."
@@ -367,10 +364,10 @@ class Device(Sole):
         allocation = Allocation(members, backend, kind, size=count, exportable=False, label=label)
         lifetime = allocation.lifetime
 
-        def load(lent: AllocationHandle) -> None:
-            lifetime.create(partial(_load, allocation, lent, cell))
+        def load(duplicate: AllocationHandle) -> None:
+            lifetime.create(partial(_load, allocation, duplicate, cell))
 
-        lend(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
+        import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
 
     # -- makes -------------------------------------------------------------------------------------------------
@@ -420,10 +417,10 @@ class Device(Sole):
         members = self._with(access)
         check_access(members, self.ordinal, Cell(Operation.EXPORT_ALLOCATION, handle_type))
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
-        count = round_up(count, backend.granularity(self.handle, handle_type).minimum)
+        count = round_up(count, backend.granularity(self._handle, handle_type).minimum)
         make_room()
         allocation = Allocation(members, backend, handle_type, size=count, exportable=True, label=label)
-        handle = self.handle
+        handle = self._handle
         allocation.lifetime.create(lambda: backend.allocate(handle, count, handle_type))
         return allocation
 
@@ -453,7 +450,7 @@ class Device(Sole):
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
-        return backend.granularity(self.handle, handle_type)
+        return backend.granularity(self._handle, handle_type)
 
     def multicast_granularity(
         self,
@@ -533,15 +530,15 @@ class Device(Sole):
         backend = self.driver
         drain()
         if isinstance(backend, HostSemaphoreBackend) and not (handle_type is TimelineFd and self._makes_timelines):
-            calls, handle = self.once(DriverSemaphores), self.handle
+            calls, handle = self._once(DriverSemaphores), self._handle
             semaphore = ExternalSemaphore(self, handle_type, calls, exportable=True, label=label)
-            semaphore.make(lambda: backend.create_semaphore(handle, handle_type))
+            semaphore._make(lambda: backend.create_semaphore(handle, handle_type))
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError(
                 "handle_type", f"expected TimelineFd, which {self.backend} creates, got {handle_type!r}."
             )
-        return cast("ExternalSemaphore[K]", self.once(OwnTimelines).create(label))
+        return cast("ExternalSemaphore[K]", self._once(OwnTimelines).create(label))
 
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
         """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
@@ -609,7 +606,7 @@ class Device(Sole):
         pointer, keepalive = foreign_pointer(stream)
         check_foreign_device(self, stream)
         tidy()
-        handle = self.driver.adopt_stream(self.handle, pointer)
+        handle = self.driver.adopt_stream(self._handle, pointer)
         return self.streams.adopt(handle, keepalive, partial(Stream, self), label)
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -695,20 +692,19 @@ class Device(Sole):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    @inside
-    def consumer(self, pointer: int) -> Stream:
+    def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
         key: Hashable = pointer
         handle: Any = None
         if pointer != _LEGACY:  # other numbers may come again as other streams'
-            handle = self.driver.adopt_stream(self.handle, pointer)
+            handle = self.driver.adopt_stream(self._handle, pointer)
             key = self.driver.stream_key(handle)
         if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
             known = stream.known  # None: each thread's own
             if known is not None and known.failure is None and stream.lifetime.state is LIVE:
                 return stream
         if handle is None:
-            handle = self.driver.adopt_stream(self.handle, pointer)
+            handle = self.driver.adopt_stream(self._handle, pointer)
         stream = self.streams.adopt(handle, None, partial(Stream, self))
         lingering.append(stream)
         if len(self._consumers) >= _CONSUMERS:
@@ -716,9 +712,8 @@ class Device(Sole):
         self._consumers[key] = weakref.ref(stream)
         return stream
 
-    @inside
     @contextmanager
-    def copy_stream(self) -> Generator[Stream]:
+    def _copy_stream(self) -> Generator[Stream]:
         """A stream of ours for a copy without a `stream=` argument.
 
         Each copy under way has its own, so that no copy waits behind another. A failed stream is not used again.
@@ -729,7 +724,7 @@ class Device(Sole):
             copier = self._new_stream(high_priority=False)
             copier.lifetime.warns = False
         try:
-            copier.check_open()
+            copier._check_open()
             yield copier
         except BaseException:
             copier.close()
@@ -739,27 +734,25 @@ class Device(Sole):
         else:
             copier.close()
 
-    @inside
-    def capture(self, stream: Stream, label: str | None) -> AbstractContextManager[Graph]:
+    def _capture(self, stream: Stream, label: str | None) -> AbstractContextManager[Graph]:
         """`Stream.capture`: a graph stands on streams."""
         return capture(stream, label)
 
     def _new_stream(self, *, high_priority: bool, label: str | None = None) -> Stream:
-        device, backend = self.handle, self.driver
+        device, backend = self._handle, self.driver
         return self.streams.create(
             lambda: backend.create_stream(device, high_priority=high_priority),
             lambda known: Stream(self, known, known),
             label,
         )
 
-    @inside
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
+    def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember an import: a graph's nodes name semaphores by number, and a backend's messages by the label."""
-        if hasattr(semaphore.handle, "label"):
+        if hasattr(semaphore._handle, "label"):
             with suppress(AttributeError):  # a label to read alone
-                semaphore.handle.label = semaphore.label
-        if isinstance(self.driver, GraphBackend) and semaphore.handle is not None:
-            self._semaphores[self.driver.semaphore_pointer(semaphore.handle)] = semaphore
+                semaphore._handle.label = semaphore.label
+        if isinstance(self.driver, GraphBackend) and semaphore._handle is not None:
+            self._semaphores[self.driver.semaphore_pointer(semaphore._handle)] = semaphore
 
     @property
     def _makes_timelines(self) -> bool:
@@ -836,10 +829,10 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
             )
 
 
-def _load(allocation: Allocation, lent: AllocationHandle, cell: Cell) -> DriverHandle:
+def _load(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
     """Import an allocation, if all its devices reach the memory."""
     backend = allocation.driver
-    loaded = backend.import_allocation(allocation.device.handle, lent, size=allocation.size)
+    loaded = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
     try:
         allocation.location = backend.location(loaded)
         check_access(allocation.devices, allocation.location, cell)

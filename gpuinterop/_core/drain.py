@@ -1,7 +1,7 @@
 """Draining: releases whatever was closed and is no longer in use.
 
 Import, create, allocate, close, synchronize and drain release. One thread releases one object; threads do not wait for
-each other's drains. A retired object is in one place, which hands it on: in `waiting_for_a_look`, behind a point, at
+each other's drains. A retired object is in one place, which hands it on: in `waiting_for_a_look`, behind a fence, at
 the gate, or under what stands on it, also an array. It stays in the queue while threads look at it: what an exception
 strikes there is looked at again. (So two threads may look at one object, and one of them once too often.)
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
 from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
-from .known_stream import CapturedError, KnownStream, Point, pointed
+from .known_stream import CapturedError, Fence, KnownStream, fenced
 from .lifetime import (
     GONE,
     LEAKED,
@@ -45,7 +45,7 @@ _MANY_DROPPED: Final = 256
 _MANY_OPEN: Final = 10
 """Objects that the warning at the exit names."""
 BACKLOG: Final = 256
-"""Points of a stream that may not be reached, above which a call that makes memory waits."""
+"""Fences of a stream that may not be reached, above which a call that makes memory waits."""
 BACKLOG_S: Final = 0.1
 """Seconds for such a wait: the stream may wait for what this library does not know."""
 _exiting = False
@@ -77,7 +77,7 @@ def make_room() -> None:
     What is closed stays until the work on it has run: a loop that makes, uses and closes would pile it up.
     """
     drain()
-    stream = next((one for one in list(pointed) if len(one.points) > BACKLOG and not one.pending()), None)
+    stream = next((one for one in list(fenced) if len(one.fences) > BACKLOG and not one.pending()), None)
     if stream is not None:
         system.until(lambda: len(stream.poll()) <= BACKLOG, BACKLOG_S)
         drain()
@@ -93,7 +93,7 @@ def _drain() -> None:
     while True:
         if dropped:
             retire_dropped()
-        for stream in list(pointed):
+        for stream in list(fenced):
             shown(stream.poll)
         if not (waiting_for_a_look and _release_ready()):
             return
@@ -160,7 +160,7 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
 def _release_ready() -> bool:
     """Look once at what may be ready; return whether anything was released."""
     moved = False
-    ends: dict[KnownStream, Point | None] = {}  # one event a stream, however many wait for it
+    ends: dict[KnownStream, Fence | None] = {}  # one event a stream, however many wait for it
     for lifetime in _ready():
         try:
             moved |= _advance(lifetime, ends)
@@ -185,7 +185,7 @@ def _ready() -> list[Lifetime]:
     return found
 
 
-def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
+def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
     """Release an object, or leave it where it waits; return whether anything has moved."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
@@ -208,26 +208,26 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Point | None]) -> bool:
     return _release_at_gate(lifetime, lifetime.gate)
 
 
-def _end_of(stream: KnownStream) -> Point | None:
-    """A point behind all of the stream's work; None if that is done."""
+def _end_of(stream: KnownStream) -> Fence | None:
+    """A fence behind all of the stream's work; None if that is done."""
     if stream.behind is not None:  # a closed stream's end is known
-        return next((point for point in stream.behind if point.state is LIVE), None)
+        return next((fence for fence in stream.behind if fence.state is LIVE), None)
     if stream.state in GONE or stream.is_idle():
         return None
-    if stream.elsewhere:  # a point stands behind each call
-        return stream.last_point()
-    return stream.point()
+    if stream.elsewhere:  # a fence stands behind each call
+        return stream.last_fence()
+    return stream.fence()
 
 
 @locked
-def _park(lifetime: Lifetime, behind: list[Point]) -> bool:
-    """Wait for the first point that is not reached; False if all were reached."""
+def _park(lifetime: Lifetime, behind: list[Fence]) -> bool:
+    """Wait for the first fence that is not reached; False if all were reached."""
     if lifetime.state is not RETIRED:  # the object was opened again
         return False
     lifetime.behind = behind
-    for point in behind:
-        if point.state is LIVE:
-            point.waiters[lifetime] = None
+    for fence in behind:
+        if fence.state is LIVE:
+            fence.waiters[lifetime] = None
             waiting_for_a_look.pop(lifetime, None)
             return True
     return False

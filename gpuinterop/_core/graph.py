@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
-from .._arguments import check_int, inside
+from .._arguments import check_int
 from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
@@ -70,7 +70,7 @@ class GraphStep:
             None if one is None or one.lifetime.state in GONE else one for one in found
         )
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        self._handles = [semaphore.handle for semaphore in self._ours]
+        self._handles = [semaphore._handle for semaphore in self._ours]
         counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
         self._largest = min(one.max_value for one in self._ours) if counts else None
         """The largest value of semaphores that all count; None if some do not."""
@@ -192,7 +192,7 @@ class GraphSemaphores(Resource):
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
                 hold(semaphore.lifetime, self.lifetime)
                 if _parent is None:  # another library launches the graph, so its signals are not seen here
-                    semaphore.forget_values()
+                    semaphore._forget_values()
             if _parent is None:
                 self.lifetime.untracked = (device.streams,)
         except BaseException:
@@ -240,7 +240,7 @@ class GraphSemaphores(Resource):
         calls += MARK
         try:
             if self.lifetime.state is not LIVE:
-                self.check_open()
+                self._check_open()
             for step, numbers in plans:
                 step._apply(numbers)
         finally:
@@ -324,7 +324,7 @@ class Graph(Resource, Enqueues):
             pending = self._passing()
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
-        known = check_stream(self.device, stream).known_as()
+        known = check_stream(self.device, stream)._known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
             told[at] = max(step.values[place], told[at])
@@ -339,10 +339,10 @@ class Graph(Resource, Enqueues):
             pending.values = [step._most[place] if valued else None for step, place, valued in self._waits]
 
     def _look_closer(self, stream: Stream) -> None:
-        self.check_open()
+        self._check_open()
         self._marked.check()
         check_stream(self.device, stream)
-        stream.known_as().refuse_edge()
+        stream._known_as().refuse_edge()
 
     def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[Told]:
         check_stream(self.device, stream)
@@ -355,26 +355,23 @@ class Graph(Resource, Enqueues):
         """Do nothing: the call is refused."""
 
     def _captured(self) -> tuple[Lifetime, Lifetime, GraphSemaphores]:
-        self.check_open()
+        self._check_open()
         if self._made is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
         return self._made
 
-    @inside
-    def hold(self, lifetime: Lifetime, semaphore: ExternalSemaphore[Any] | None = None) -> None:
+    def _hold(self, lifetime: Lifetime, semaphore: ExternalSemaphore[Any] | None = None) -> None:
         """Keep an object that captured work uses, and of a semaphore also the public one, which the steps name."""
         hold(lifetime, self.lifetime)
         if semaphore is not None:
             self._kept[lifetime] = semaphore
 
-    @inside
-    def note(self, mapping: Mapping, start: int, end: int) -> None:
+    def _note(self, mapping: Mapping, start: int, end: int) -> None:
         """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
-    @inside
-    def enter(self, known: KnownStream) -> None:
+    def _enter(self, known: KnownStream) -> None:
         """Capture the stream's work from the next call on. Other calls stop querying it: a query ends the capture.
 
         Waits for calls that checked before and are under way, up to a limit: one may be in `Stream.synchronize`.
@@ -390,16 +387,14 @@ class Graph(Resource, Enqueues):
         known.captured = True
         known.note_odd()
 
-    @inside
     @locked
-    def join(self, known: KnownStream) -> None:
+    def _join(self, known: KnownStream) -> None:
         """Note the stream's new work as the graph's until the capture ends."""
         if known in self._joined:
             known.graph = self
 
-    @inside
     @locked
-    def part(self, streams: Sequence[KnownStream]) -> None:
+    def _part(self, streams: Sequence[KnownStream]) -> None:
         """End the capture of streams: of all at its end, or of one whose call to join it has failed."""
         for known in streams:
             if known in self._joined:
@@ -408,28 +403,25 @@ class Graph(Resource, Enqueues):
                 known.note_odd()
                 self._joined.remove(known)  # last: an exception may strike before, and this is called again
 
-    @inside
-    def end(self, known: KnownStream) -> None:
+    def _end(self, known: KnownStream) -> None:
         """End the capture, also a failed one: then the stream runs again. Called again where an exception struck."""
         if self._joined and self._made is None:
-            self.leave()
+            self._leave()
             with suppress(GpuInteropError):  # an invalid capture, without a graph
                 if known.ask(self.driver.is_capturing, False):  # else the call that failed has ended it
-                    self.driver.destroy_graph(self.device.handle, known.ask(self.driver.end_capture, None))
+                    self.driver.destroy_graph(self.device._handle, known.ask(self.driver.end_capture, None))
             with suppress(GpuInteropError):
                 known.broken = known.ask(self.driver.is_capturing, False)
-        self.part(self._joined.copy())
+        self._part(self._joined.copy())
 
-    @inside
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Refuse new work until the capture has ended; waits as `enter` does."""
         for known in self._joined.copy():  # another thread's `part` may take one off the list
             known.graph = None
         system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 
-    @inside
-    def finish(self, known: KnownStream) -> None:
-        device, backend = self.device.handle, self.driver
+    def _finish(self, known: KnownStream) -> None:
+        device, backend = self.device._handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
         graph.create(lambda: known.ask(backend.end_capture, None))  # a stream that was closed stays until then
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
@@ -452,26 +444,26 @@ class Graph(Resource, Enqueues):
 def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
     """See `Stream.capture`."""
     device = stream.device
-    stream.check_open()
+    stream._check_open()
     device.capabilities.require(Operation.GRAPH_CAPTURE)
     backend = cast(GraphBackend, device.driver)  # otherwise the capability is a gap
     if stream.capturing:
         raise InvalidArgumentError(
             "stream", "expected one that is not being captured, got one that is; end that capture first."
         )
-    known = stream.known_as()
+    known = stream._known_as()
     graph = Graph(device, backend, label)
     try:
         try:
-            graph.enter(known)
+            graph._enter(known)
             known.use(backend.begin_capture)
-            graph.join(known)
+            graph._join(known)
             yield graph
-            graph.leave()
-            graph.finish(known)
+            graph._leave()
+            graph._finish(known)
         finally:
-            graph.end(known)
+            graph._end(known)
     except BaseException:
-        graph.end(known)  # again: an exception may have struck in the first
+        graph._end(known)  # again: an exception may have struck in the first
         graph.close()
         raise

@@ -61,7 +61,7 @@ def check_size(handle: Handle, size: int) -> None:
     known = [("the exporter", said)]
     if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
         with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
-            known.append(("the system", handle.use(object_size)))
+            known.append(("the system", handle._use(object_size)))
     for who, limit in known:
         if limit is not None and size > limit:
             raise InvalidArgumentError(
@@ -103,7 +103,7 @@ def check_handle(handle: object, wanted: type[Handle], call: str, example: str) 
                 "gpuinterop.vulkan.import_array(vk, array)"
             )
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
-    handle.check_open()
+    handle._check_open()
 
 
 def _is_array(value: object) -> bool:

@@ -291,7 +291,7 @@ class View:
 
     @property
     def ptr(self) -> int:
-        self._buffer.check_open()
+        self._buffer._check_open()
         self._buffer.mapping.expose()
         return self._pointer
 
@@ -371,16 +371,16 @@ class View:
             return None
         buffer = self._buffer
         if device_type == CPU:
-            buffer.wait_for_users()
+            buffer._wait_for_users()
             return None
         if stream is None:
             stream = 0 if device_type == _ROCM else 1
-        consumer = buffer.device.consumer(stream)
-        if not buffer.is_used_by(consumer):  # by no other: the most frequent case
-            for user in buffer.users(consumer):
+        consumer = buffer.device._consumer(stream)
+        if not buffer._is_used_by(consumer):  # by no other: the most frequent case
+            for user in buffer._users(consumer):
                 if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
-                    consumer.follow(user)
-            buffer.use_on(consumer, 0, buffer._size)
+                    consumer._follow(user)
+            buffer._use_on(consumer, 0, buffer._size)
         return consumer
 
     def _described(self, address: int) -> dict[str, Any]:
@@ -406,10 +406,10 @@ class View:
                 f"'uint{dtype.bits}'."
             )
         token = self._token or self._buffer.hold()
-        self._buffer.check_open()
+        self._buffer._check_open()
         self._token = token
         interface = self._described(self._pointer)
-        if users := self._buffer.users(None):
+        if users := self._buffer._users(None):
             interface["stream"] = self._behind(users) or 1
         return interface
 
@@ -423,7 +423,7 @@ class View:
             fresh.lifetime.warns = False
             meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
         for user in users:
-            meeting.follow(user)
+            meeting._follow(user)
         return meeting.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
@@ -468,7 +468,7 @@ class View:
             ) from None
         array = self._array(self._pointer)
         array.base.hold = self._buffer.hold()
-        self._buffer.wait_for_users()  # CPU consumers have no streams
+        self._buffer._wait_for_users()  # CPU consumers have no streams
         array = array.view(own)
         return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
 

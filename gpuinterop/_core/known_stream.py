@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 _PER_THREAD: Final = 2  # CUDA's and HIP's number for the calling thread's own default stream
 _MANY_WAITS: Final = 128  # from this number of noted waits on, the driver is asked which have passed
-_POINTS: Final = 8  # this many events show soon enough which waits have passed
+_FENCES: Final = 8  # this many events show soon enough which waits have passed
 _REMEMBERED: Final = 256  # closed native streams that are remembered
 
 order = itertools.count(1)
 """Numbers enqueued work, to tell later which work was behind a wait that failed."""
 
-pointed: dict[KnownStream, None] = {}
-"""Streams with points that may not be reached."""
+fenced: dict[KnownStream, None] = {}
+"""Streams with fences that may not be reached."""
 
 
 class CapturedError(InvalidArgumentError):
@@ -60,7 +60,7 @@ class Wait:
     enqueued : bool
         Whether the driver has it.
     covered : bool
-        Whether a point stands behind it: once that is reached, the wait has passed.
+        Whether a fence stands behind it: once that is reached, the wait has passed.
     passed : bool
     implied : bool
         Whether the stream stands behind it only by the default stream's rules. It does not fail with the wait.
@@ -180,7 +180,7 @@ def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> Non
         stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
 
 
-class Moment(Lifetime):
+class NativeEvent(Lifetime):
     """An event behind everything that a stream was given before it.
 
     On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it,
@@ -194,17 +194,17 @@ class Moment(Lifetime):
         self.covers = [wait for wait in stream.enqueued() if not wait.covered]
 
 
-class Point(Moment):
-    """A moment that drains look at. It keeps its stream, also that of a thread that has ended, until it is reached."""
+class Fence(NativeEvent):
+    """An event that drains look at. It keeps its stream, also that of a thread that has ended, until it is reached."""
 
     __slots__ = ("stream", "waiters")
-    noted_of_closed = True  # the end of a closed stream is a point
+    noted_of_closed = True  # the end of a closed stream is a fence
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
         self.waiters: dict[Lifetime, None] = {}
-        """Objects that a drain looks at again once the point is reached."""
+        """Objects that a drain looks at again once the fence is reached."""
 
     def is_reached(self) -> bool:
         """Ask the driver; never blocks."""
@@ -218,25 +218,25 @@ class Point(Moment):
 
 
 @locked
-def _came_behind(point: Point) -> None:
-    if point.state is LIVE and point not in point.stream.points:
-        pointed[point.stream] = None
-        point.stream.points.append(point)
-        for wait in point.covers:
+def _came_behind(fence: Fence) -> None:
+    if fence.state is LIVE and fence not in fence.stream.fences:
+        fenced[fence.stream] = None
+        fence.stream.fences.append(fence)
+        for wait in fence.covers:
             wait.covered = True
 
 
 @locked
-def _reached(point: Point) -> None:
-    stream = point.stream
-    settle(stream, point.covers)
-    waiting_for_a_look.update(point.waiters)
-    point.waiters = {}
-    retire(point)  # first: off the stream's list, no drain looks at the point
-    if point in stream.points:
-        stream.points.remove(point)
-    if not stream.points:
-        pointed.pop(stream, None)
+def _reached(fence: Fence) -> None:
+    stream = fence.stream
+    settle(stream, fence.covers)
+    waiting_for_a_look.update(fence.waiters)
+    fence.waiters = {}
+    retire(fence)  # first: off the stream's list, no drain looks at the fence
+    if fence in stream.fences:
+        stream.fences.remove(fence)
+    if not stream.fences:
+        fenced.pop(stream, None)
 
 
 @locked
@@ -278,8 +278,22 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend", "bare", "broken", "captured", "failure", "graph", "key", "limit", "odd", "owned", "pointer",
-        "points", "thread", "told", "voids", "waits",
+        "backend",
+        "bare",
+        "broken",
+        "captured",
+        "failure",
+        "fences",
+        "graph",
+        "key",
+        "limit",
+        "odd",
+        "owned",
+        "pointer",
+        "thread",
+        "told",
+        "voids",
+        "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool, label: str | None = None) -> None:
@@ -292,8 +306,8 @@ class KnownStream(Lifetime):
         self.thread: weakref.ref[_Me] | None = None
         """The thread whose own default stream this is: only that thread can query it and record on it."""
         self.waits: deque[Wait] = deque()
-        self.points: list[Point] = []
-        """Points that may not be reached yet."""
+        self.fences: list[Fence] = []
+        """Fences that may not be reached yet."""
         self.limit = _MANY_WAITS
         """Number of waits above which the driver is asked which have passed; less than 0 for a thread's own stream."""
         self.bare = False
@@ -383,7 +397,7 @@ class KnownStream(Lifetime):
         self.poll()
         for one in self.standing.copy():  # every event, so that no message names a wait that has passed
             with contextlib.suppress(GpuInteropError):  # the stream has failed
-                if isinstance(one, Moment) and one.state is LIVE and one.ask(self.backend.is_done, False):
+                if isinstance(one, NativeEvent) and one.state is LIVE and one.ask(self.backend.is_done, False):
                     settle(self, one.covers)
         waits = self.waiting_for()
         way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
@@ -421,11 +435,11 @@ class KnownStream(Lifetime):
     def is_idle(self) -> bool:
         """Whether all work is done, or has failed; False if the driver cannot be asked.
 
-        Of another thread's own default stream the points tell, also after the thread's end.
+        Of another thread's own default stream the fences tell, also after the thread's end.
         """
         seen = self.enqueued()
         if self.elsewhere:
-            return not (self.points or self.bare)
+            return not (self.fences or self.bare)
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
@@ -440,7 +454,7 @@ class KnownStream(Lifetime):
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
         """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
         if self.elsewhere:
-            return None if (last := self.last_point()) is None else last.ask(use, None)
+            return None if (last := self.last_fence()) is None else last.ask(use, None)
 
         def recorded(handle: DriverHandle) -> T:
             event = self.backend.record(handle)
@@ -473,51 +487,51 @@ class KnownStream(Lifetime):
         if self.thread is not None:
             self.poll()
             with contextlib.suppress(CapturedError):
-                self.bare = self.point() is None
+                self.bare = self.fence() is None
         elif len(self.waits) > self.limit:
             self.look()
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call
 
-    def point(self) -> Point | None:
+    def fence(self) -> Fence | None:
         """Record an event behind all earlier work; None if the stream can no longer record.
 
         Raises `CapturedError` if the event would go into a graph.
         """
-        point = Point(self)
+        fence = Fence(self)
         try:
-            self.uncaptured(lambda handle: point.create(lambda: self.backend.record(handle)), None)
-            _came_behind(point)
+            self.uncaptured(lambda handle: fence.create(lambda: self.backend.record(handle)), None)
+            _came_behind(fence)
         except CapturedError:
             raise
         except GpuInteropError:
             return None
         except BaseException:
-            if point not in self.points:  # else no list has what the driver has made
-                dropped.append(point)
+            if fence not in self.fences:  # else no list has what the driver has made
+                dropped.append(fence)
             raise
-        return point
+        return fence
 
-    def last_point(self) -> Point | None:
-        """The latest point that may not be reached. Other threads may take points off the list at any time."""
-        return next(reversed(self.points.copy()), None)
+    def last_fence(self) -> Fence | None:
+        """The latest fence that may not be reached. Other threads may take fences off the list at any time."""
+        return next(reversed(self.fences.copy()), None)
 
     def look(self) -> None:
         """Ask the driver which waits have passed; never blocks."""
-        # A point that is not reached tells as much. At each query of a stream with work AMD's runtime enqueues a marker
+        # A fence that is not reached tells as much. At each query of a stream with work AMD's runtime enqueues a marker
         # and keeps it until the stream has gone on.
-        points = self.poll()
-        if self.elsewhere or (not points and self.is_idle()):
+        fences = self.poll()
+        if self.elsewhere or (not fences and self.is_idle()):
             return
-        if len(points) < _POINTS and not all(wait.covered for wait in self.enqueued()):
+        if len(fences) < _FENCES and not all(wait.covered for wait in self.enqueued()):
             with contextlib.suppress(CapturedError):
-                self.point()
+                self.fence()
 
-    def poll(self) -> list[Point]:
-        """Look which points were reached; return the others."""
-        points = self.points.copy()
-        while points and points[0].is_reached():
-            del points[0]
-        return points
+    def poll(self) -> list[Fence]:
+        """Look which fences were reached; return the others."""
+        fences = self.fences.copy()
+        while fences and fences[0].is_reached():
+            del fences[0]
+        return fences
 
     # -- failure -------------------------------------------------------------------------------------------------
 
@@ -681,4 +695,4 @@ def _forget(device: Streams) -> None:
     device.limit = max(_REMEMBERED, 2 * len(device.table))
 
 
-after_fork(pointed.clear)
+after_fork(fenced.clear)

@@ -39,14 +39,14 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from .._arguments import Sole, check_type
+from .._arguments import NoCopy, check_type
 from ..backend import left_to_core
 from ..errors import DEV_MODE, GpuInteropError, ResourceClosedError, place
 from .monitor import after_fork, dropped, locked
 
 if TYPE_CHECKING:
     from .gate import Gate
-    from .known_stream import KnownStream, Point, Streams
+    from .known_stream import Fence, KnownStream, Streams
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def _name(noun: str, number: int, given: str | None, *_: object) -> str:
     return f'{noun} #{number} "{given}"' if given else f"{noun} #{number}"
 
 
-class Lifetime(Sole):
+class Lifetime(NoCopy):
     """One driver object, or an object of this library in its place.
 
     Parameters
@@ -174,8 +174,8 @@ class Lifetime(Sole):
         """Devices (`Streams`) whose streams may all use the object: its address was handed out."""
         self.written = False
         """Whether a copy or a fill has been enqueued that writes its bytes or texels."""
-        self.behind: list[Point] | None = None
-        """Points that the release waits for, set once a drain has looked."""
+        self.behind: list[Fence] | None = None
+        """Fences that the release waits for, set once a drain has looked."""
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""

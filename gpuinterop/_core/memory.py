@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes, inside
+from .._arguments import NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
@@ -81,7 +81,7 @@ class Mapping(Lifetime):
             One of them has failed.
         """
         found = []
-        mine = None if user is None else user.known_as()
+        mine = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
             if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
@@ -116,27 +116,24 @@ class Sized(Resource, NotAnArray):
         """Size in bytes."""
         return self._size
 
-    @inside
-    def check_exportable(self, argument: str) -> None:
-        self.check_open()
+    def _check_exportable(self, argument: str) -> None:
+        self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 argument, f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
             )
 
-    @inside
-    def range_of(self, offset: int, size: int | None, argument: str = "size", *, least: int = 1) -> tuple[int, int]:
+    def _range_of(self, offset: int, size: int | None, argument: str = "size", *, least: int = 1) -> tuple[int, int]:
         """Start and size of a range of the open object; by default all from `offset` on."""
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()
         start = check_nbytes(offset, "offset", minimum=0)
         count = max(self._size - start, 1) if size is None else check_nbytes(size, minimum=least)
         if start + count > self._size:
-            self.check_range(start, count, argument)
+            self._check_range(start, count, argument)
         return start, count
 
-    @inside
-    def check_range(self, start: int, size: int, argument: str = "size") -> None:
+    def _check_range(self, start: int, size: int, argument: str = "size") -> None:
         if start + min(size, 1) > self._size:  # the first byte is outside already
             raise InvalidArgumentError(
                 "offset", f"expected one in {self.label}, which has {self._size} bytes; got {start}."
@@ -173,7 +170,7 @@ class Mappable(Sized):
                     return Buffer(self, mapping, device, offset, size, label)
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
-            self.check_open()
+            self._check_open()
             standing = mapping.standing.copy().values()
             held = mapping.state is LEAKED or mapping.arrays.copy() or any(how is Standing.HOLDS for how in standing)
             if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
@@ -275,7 +272,7 @@ class Buffer(Sized):
     @property
     def ptr(self) -> int:
         """Address of the first byte on the device."""
-        self.check_open()
+        self._check_open()
         self.mapping.expose()
         return self.address
 
@@ -328,7 +325,7 @@ class Buffer(Sized):
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
-            self.check_range(start, min(high - low, 1))
+            self._check_range(start, min(high - low, 1))
             fits = high - low <= self._size
             instead = (
                 f"an offset of {-layout.low} to {self._size - layout.high}" if fits else "fewer or closer elements"
@@ -456,57 +453,52 @@ class Buffer(Sized):
         array([         0, 4294967295,          0], dtype=uint32)
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
-        start, count = self.range_of(offset, size)
+        start, count = self._range_of(offset, size)
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
         self.mapping.written = True
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    @inside
-    def copy_from(self, source: int, size: int, *, offset: int, stream: Stream | None) -> None:
+    def _copy_from(self, source: int, size: int, *, offset: int, stream: Stream | None) -> None:
         """Copy memory that the device reaches, from any address, as `copy_from_host` does."""
-        start, count = self.range_of(offset, size)
+        start, count = self._range_of(offset, size)
         here = self.address + start
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
         self.mapping.written = True
 
     def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
-        start, count = self.range_of(offset, array.nbytes, argument, least=0)
+        start, count = self._range_of(offset, array.nbytes, argument, least=0)
         here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
         if not to_host:
             self.mapping.written = True
 
-    @inside
-    def use_on(self, stream: Stream, start: int, size: int) -> None:
+    def _use_on(self, stream: Stream, start: int, size: int) -> None:
         """Note that a stream's next work uses these bytes."""
-        known, first = stream.known_as(), self._offset + start
+        known, first = stream._known_as(), self._offset + start
         if (graph := known.graph) is not None:  # the graph's launches use them
-            graph.hold(self.mapping)
-            graph.note(self.mapping, first, first + size)
+            graph._hold(self.mapping)
+            graph._note(self.mapping, first, first + size)
         else:
             self.mapping.used_on(known, first, first + size)
 
-    @inside
-    def is_used_by(self, stream: Stream) -> bool:
+    def _is_used_by(self, stream: Stream) -> bool:
         """Whether all bytes are noted as the stream's, and no other stream has used the mapping."""
-        known, uses = stream.known or stream.known_as(), self.mapping.uses.copy()
+        known, uses = stream.known or stream._known_as(), self.mapping.uses.copy()
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
             return False
         return bool(hull[0] <= self._offset and self._offset + self._size <= hull[1])
 
-    @inside
-    def users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
+    def _users(self, user: Stream | None, start: int = 0, size: int | None = None) -> list[KnownStream]:
         first = self._offset + start
         return self.mapping.users(first, first + (self._size if size is None else size), user)
 
-    @inside
-    def wait_for_users(self, start: int = 0, size: int | None = None) -> None:
+    def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
         """Block until every stream that used the bytes has finished that work."""
-        for user in self.users(None, start, size):
+        for user in self._users(None, start, size):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:
                 raise again(failure)
@@ -519,36 +511,36 @@ class Buffer(Sized):
         if stream is not None:
             check_stream(self.device, stream)
             if array is not None:
-                stream.check_host_copy(array)
-            calls = stream.known_as().calls
+                stream._check_host_copy(array)
+            calls = stream._known_as().calls
             calls += MARK  # our captures cannot begin or end between the check and the call
             try:
-                self.use_on(stream, start, size)
-                stream.enqueue(enqueue, self.lifetime, self.mapping, host=array)
+                self._use_on(stream, start, size)
+                stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             finally:
                 del calls[-1]
             return
         if self.device.info.is_cpu:
-            here = self.driver.adopt_stream(self.device.handle, 0)
+            here = self.driver.adopt_stream(self.device._handle, 0)
 
             def copy(_: DriverHandle) -> None:
-                self.wait_for_users(start, size)
+                self._wait_for_users(start, size)
                 enqueue(here)
                 self.driver.synchronize(here)
 
             self.lifetime.use(lambda _: self.mapping.use(copy))
             drain()
             return
-        with self.device.copy_stream() as copier:
-            users = self.users(copier, start, size)
+        with self.device._copy_stream() as copier:
+            users = self._users(copier, start, size)
             for user in users:
-                copier.follow(user)
+                copier._follow(user)
             if array is not None and users:
-                copier.check_host_copy(array)
-            self.use_on(copier, start, size)  # another thread may close it, and what is below may fail
-            copier.enqueue(enqueue, self.lifetime, self.mapping, host=array)
+                copier._check_host_copy(array)
+            self._use_on(copier, start, size)  # another thread may close it, and what is below may fail
+            copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             copier.synchronize()
-            forget_use(self.mapping, copier.known_as())
+            forget_use(self.mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`).
@@ -636,7 +628,7 @@ class ExternalMemory(Mappable):
         ...     indices.ptr - vertices.ptr
         4096
         """
-        start, count = self.range_of(offset, size)
+        start, count = self._range_of(offset, size)
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device, label)
 
@@ -692,7 +684,7 @@ class ExternalMemory(Mappable):
         ...     image.level(0).copy_to_host(texels, stream=stream)
         ...     stream.synchronize(timeout=10)
         """
-        self.check_open()
+        self._check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
         layout = array_layout(self, format, extent, levels, layers, offset, usage)
         drain()

@@ -25,7 +25,7 @@ from .handle_checks import HandleTypes, check_handle, check_handle_types, check_
 from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
-from .ownership import lend
+from .ownership import import_duplicate
 from .resource import Resource
 
 T = TypeVar("T")
@@ -81,7 +81,7 @@ def create_multicast(
     kinds = check_handle_types(handle_types)
     size = check_nbytes(size)
     multicast = MulticastObject(devices, device, size, kinds, to_multicast(kinds), exportable=True, label=label)
-    backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
+    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
     return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
 
@@ -134,13 +134,13 @@ def import_multicast(
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     needs = ((Operation.IMPORT_MULTICAST, kind),)
     multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
-    backend, through, count = multicast.driver, multicast.device.handle, multicast.device_count
+    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
 
-    def load(lent: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
-        multicast._create(lambda: backend.import_multicast(through, lent, devices=count, size=size))
+    def load(duplicate: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
+        multicast._create(lambda: backend.import_multicast(through, duplicate, devices=count, size=size))
 
     user = f"{multicast.device.backend} import_multicast"
-    return _make(multicast, lambda: lend(handle, load, user=user, lifetime=multicast.lifetime))
+    return _make(multicast, lambda: import_duplicate(handle, load, user=user, lifetime=multicast.lifetime))
 
 
 def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
@@ -307,7 +307,7 @@ class MulticastObject(Sized):
         ...     multicast.complete
         False
         """
-        self.check_open()
+        self._check_open()
         check_devices((device,), "device", self.driver)
         device.capabilities.require(*self._needs)
         system.under(self._lock, self._add_device, device)
@@ -324,7 +324,7 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(
                 "device", "add devices before anything is bound or mapped; make a new multicast object."
             )
-        handle = device.handle
+        handle = device._handle
         self.lifetime.use(lambda group: self.driver.add_device(group, handle))
         self.devices = (*self.devices, device)
 
@@ -375,17 +375,17 @@ class MulticastObject(Sized):
         ...     binding.offset, binding.size
         (2097152, 2097152)
         """
-        self.check_open()
+        self._check_open()
         self._check_allocation(allocation)
         at = self._offset(offset, "offset", self._size)
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
-        bound = self._range_of(allocation.device, at, count)
-        allocation.check_range(first, bound.size)
-        handle = allocation.device.handle
+        bound = self._device_range(allocation.device, at, count)
+        allocation._check_range(first, bound.size)
+        handle = allocation.device._handle
 
         def bind() -> None:
-            self.driver.bind_memory(self.handle, handle, at, allocation.handle, first, bound.size)
+            self.driver.bind_memory(self._handle, handle, at, allocation._handle, first, bound.size)
 
         return self._bind(bound, bind, allocation, allocation.lifetime, assume_all_added)
 
@@ -430,22 +430,22 @@ class MulticastObject(Sized):
         ...     binding.memory is allocation.buffer
         True
         """
-        self.check_open()
+        self._check_open()
         check_devices((device,), "device", self.driver)
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
         at = self._offset(offset, "offset", self._size)
-        bound = self._range_of(device, at, size)
+        bound = self._device_range(device, at, size)
         if buffer is None:
             self._check_added(device, "device")
             self._multiple(number, "address")
         else:
             self._check_buffer(device, buffer, bound.size)
-        handle = device.handle
+        handle = device._handle
 
         def bind() -> None:
             self._check_shareable(device, number)  # inside: only now the buffer stays mapped
-            self.driver.bind_address(self.handle, handle, at, number, bound.size)
+            self.driver.bind_address(self._handle, handle, at, number, bound.size)
 
         behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
         return self._bind(bound, bind, buffer, behind, assume_all_added)
@@ -477,7 +477,7 @@ class MulticastObject(Sized):
         ...     multicast.bindings
         ()
         """
-        self.check_open()
+        self._check_open()
         check_device(device, "device")
         at, count = check_int(offset, "offset"), check_int(size, "size")
         for binding in self.bindings:
@@ -522,7 +522,7 @@ class MulticastObject(Sized):
         ...         mapping.size
         4194304
         """
-        self.check_open()
+        self._check_open()
         chosen = self.devices if devices is None else check_devices(devices, "devices", self.driver)
         members = list(dict.fromkeys(chosen))
         for device in members:
@@ -554,7 +554,7 @@ class MulticastObject(Sized):
         ...     handle.origin.kind
         <OriginKind.MULTICAST: 'multicast'>
         """
-        self.check_exportable("multicast")
+        self._check_exportable("multicast")
         names = ", ".join(kind.__name__ for kind in self.handle_types) or "none"
         if handle_type is None and len(self.handle_types) == 1:
             handle_type = self.handle_types[0]
@@ -605,7 +605,7 @@ class MulticastObject(Sized):
 
     def _check_allocation(self, allocation: Allocation) -> None:
         check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
-        allocation.check_open()
+        allocation._check_open()
         self._check_home(allocation.device, allocation, "allocation")
         if self.handle_types and not allocation._exportable:
             raise InvalidArgumentError(
@@ -615,7 +615,7 @@ class MulticastObject(Sized):
             )
 
     def _check_shareable(self, device: Device, address: int) -> None:
-        if self.handle_types and not self.driver.is_shareable(device.handle, address):
+        if self.handle_types and not self.driver.is_shareable(device._handle, address):
             raise InvalidArgumentError(
                 "address",
                 f"{self.label} is shared, but the memory at {address:#x} was not allocated here to be shared; bind "
@@ -654,9 +654,9 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(argument, f"expected less than {end} bytes, got {offset}.")
         return offset
 
-    def _range_of(self, device: Device, offset: int, size: int) -> _Range:
+    def _device_range(self, device: Device, offset: int, size: int) -> _Range:
         count = self._multiple(check_nbytes(size), "size")
-        self.check_range(offset, count)
+        self._check_range(offset, count)
         return _Range(device, offset, count)
 
     def _bind(
@@ -755,7 +755,7 @@ class MulticastBinding(Sized):
         call: Callable[[], None],
     ) -> None:
         backend, group = multicast.driver, multicast.lifetime
-        handle, offset, size = bound.device.handle, bound.offset, bound.size
+        handle, offset, size = bound.device._handle, bound.offset, bound.size
         parents = (group,) if behind is None else (group, behind)
         lifetime = Lifetime(
             "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
@@ -823,7 +823,7 @@ class MulticastMapping(Resource, NotAnArray):
         self.multicast = multicast
         self.size = multicast.size
         self.devices = tuple(devices)
-        handles = [device.handle for device in devices]
+        handles = [device._handle for device in devices]
 
         def map_it() -> Any:
             handle, self._address = backend.map_allocation(group.handle, handles)
@@ -834,7 +834,7 @@ class MulticastMapping(Resource, NotAnArray):
     @property
     def ptr(self) -> int:
         """Address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
-        self.check_open()
+        self._check_open()
         return self._address
 
     # -- refused -----------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
 _DUPLICATE_BASES = (4096, 900)
 
 
-def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
+def import_duplicate(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
     """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
 
     Where it raises what is not an error of this library, nothing tells whether the driver has the duplicate: that stays
@@ -66,24 +66,24 @@ def lend(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | N
         closes it, in a later drain.
     """
     if not isinstance(handle, FdHandle):
-        handle.check_open()
+        handle._check_open()
         return call(handle)
     try:
-        return system.under(_import_lock, _lend, handle, call, user, lifetime)
+        return system.under(_import_lock, _import_duplicate, handle, call, user, lifetime)
     finally:
-        handle.settle()
+        handle._settle()
 
 
-def _lend(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
+def _import_duplicate(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
     calls, mark = handle.calls, (this_thread(),)
     calls += mark
     try:
-        lent = _duplicate(handle.fd)
+        duplicate = _duplicate(handle.fd)
         try:
-            result = call(handle.lent(lent))
+            result = call(handle._with_fd(duplicate))
         except GpuInteropError:
             if lifetime is None or lifetime.handle is None:
-                _take_back(handle._fd, lent)
+                _take_back(handle._fd, duplicate)
             raise
         handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
         return result
@@ -110,8 +110,8 @@ def _take_back(original: int, duplicate: int) -> None:
         system.close(duplicate)
     elif same is None:
         warn_leak(
-            f"fd {duplicate}, lent to a driver whose import failed, is left open: this system cannot tell whether the "
-            "driver closed it"
+            f"fd {duplicate}, a duplicate for a driver whose import failed, is left open: this system cannot tell "
+            "whether the driver closed it"
         )
 
 

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from .. import system
-from .._arguments import Sole, check_int, check_type
+from .._arguments import NoCopy, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
 from ..capabilities import (
     DOMAIN,
@@ -68,7 +68,7 @@ def _forked() -> None:
     _lock = threading.RLock()
 
 
-class LoadedBackend(Sole):
+class LoadedBackend(NoCopy):
     """A backend that works on this machine. Made by `get_backend`.
 
     Attributes

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, Self
 
-from .._arguments import Sole, check_timeout, inside
+from .._arguments import NoCopy, check_timeout
 from ..errors import ResourceBusyError, warn_leak
 from .drain import call_back, drain, wait_for
 from .lifetime import LIVE, Lifetime, add_callback, retire
@@ -21,7 +21,7 @@ def undo(what: str, release: Callable[[], None]) -> None:
         warn_leak(f"releasing {what} failed: {error}")
 
 
-class Resource(Sole):
+class Resource(NoCopy):
     """An object with a native half. Only factories make it; `close()` ends it."""
 
     def __init__(self, lifetime: Lifetime, *parents: Resource) -> None:
@@ -30,8 +30,7 @@ class Resource(Sole):
         self._parents = parents  # children hold parents
 
     @property
-    @inside
-    def handle(self) -> Any:
+    def _handle(self) -> Any:
         """The backend's handle."""
         return self.lifetime.handle
 
@@ -95,7 +94,7 @@ class Resource(Sole):
         self._on_released(self.lifetime, callback)
 
     def __enter__(self) -> Self:
-        self.check_open()
+        self._check_open()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -122,7 +121,6 @@ class Resource(Sole):
         add_callback(lifetime, callback)
         call_back()
 
-    @inside
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()

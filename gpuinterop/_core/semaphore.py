@@ -15,7 +15,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from .. import system
-from .._arguments import MAX_64, Sole, check_int, check_timeout, check_type, inside
+from .._arguments import MAX_64, NoCopy, check_int, check_timeout, check_type
 from ..backend import Backend, HostSemaphoreBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
@@ -123,7 +123,7 @@ class DriverSemaphores(SemaphoreCalls):
             self.host_value, self.export = backend.host_value, backend.export_semaphore
             self.host_signal, self.host_wait = backend.host_signal, backend.host_wait
         self.blocks = backend.releases_block
-        self.know = device.know  # type: ignore[method-assign]
+        self.know = device._know  # type: ignore[method-assign]
 
     def abandon(self, handle: DriverHandle) -> None:
         self.driver.abandon_semaphore(handle)
@@ -236,8 +236,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
-    @inside
-    def make(self, call: Callable[[], DriverHandle]) -> None:
+    def _make(self, call: Callable[[], DriverHandle]) -> None:
         """Make or import the semaphore."""
         try:
             self._batch = self._calls.prepare([self.lifetime.create(call)])
@@ -301,7 +300,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
 
     @overload
@@ -343,7 +342,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if type(value) is int and 0 <= value <= self._signals_below
             else self._checked(value, self._cannot_signal)
         )
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
         noted = self._noted.get(known)
         if noted is not None:
             told, at = noted
@@ -384,12 +383,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     semaphore.value
         3
         """
-        self.check_open()
+        self._check_open()
         if self.kind not in _COUNTING:
             raise InvalidArgumentError(
                 "semaphore", f"expected a timeline or a fence, got {self.label}, which has no counter; wait for it."
             )
-        self.check_host_side()
+        self._check_host_side()
         found = self.lifetime.use(self._calls.host_value)
         system.fence()  # later loads come after the value that announces the data
         return found
@@ -429,8 +428,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         calls += MARK
         try:
             if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self.check_open()
-                self.check_host_side()
+                self._check_open()
+                self._check_host_side()
             reached = self._wait_in_slices(lifetime, number, limit)
         finally:
             del calls[-1]
@@ -486,8 +485,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         calls += MARK
         try:
             if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self.check_open()
-                self.check_host_side()
+                self._check_open()
+                self._check_host_side()
             self._calls.host_signal(lifetime.handle, number)
         finally:
             del calls[-1]
@@ -511,7 +510,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
         <OriginKind.TIMELINE: 'timeline'>
         """
-        self.check_open()
+        self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
                 "semaphore",
@@ -532,8 +531,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             self.lifetime.ask(self._calls.abandon, None)
             raise
 
-    @inside
-    def check_host_side(self) -> None:
+    def _check_host_side(self) -> None:
         """Raise `UnsupportedError` if `value`, `host_wait` and `host_signal` would."""
         if self._cannot_on_host is not None:
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
@@ -541,20 +539,20 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _look_closer(self, stream: Stream) -> None:
-        self.check_open()
+        self._check_open()
         check_stream(self.device, stream)
-        stream.known_as().refuse_edge()
+        stream._known_as().refuse_edge()
 
     def _note_use(self, stream: Stream, known: KnownStream) -> Told:
         check_stream(self.device, stream)
         return note_told([self.lifetime], known)[0]
 
     def _hold_in(self, graph: Graph) -> None:
-        graph.hold(self.lifetime, self)
+        graph._hold(self.lifetime, self)
 
     def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
         """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""
-        self.check_open()
+        self._check_open()
         if not known.is_capturing():
             raise InvalidArgumentError(
                 argument,
@@ -585,13 +583,11 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             raise UnsupportedError(self._cannot_time_out, context=self.device.name)
         return None if seconds is None else round(seconds * 1000)
 
-    @inside
-    def last_signalled(self) -> int:
+    def _last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
         return max((told[at] for told, at in self.lifetime.uses.copy().values()), default=0)
 
-    @inside
-    def forget_values(self) -> None:
+    def _forget_values(self) -> None:
         """Forget the signalled values: a capture noted some that its graph has not signalled."""
         for told, at in self.lifetime.uses.copy().values():
             told[at] = 0
@@ -615,7 +611,7 @@ def origin_kind(kind: type) -> OriginKind:
     return OriginKind.__members__.get(kind.__name__.upper(), OriginKind.OTHER)
 
 
-class SemaphoreBatch(Sole, Enqueues):
+class SemaphoreBatch(NoCopy, Enqueues):
     """Several semaphores of one device, waited for or signalled by one driver call.
 
     Parameters
@@ -643,7 +639,7 @@ class SemaphoreBatch(Sole, Enqueues):
             raise InvalidArgumentError("semaphores", "expected one or more, got none.")
         for semaphore in semaphores:
             check_type(semaphore, ExternalSemaphore, "semaphores", "ExternalSemaphores")
-            semaphore.check_open()
+            semaphore._check_open()
             if semaphore.device is not semaphores[0].device:
                 raise InvalidArgumentError("semaphores", "belong to different devices; make a batch for each.")
         if len(set(map(id, semaphores))) != len(semaphores):
@@ -655,7 +651,7 @@ class SemaphoreBatch(Sole, Enqueues):
             raise InvalidArgumentError(
                 "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
             )
-        self._batch = self._calls.prepare([semaphore.handle for semaphore in semaphores])
+        self._batch = self._calls.prepare([semaphore._handle for semaphore in semaphores])
         self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
         self.max_value = min(semaphore.max_value for semaphore in semaphores)
         self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
@@ -701,7 +697,7 @@ class SemaphoreBatch(Sole, Enqueues):
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if timeout is not None:
             pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
 
     def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
@@ -718,7 +714,7 @@ class SemaphoreBatch(Sole, Enqueues):
             See `ExternalSemaphore.signal`.
         """
         numbers = self._check_values(values, self._cannot_signal)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream).known_as()
+        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
         noted = self._noted.get(known)
         lasts = (noted and noted[0]) or self._lasts(known)
         if any(map(operator.le, numbers, lasts)):  # in C

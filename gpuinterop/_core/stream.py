@@ -8,10 +8,10 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import Sole, check_int, check_timeout, check_type, inside
+from .._arguments import NoCopy, check_int, check_timeout, check_type
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
-from .known_stream import CapturedError, KnownStream, Moment, settle
+from .known_stream import CapturedError, KnownStream, NativeEvent, settle
 from .lifetime import DEAD, MARK, Lifetime, Marks, note_use
 from .monitor import dropped
 from .resource import Resource
@@ -55,27 +55,25 @@ class Stream(Resource):
         self.device = device
         self.driver = device.driver
         self._ptr = known.pointer
-        self._handle = known.handle
+        self._native = known.handle
         self._failure: GpuInteropError | None = None
         self.known: KnownStream | None = None if known.thread is not None else known
         """None for the per-thread default stream: each call then uses the calling thread's (`known_as`)."""
 
-    @inside
-    def known_as(self) -> KnownStream:
+    def _known_as(self) -> KnownStream:
         """The native stream that a call of this thread reaches."""
-        return self.known or self.device.streams.of_this_thread(self._handle)
+        return self.known or self.device.streams.of_this_thread(self._native)
 
     @property
-    @inside
-    def handle(self) -> DriverHandle:
-        return self._handle
+    def _handle(self) -> DriverHandle:
+        return self._native
 
     # -- public ------------------------------------------------------------------------------------------------
 
     @property
     def ptr(self) -> int:
         """The native stream (``CUstream`` / ``hipStream_t``) as an integer."""
-        self.check_open()
+        self._check_open()
         return self._ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
@@ -87,8 +85,8 @@ class Stream(Resource):
     @property
     def capturing(self) -> bool:
         """Whether any library captures the stream's work into a graph (``cuStreamIsCapturing``)."""
-        self.check_open()
-        return self.known_as().is_capturing()
+        self._check_open()
+        return self._known_as().is_capturing()
 
     def capture(self, *, label: str | None = None) -> AbstractContextManager[Graph]:
         """Capture the work enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
@@ -123,7 +121,7 @@ class Stream(Resource):
         ...         graph.semaphores.advance(2)
         ...         stream.synchronize(timeout=10)
         """
-        return self.device.capture(self, label)
+        return self.device._capture(self, label)
 
     def query(self) -> bool:
         """Whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``); never blocks.
@@ -142,13 +140,13 @@ class Stream(Resource):
         >>> stream.query()
         True
         """
-        self.check_open()
-        stream = self.known_as()
+        self._check_open()
+        stream = self._known_as()
         seen = stream.enqueued()
         done = stream.uncaptured(lambda _: self._call(stream, self.driver.is_idle), True)
         if done:
             settle(stream, seen)
-            self.check_failure()
+            self._check_failure()
         return bool(done)
 
     def synchronize(self, timeout: float | None = None) -> None:
@@ -186,12 +184,12 @@ class Stream(Resource):
         Stream ... may be waiting for ... to reach 1. If what was to signal has died, signal it here: ...
         """
         limit = check_timeout(timeout)
-        self.check_open()
-        stream = self.known_as()
+        self._check_open()
+        stream = self._known_as()
         if not stream.synchronize(limit):
             raise stream.late(f" is not idle after {limit:g} s")
         drain()
-        self.check_failure()
+        self._check_failure()
 
     def wait_stream(self, other: Stream) -> None:
         """Make this stream's later work wait for all earlier work of `other`.
@@ -218,19 +216,19 @@ class Stream(Resource):
         ...     buffer.fill(8, size=1024, stream=stream)  # behind the first fill
         ...     stream.synchronize(timeout=10)
         """
-        self.check_open()
+        self._check_open()
         check_type(other, Stream, "other", "a gpuinterop Stream")
-        other.check_open()
+        other._check_open()
         if other is self:
             return
         if other.driver is not self.driver:
             raise InvalidArgumentError(
                 "other", "belongs to another backend; synchronize it, or share a semaphore between the two."
             )
-        other.check_failure()
-        self.check_failure()
-        self.follow(other.known_as())
-        other.check_failure()  # `other` may have failed since the check above, before we stood behind it
+        other._check_failure()
+        self._check_failure()
+        self._follow(other._known_as())
+        other._check_failure()  # `other` may have failed since the check above, before we stood behind it
 
     def record(self) -> Event:
         """Record an event that is done when all earlier work is (``cuEventRecord`` / ``hipEventRecord``).
@@ -246,10 +244,10 @@ class Stream(Resource):
         >>> event = stream.record()
         >>> event.wait(timeout=10)
         """
-        self.check_open()
-        self.check_failure()
+        self._check_open()
+        self._check_failure()
         tidy()
-        return Event(self, self.known_as())
+        return Event(self, self._known_as())
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -263,7 +261,7 @@ class Stream(Resource):
         try:
             first.check()
             second.check()
-            self.check_open()
+            self._check_open()
             stream.refuse_edge()
             if lifetimes:
                 stream.bare = stream.thread is not None  # until `came_along` has an event behind the call
@@ -274,12 +272,11 @@ class Stream(Resource):
         finally:
             del calls[-1], firsts[-1], seconds[-1]
 
-    @inside
-    def enqueue(
+    def _enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
     ) -> None:
         """Enqueue work with one or two objects and perhaps a caller's host memory, which the stream keeps meanwhile."""
-        stream = self.known_as()
+        stream = self._known_as()
         if host is None:
             self._call(stream, call, *lifetimes)
             return
@@ -303,10 +300,9 @@ class Stream(Resource):
             del shut[-1]
             dropped.append(kept)  # the next drain closes it; an exception that struck in `retire` would leave it open
 
-    @inside
-    def follow(self, other: KnownStream) -> None:
+    def _follow(self, other: KnownStream) -> None:
         """Order later work behind all earlier work of another native stream, which may be closed."""
-        stream = self.known_as()
+        stream = self._known_as()
         if other is stream:
             return
         gate = stream.device.gate
@@ -320,11 +316,11 @@ class Stream(Resource):
                 follow(event)
                 return
             try:
-                graph.enter(stream)
-                graph.join(stream)
+                graph._enter(stream)
+                graph._join(stream)
                 follow(event)
             except BaseException:
-                graph.part([stream])
+                graph._part([stream])
                 raise
 
         def follow(event: DriverHandle) -> None:
@@ -346,17 +342,15 @@ class Stream(Resource):
 
         other.with_event(wait_for)
 
-    @inside
-    def check_failure(self, known: KnownStream | None = None) -> None:
+    def _check_failure(self, known: KnownStream | None = None) -> None:
         """Raise the failure of the stream, or of `known` in place of the calling thread's; the first one stays."""
-        failure = self._failure or (known or self.known_as()).tell_failure()
+        failure = self._failure or (known or self._known_as()).tell_failure()
         if self.known is not None:  # else each thread's has its own
             self._failure = failure
         if failure is not None:
             raise again(failure)
 
-    @inside
-    def check_host_copy(self, host: HostArray) -> None:
+    def _check_host_copy(self, host: HostArray) -> None:
         """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait.
 
         Lets the host memory of finished copies go before.
@@ -371,12 +365,12 @@ class Stream(Resource):
                 f"{self.label} is being captured, and each launch of the graph would use the host array, which may be "
                 "gone: copy between buffers in the capture, and to and from the host outside of it.",
             )
-        backend, stream = self.driver, self.known_as()
+        backend, stream = self.driver, self._known_as()
         if (
             host.pageable
             and backend.pageable_copies_block
             and (waits := stream.before())
-            and backend.is_pageable(self.device.handle, host.ptr)
+            and backend.is_pageable(self.device._handle, host.ptr)
             # The stream is idle, but a wait is noted: another thread is about to enqueue it.
             and (first := next((one for one in waits if not one.is_idle() or one.pending()), None)) is not None
         ):
@@ -386,7 +380,7 @@ class Stream(Resource):
             )
 
 
-class Event(Sole):
+class Event(NoCopy):
     """A point in a stream's work. Made by `Stream.record`; freed when dropped.
 
     ``await event`` lets other tasks of asyncio run until the stream reaches the event.
@@ -406,7 +400,7 @@ class Event(Sole):
         self._known = known
         self._reached = False
         # A closed stream releases its events when its work is done.
-        self.lifetime = Moment("Event", known)
+        self.lifetime = NativeEvent("Event", known)
         self.lifetime.create(lambda: known.uncaptured(backend.record, None))
 
     @property
@@ -436,7 +430,7 @@ class Event(Sole):
             self.lifetime.check()
         done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
-            self._stream.check_failure(self._known)
+            self._stream._check_failure(self._known)
             self._reached = True  # a later failure is behind the event
         return done
 
@@ -500,8 +494,8 @@ def check_stream(device: Device, stream: object) -> Stream:
             "stream",
             f"expected a gpuinterop Stream, got {type(stream).__name__}; use device.wrap_stream(stream).",
         )
-    stream.check_open()
-    stream.check_failure()
+    stream._check_open()
+    stream._check_failure()
     if stream.device is not device:
         raise InvalidArgumentError(
             "stream", f"belongs to {stream.device.name}, the object to {device.name}; use a stream of that device."

@@ -23,7 +23,7 @@ from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
 from .known_stream import KnownStream, Wait, order
 from .lifetime import Lifetime, retire
-from .ownership import lend
+from .ownership import import_duplicate
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class PinnedWords:
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
         _pinned[self] = None  # first: if an exception strikes, the page stays mapped for the driver
         try:
-            self._pin, self._address = self.driver.pin(device.handle, ctypes.addressof(self._words[0]), system.PAGE)
+            self._pin, self._address = self.driver.pin(device._handle, ctypes.addressof(self._words[0]), system.PAGE)
         except GpuInteropError as error:
             _give_back(error, self._unmap)
             raise
@@ -130,15 +130,15 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 """Pinned pages, also those that could not be unpinned: an unmapped page that is still pinned blocks its address."""
 
 
-def _give_back(error: GpuInteropError, *calls: Callable[[], object], lent: bool = False) -> None:
+def _give_back(error: GpuInteropError, *calls: Callable[[], object], duplicate: bool = False) -> None:
     """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin.
 
-    With `lent` the last call closes a descriptor, which is the lender's unless the page was pinned (`ownership.lend`).
+    With `duplicate` the last call closes a descriptor, unless the page was pinned (`import_duplicate`).
     """
     if (unpin := left_to_core(error)) is not None:
         leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
         return
-    for call in calls[:-1] if lent else calls:
+    for call in calls[:-1] if duplicate else calls:
         call()
 
 
@@ -181,7 +181,7 @@ class Spare(Generic[P]):
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
     """The spare pages of a device."""
-    return device.once(Spare[PinnedWords])
+    return device._once(Spare[PinnedWords])
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +252,7 @@ class OwnTimelines(WordCalls):
     def create(self, label: str | None) -> ExternalSemaphore[Timeline]:
         """Make a timeline, at 0."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True, label=label)
-        semaphore.make(functools.partial(self._spare.take, self._new))
+        semaphore._make(functools.partial(self._spare.take, self._new))
         semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
         return semaphore
 
@@ -260,10 +260,10 @@ class OwnTimelines(WordCalls):
         """Import a timeline that another process, device or backend made; consumes the handle."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, label=label)
 
-        def load(lent: TimelineFd) -> None:
-            semaphore.make(functools.partial(self._map, lent.fd))
+        def load(duplicate: TimelineFd) -> None:
+            semaphore._make(functools.partial(self._map, duplicate.fd))
 
-        lend(handle, load, user=f"{self.device.backend} import_semaphore", lifetime=semaphore.lifetime)
+        import_duplicate(handle, load, user=f"{self.device.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def _new(self) -> _Own:
@@ -273,17 +273,17 @@ class OwnTimelines(WordCalls):
         return self._take(fd, system.map_shared(fd, system.PAGE), exported=True)
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
-        """Pin a page. The descriptor of an exported one is lent: it is the semaphore's once the page is pinned."""
+        """Pin a page. The duplicate of an exported one's descriptor is the semaphore's once the page is pinned."""
         try:
             page = timeline.Page(fd, address, "this timeline semaphore")
             if (at := page.value) > MAX_VALUE:
                 raise HandleError(
                     f"handle: {page.label} stands at {at}, but streams compare values below 2**63; make a new one."
                 )
-            pin, there = self.driver.pin(self.device.handle, address, system.PAGE)
+            pin, there = self.driver.pin(self.device._handle, address, system.PAGE)
         except GpuInteropError as error:
             unmap = functools.partial(system.unmap, address, system.PAGE)
-            _give_back(error, unmap, functools.partial(os.close, fd), lent=exported)
+            _give_back(error, unmap, functools.partial(os.close, fd), duplicate=exported)
             raise
         page.give_to_device()
         return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
@@ -307,7 +307,7 @@ class OwnTimelines(WordCalls):
             self.driver.write_value(stream.handle, own.word, value)
 
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        semaphore.handle.page.label = semaphore.label
+        semaphore._handle.page.label = semaphore.label
 
     def destroy(self, handle: _Own) -> None:
         if handle.exported:

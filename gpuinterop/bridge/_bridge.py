@@ -14,7 +14,7 @@ from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
 from .._core.known_stream import order
 from .._core.lifetime import Lifetime
-from .._core.ownership import lend
+from .._core.ownership import import_duplicate
 from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream_memory import WordCalls, refuse_capture, spare_words, stream_words
@@ -142,7 +142,7 @@ class BridgedSemaphore(ExternalSemaphore[K]):
             super().close(timeout)
         except ResourceBusyError:
             error = ResourceClosedError(f"{self.label} was closed while a stream still waited for it.")
-            cast(Lane, self.handle).cancel(error)
+            cast(Lane, self._handle).cancel(error)
             raise
 
     def host_signal(self, value: int | None = None) -> None:
@@ -321,8 +321,8 @@ class Bridge(Resource):
         ...     stream.synchronize(timeout=10)
         """
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
-        self.check_open()
-        handle.check_open()
+        self._check_open()
+        handle._check_open()
         endpoint = self._endpoint_of(handle)
         try:
             semaphore = self._bridge(endpoint, peer, label)
@@ -330,7 +330,8 @@ class Bridge(Resource):
             endpoint.close()
             raise
         try:  # consumed last; another thread may have consumed it meanwhile
-            lend(cast(FdHandle, handle), lambda lent: os.close(lent.fd), user=f"a bridge of {self.device.backend}")
+            user = f"a bridge of {self.device.backend}"
+            import_duplicate(cast(FdHandle, handle), lambda duplicate: os.close(duplicate.fd), user=user)
         except BaseException:
             semaphore.close()
             raise
@@ -344,7 +345,7 @@ class Bridge(Resource):
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
         if not (found := _capability(cast(type[FdHandle], kind), self.device)):
             raise UnsupportedError(found, context=f"a bridge of {self.device.name}")
-        if isinstance(handle, TimelineFd) and not handle.use(timeline.is_ours):
+        if isinstance(handle, TimelineFd) and not handle._use(timeline.is_ours):
             raise HandleError(
                 "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
                 "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
@@ -397,19 +398,19 @@ class Bridge(Resource):
         name = getattr(endpoint, "label", None)
         if not isinstance(name, str):
             raise InvalidArgumentError("endpoint", f"expected a str as label, for messages, got {name!r}.")
-        self.check_open()
+        self._check_open()
         return self._bridge(endpoint, peer, label)
 
     def _bridge(self, endpoint: Endpoint, peer: int | None, label: str | None) -> BridgedSemaphore[Any]:
         """Bridge the endpoint; the semaphore then closes it. After an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint, label)
-        semaphore.make(lambda: self._new_lane(endpoint, peer))
+        semaphore._make(lambda: self._new_lane(endpoint, peer))
         try:
             endpoint._bridged(semaphore)
             with contextlib.suppress(AttributeError):  # `label` may be a property
                 endpoint.label = semaphore.label
-            cast(Lane, semaphore.handle).adopt()
+            cast(Lane, semaphore._handle).adopt()
         except BaseException:
             semaphore.close()
             raise

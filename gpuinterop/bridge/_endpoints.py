@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
-from .._arguments import Sole, check_int, check_type
+from .._arguments import NoCopy, check_int, check_type
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
@@ -44,7 +44,7 @@ _NO_COUNTER: Final = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
 )
 
 
-class Endpoint(Sole, ABC):
+class Endpoint(NoCopy, ABC):
     """A foreign semaphore for use by a CPU thread. Subclass it for semaphores that this library does not know.
 
     The library polls: it calls `wait` only with a timeout of 0, as long as a stream waits, so the call should be cheap.
@@ -133,7 +133,7 @@ class SemaphoreEndpoint(Endpoint):
 
     def __init__(self, semaphore: ExternalSemaphore[Any]) -> None:
         check_type(semaphore, ExternalSemaphore, "semaphore", "an ExternalSemaphore")
-        semaphore.check_host_side()
+        semaphore._check_host_side()
         self._semaphore = semaphore
         self.kind = semaphore.kind
         self.label = semaphore.label
@@ -187,7 +187,7 @@ class OwnTimelineEndpoint(Endpoint):
     kind = Timeline
 
     def __init__(self, handle: TimelineFd) -> None:
-        self._address = handle.use(_map_timeline)
+        self._address = handle._use(_map_timeline)
         try:
             self._fd = handle.detach()
         except BaseException:
@@ -256,7 +256,7 @@ class EventFdEndpoint(Endpoint):
     kind = Binary
 
     def __init__(self, handle: EventFd) -> None:
-        handle.use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
+        handle._use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
         self._fd = handle.detach()
         self._credits = 0
         """Signals that were read, but not yet taken by a wait."""
@@ -334,7 +334,7 @@ class SyncFdEndpoint(Endpoint):
     _FILE_INFO: ClassVar[_Call] = ("SYNC_IOC_FILE_INFO", 0xC0383E04)
 
     def __init__(self, handle: SyncFd) -> None:
-        handle.use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
+        handle._use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
         self._fd = handle.detach()
         self._signalled = False
         self.label = f"sync file {self._fd}"
@@ -437,7 +437,7 @@ class SyncobjEndpoint(Endpoint):
     _WAIT_FOR_SUBMIT: ClassVar[int] = 1 << 1
 
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
-        self._node, self._handle = handle.use(lambda fd: self._open(fd, node))
+        self._node, self._handle = handle._use(lambda fd: self._open(fd, node))
         try:
             self._fd = handle.detach()
         except BaseException:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NoReturn, TypeVar
 
-from .._arguments import Sole, check_int, check_type
+from .._arguments import NoCopy, check_int, check_type
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
@@ -38,7 +38,7 @@ _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
 """The pause between attempts to bind memory, while a driver is not ready for it."""
 
 
-class Team(Sole):
+class Team(NoCopy):
     """The ranks of a transport, which make the same calls in the same order.
 
     Parameters
@@ -454,7 +454,7 @@ class Team(Sole):
 
         def look() -> list[int]:
             check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
-            multicast.check_open()
+            multicast._check_open()
             return [multicast.size, multicast.device_count, len(multicast.devices)]
 
         step = f"{call}: ready"

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from .. import system
-from .._arguments import Sole, check_int, check_timeout, check_type
+from .._arguments import NoCopy, check_int, check_timeout, check_type
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError
 from .delivery import is_our_user
 from .votes import names
@@ -36,7 +36,7 @@ _LIMIT: Final = 1 << 26
 """Bytes of the longest payload that is sent, or taken from a peer."""
 
 
-class Transport(Sole, ABC):
+class Transport(NoCopy, ABC):
     """What a `Team` talks through. Used by one thread at a time, and by one team at a time.
 
     Attributes

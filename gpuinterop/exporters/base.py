@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from .._arguments import MAX_32, Sole, check_int
+from .._arguments import MAX_32, NoCopy, check_int
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -42,7 +42,7 @@ _IMAGES = (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd)
 _ALLOCATIONS = (Operation.EXPORT_ALLOCATION, VmmFd)
 
 
-class _Closing(Sole, ABC):
+class _Closing(NoCopy, ABC):
     @abstractmethod
     def close(self) -> None:
         """Idempotent. Blocks until the exporter's own pending work is done."""

@@ -25,7 +25,7 @@ from typing import Any
 
 from .. import system
 from .._arguments import check_nbytes, check_type
-from .._core.ownership import lend
+from .._core.ownership import import_duplicate
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
@@ -294,17 +294,17 @@ class MemfdMemory(ExporterMemory):
         else:
             self.size = size
 
-            def take(lent: Handle) -> _Object:
-                assert isinstance(lent, VmmFd)
+            def take(duplicate: Handle) -> _Object:
+                assert isinstance(duplicate, VmmFd)
                 try:
-                    fcntl.fcntl(lent.fd, _GET_SEALS)  # before fstat, which waits for some other kinds of file
+                    fcntl.fcntl(duplicate.fd, _GET_SEALS)  # before fstat, which waits for some other kinds of file
                 except OSError as error:
                     raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
-                if os.fstat(lent.fd).st_size < size:
+                if os.fstat(duplicate.fd).st_size < size:
                     raise InvalidArgumentError("size", f"{size} is beyond the object.")
-                return _Object(exporter.libc, lent.fd, size)
+                return _Object(exporter.libc, duplicate.fd, size)
 
-            self.object = lend(handle, take, user="MemfdExporter.import_memory()")
+            self.object = import_duplicate(handle, take, user="MemfdExporter.import_memory()")
         exporter.children.append(self)
 
     def export(self) -> MemoryHandle:

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from .. import ipc, system
-from .._arguments import NotAnArray, Sole, check_timeout, inside
+from .._arguments import NoCopy, NotAnArray, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View, layout_of
@@ -34,7 +34,7 @@ from ..errors import (
 )
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from .descriptor import ANSWER, ATTACH, BLOCKS, COUNT, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
-from .order import Board, Reader, Writer, come_in
+from .order import Board, Reader, Writer, acquire_all
 from .rendezvous import VARIABLE, check_peer, here, is_here, users_of
 
 driver_lock: Final = threading.RLock()
@@ -125,7 +125,7 @@ def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> Sha
 
 def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime) -> SharedMemory:
     """The region, imported."""
-    backend, native = cast(SharingBackend, device.driver), device.handle
+    backend, native = cast(SharingBackend, device.driver), device._handle
     fresh = Import(device, region, owner)
 
     def attach() -> DriverHandle:
@@ -215,7 +215,7 @@ class Arrays(Resource, NotAnArray):
         ...     np.asarray(attached["bias"])
         array([0., 0.], dtype=float32)
         """
-        self.check_open()
+        self._check_open()
         if (placed := self._contents.arrays.get(name)) is None:
             if self._contents.single:
                 raise InvalidArgumentError(
@@ -342,8 +342,7 @@ class Arrays(Resource, NotAnArray):
         """
         self._turns().release(self._stream(stream))
 
-    @inside
-    def place(self, name: str) -> tuple[Buffer, int]:
+    def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""
         placed = self._contents.arrays[name]
         return self._memory()[placed.region].buffer, placed.offset
@@ -355,7 +354,7 @@ class Arrays(Resource, NotAnArray):
         raise NotImplementedError
 
     def _stream(self, stream: object) -> Stream:
-        self.check_open()
+        self._check_open()
         if isinstance(stream, Stream):
             return stream
         if stream is None and not self.device.info.is_cpu:
@@ -401,14 +400,14 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
         )
     if turns:
         locks = {array.key: one.board.lock for array, (one, _) in zip(ordered, turns, strict=True)}
-        come_in(turns, list(locks.values()), timeout)
+        acquire_all(turns, list(locks.values()), timeout)
 
 
 def _key(arrays: Arrays) -> tuple[tuple[bytes, int], int]:
     return arrays.key, id(arrays)
 
 
-class Lease(Sole):
+class Lease(NoCopy):
     """A reader's right to the memory, until it is out and its arrays are gone."""
 
     def __init__(
@@ -429,7 +428,7 @@ class Lease(Sole):
         return self.reader
 
     def leave(self) -> None:
-        """Go out, and do not come in again."""
+        """Release, and do not acquire again."""
         if self.reader is not None:
             self.reader.end(ResourceClosedError(f"{self.reader.label} is closed; attach again."))
 
@@ -470,7 +469,7 @@ class AttachedArrays(Arrays):
         self.lifetime.create(lambda: lease)
 
     def close(self, timeout: float | None = None) -> None:
-        """Go out of the order behind the stream that came in, and give the arrays back (see `Resource.close`).
+        """Release after the work of the stream that acquired, and give the arrays back (see `Resource.close`).
 
         Native releases: ``cuIpcCloseMemHandle``, or ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``), for the last
         attachment of that memory in this process.
@@ -492,7 +491,7 @@ class AttachedArrays(Arrays):
         return self.lifetime.use(Lease.turns)
 
 
-class _Link(Sole):
+class _Link(NoCopy):
     """The connection to an exporter, whose answers are not trusted."""
 
     def __init__(
@@ -740,7 +739,7 @@ def _attach_here(descriptor: Descriptor, device: Device | None, label: str | Non
 
 
 def _end(link: socket.socket, reader: Reader | None) -> None:
-    here().end_lease(link, None if reader is None else reader.close_if_out)
+    here().end_lease(link, None if reader is None else reader.close_if_released)
 
 
 def _enrol(link: _Link, device: Device, label: str) -> Reader:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, cast
 
 from .. import ipc, system
-from .._arguments import Sole, check_timeout
+from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
 from .._core.interchange import Described
@@ -31,7 +31,7 @@ from .rendezvous import here, users_of
 _ALIGNMENT: Final = 256
 
 
-class _Offer(Sole):
+class _Offer(NoCopy):
     """The part of a share that readers get. It lives until the share is closed and the last lease has ended."""
 
     def __init__(
@@ -155,7 +155,7 @@ class _Offer(Sole):
 
         def end(reader: Reader | None) -> None:
             def ended() -> bool:
-                if over := reader is None or reader.is_out():
+                if over := reader is None or reader.is_released():
                     self.left(key)
                 return over
 
@@ -184,7 +184,7 @@ class _Offer(Sole):
         here().post(self._end_if_over)
 
     def leave(self) -> None:
-        """The writer goes out, and does not come in again."""
+        """The writer releases, and does not acquire again."""
         if self._writer is not None:
             self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
 
@@ -231,7 +231,7 @@ class _Offer(Sole):
     def _export(self, blocks: Sequence[Block]) -> list[Handle]:
         device = self.laid.device
         backend = cast(SharingBackend, device.driver)
-        return _all_or_none(backend.export_block(device.handle, block) for block in blocks)
+        return _all_or_none(backend.export_block(device._handle, block) for block in blocks)
 
 
 def _all_or_none(handles: Iterable[Handle]) -> list[Handle]:
@@ -330,7 +330,7 @@ class ArrayShare(Arrays):
     def close(self, timeout: float | None = None) -> None:
         """Refuse new readers at once; what is attached stays valid until it is detached.
 
-        The writer goes out, behind the work of the stream that came in. The arrays are held until the last reader has
+        The writer releases, after the work of the stream that acquired. The arrays are held until the last reader has
         detached or died.
 
         Parameters
@@ -506,7 +506,7 @@ def _copied(
     found = {}
     for (name, array), offset in zip(arrays.items(), itertools.accumulate(sizes, initial=0), strict=False):
         start, end = spans[name]
-        allocation.buffer.copy_from(start, end - start, offset=offset, stream=stream)
+        allocation.buffer._copy_from(start, end - start, offset=offset, stream=stream)
         view = allocation.buffer.view(array.shape, array.dtype, offset + array.pointer - start, array.strides)
         found[name] = describe(view, name or "array")
     if stream is not None:

@@ -6,15 +6,16 @@ The exporting process has a board, a sealed memfd of one page, that each reader 
     8   u32       version 1
     16  u64       newest: number of the version that was published last
     24  u64       writing: 1 while the writer is in
-    64  u64 ...   one slot a lease: how often its reader has come in
+    64  u64 ...   one slot a lease: how often its reader has acquired
 
 Once it has readers, all but a slot's first zero is written under the page's lock, which the kernel frees at its
 holder's death. The writer's timeline stands at n + 1 once version n is there; each lease's stands at k once its reader
 has gone out k times.
 
-A reader that comes in adds 1 to its slot, and waits for the newest version; while the writer is in, for the next. The
-writer that comes in sets `writing`, reads the slots, and waits for the last version and for the readers that are in.
-A process that comes in to several shares at once holds all their locks meanwhile. Each store is one word, so that a
+A reader that acquires adds 1 to its slot, and waits for the newest version; while the writer writes, for the next. The
+writer that acquires sets `writing`, reads the slots, and waits for the last version and for the readers that have not
+released.
+A process that acquires several shares at once holds all their locks meanwhile. Each store is one word, so that a
 death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
 """
 
@@ -31,7 +32,7 @@ from functools import partial
 from typing import Final
 
 from .. import system, timeline
-from .._arguments import Sole, check_timeout
+from .._arguments import NoCopy, check_timeout
 from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.lifetime import Lifetime
 from .._core.resource import Resource
@@ -128,8 +129,8 @@ def _unmap(page: tuple[int, int]) -> None:
     os.close(fd)
 
 
-class _Turns(Sole):
-    """Comes in and goes out, each once in turn; another thread may end it at any time."""
+class _Turns(NoCopy):
+    """Acquires and releases, each once in turn; another thread may end it at any time."""
 
     def __init__(self, board: Board, writer: Word, own: Word, label: str) -> None:
         self.board = board
@@ -139,10 +140,10 @@ class _Turns(Sole):
         self.label = label
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment warns
         self.inside: Stream | None = None
-        """The stream that came in."""
+        """The stream that acquired."""
         self.failure: GpuInteropError | None = None
-        """The reason why this side does not come in any more."""
-        self.coming: Sequence[tuple[Word, int]] | None = None
+        """The reason why this side does not acquire any more."""
+        self.acquiring: Sequence[tuple[Word, int]] | None = None
         """The waits, while the stream is still being given them."""
         self._guard = threading.RLock()
         self._known: KnownStream | None = None
@@ -152,18 +153,18 @@ class _Turns(Sole):
 
     def acquire(self, stream: Stream, timeout: float | None = None) -> None:
         """Come in."""
-        come_in([(self, stream)], [self.board.lock], timeout)
+        acquire_all([(self, stream)], [self.board.lock], timeout)
 
     def release(self, stream: Stream) -> None:
         """Go out, behind the stream's work."""
         system.under(self._guard, self._release, stream)
 
     def end(self, failure: GpuInteropError) -> None:
-        """Go out behind the work of the stream that came in, and do not come in again."""
+        """Release after the work of the stream that acquired, and do not acquire again."""
         system.under(self._guard, self._end, failure)
 
     def _wait(self, stream: Stream, timeout: float | None) -> None:
-        for word, value in self.coming or ():
+        for word, value in self.acquiring or ():
             try:
                 if word.value < value:
                     self._await(word, value, stream, timeout)
@@ -190,7 +191,7 @@ class _Turns(Sole):
                     ) from None
 
     def _arrive(self) -> None:
-        self.coming = None
+        self.acquiring = None
         self._check_failure()
 
     def _release(self, stream: Stream) -> None:
@@ -200,15 +201,15 @@ class _Turns(Sole):
 
     def _end(self, failure: GpuInteropError) -> None:
         self.failure = self.failure or failure
-        if self.coming is None:  # else the thread that comes in goes out, which may be waiting
-            self._go_out()
+        if self.acquiring is None:  # else the acquiring thread releases, which may be waiting
+            self._end_turn()
         if self._told_by is not None:  # a stream of the host skips the signal once it has failed
             self._see_to(self._told, self._told_by)
 
     def _enter(self, stream: Stream) -> None:
         """Come in, under the lock."""
-        self.inside, self._known = stream, stream.known_as()
-        self.coming = self._note()
+        self.inside, self._known = stream, stream._known_as()
+        self.acquiring = self._note()
 
     @abstractmethod
     def _note(self) -> Sequence[tuple[Word, int]]:
@@ -227,7 +228,7 @@ class _Turns(Sole):
         if (self.inside is None) is not enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
             raise InvalidArgumentError("order", f"{this} of {self.label} is out of turn; call {other} first.")
-        refuse_capture(stream.known_as(), self.label)
+        refuse_capture(stream._known_as(), self.label)
 
     def _check_failure(self) -> None:
         if self.failure is not None:
@@ -237,7 +238,7 @@ class _Turns(Sole):
         """Signal, behind the stream that signalled before: a value must not come after a greater one."""
         if (value := self._value()) <= self._told:
             return  # an interrupt struck behind it
-        known = stream.known_as()
+        known = stream._known_as()
         if known is not self._told_by and self.own.value < value - 1:
             self.own.wait(stream, value - 1)
         tried, self._tried = self._tried == value, value
@@ -248,13 +249,13 @@ class _Turns(Sole):
                 raise
         self._told, self._told_by = value, known
 
-    def _go_out(self) -> None:
-        self.coming = None
+    def _end_turn(self) -> None:
+        self.acquiring = None
         if (stream := self.inside) is None:
             return
         known, before = self._known, self._told_by
         try:
-            if stream.known_as() is not known:
+            if stream._known_as() is not known:
                 raise ResourceClosedError("the stream is another thread's own.")
             if before is not known and self.own.value < self._value() - 1:
                 raise ResourceClosedError("a wait for the other stream would block the calling thread's.")
@@ -296,8 +297,8 @@ class _Turns(Sole):
 def _end_of(stream: KnownStream) -> Callable[[], bool]:
     """Make a question: whether the stream has done all that the stream was given so far."""
     with contextlib.suppress(CapturedError):
-        if not stream.elsewhere and (point := stream.point()) is not None:
-            return point.is_reached
+        if not stream.elsewhere and (fence := stream.fence()) is not None:
+            return fence.is_reached
     return stream.is_idle
 
 
@@ -307,7 +308,7 @@ class Writer(_Turns):
     def __init__(self, board: Board, own: Word, label: str) -> None:
         super().__init__(board, own, own, label)
         self.leases: dict[int, Word] = {}
-        """The timeline of each lease that may come in, by its slot."""
+        """The timeline of each lease that may acquire, by its slot."""
 
     def publish_first(self, stream: Stream | None) -> None:
         """Publish version 0, behind what the stream was given."""
@@ -315,7 +316,7 @@ class Writer(_Turns):
             self.own.host_signal(1)
         else:
             self.own.signal(stream, 1)
-        self._told, self._told_by = 1, None if stream is None else stream.known_as()
+        self._told, self._told_by = 1, None if stream is None else stream._known_as()
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.board.writing.value = 1
@@ -334,7 +335,7 @@ class Writer(_Turns):
                 self.board.lock.run(self.leases.pop, slot)
         except GpuInteropError:
             return False
-        comes = any(word is own for word, _ in self.coming or ())  # first: a stream may be given the wait meanwhile
+        comes = any(word is own for word, _ in self.acquiring or ())  # first: a stream may be given the wait meanwhile
         if not store(own) or comes:
             return False
         own.close()
@@ -378,13 +379,13 @@ class Reader(_Turns):
             self.failure = PeerError(DIED)
         super()._check_failure()
 
-    def is_out(self) -> bool:
+    def is_released(self) -> bool:
         """Whether all that the reader was in for is done."""
         return self.own.closed or self.own.value >= self._count
 
-    def close_if_out(self) -> bool:
+    def close_if_released(self) -> bool:
         """Close the words and the board, if it is out."""
-        if not self.is_out():
+        if not self.is_released():
             return False
         if not self._lent:
             self.own.close()
@@ -401,17 +402,17 @@ class Reader(_Turns):
         here().look_again(self._lets_go)
 
     def _lets_go(self) -> bool:
-        try:  # first, and under the lock: another thread may come in, and give its stream the wait meanwhile
-            comes = not self.writer.closed and self.board.lock.run(lambda: self.coming is not None)
+        try:  # first, and under the lock: another thread may acquire, and give its stream the wait meanwhile
+            comes = not self.writer.closed and self.board.lock.run(lambda: self.acquiring is not None)
         except GpuInteropError:
             return False
         return store(self.writer) and not comes
 
 
-def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+def acquire_all(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
     """Come in to several, whose boards have the locks, all at once; to none if one fails.
 
-    A stream comes in long before it has waited. Two that came in to one board after the other could each be the first
+    A stream acquires long before it has waited. Two that acquired one board after the other could each be the first
     at one, and would wait for each other.
     """
     timeout = check_timeout(timeout)
@@ -427,10 +428,10 @@ def come_in(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Loc
             one._wait(stream, timeout)
         for one, _ in turns:
             system.under(one._guard, one._arrive)
-    except BaseException:  # others may wait already for what goes out behind this
+    except BaseException:  # others may wait already for the release after this
         for one in reversed(entered):
             with contextlib.suppress(GpuInteropError):
-                system.under(one._guard, one._go_out)
+                system.under(one._guard, one._end_turn)
         raise
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from .. import ipc, system, timeline
-from .._arguments import Sole, check_int
+from .._arguments import NoCopy, check_int
 from .._core.drain import shown
 from .._core.monitor import after_fork
 from ..errors import ArgumentTypeError, DriverError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
@@ -142,7 +142,7 @@ def _check_open(place: str) -> None:
         )
 
 
-class Connection(Sole):
+class Connection(NoCopy):
     """One reader at the rendezvous."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -153,7 +153,7 @@ class Connection(Sole):
         self.deadline = time.monotonic() + _PATIENCE_S
 
 
-class Rendezvous(Sole):
+class Rendezvous(NoCopy):
     """The socket, the connections and the loop of one process."""
 
     def __init__(self) -> None:
@@ -204,11 +204,11 @@ class Rendezvous(Sole):
         self._watched[link] = ended
         self.post(lambda: self._selector.register(link, selectors.EVENT_READ, link))
 
-    def end_lease(self, link: socket.socket, is_out: Callable[[], bool] | None) -> None:
-        """Close the connection of a lease of ours, once `is_out`; at once, if it has no reader."""
+    def end_lease(self, link: socket.socket, is_released: Callable[[], bool] | None) -> None:
+        """Close the connection of a lease of ours, once `is_released`; at once, if it has no reader."""
 
         def end() -> bool:
-            if is_out is not None and not is_out() and not self._exits:  # the exporter lets go what dies
+            if is_released is not None and not is_released() and not self._exits:  # the exporter lets go what dies
                 return False
             if self._watched.pop(link, None) is not None:
                 with contextlib.suppress(KeyError):  # an exception struck before it was registered
@@ -216,7 +216,7 @@ class Rendezvous(Sole):
             link.close()
             return True
 
-        if is_out is None and link not in self._watched:  # else an exception struck while it enrolled
+        if is_released is None and link not in self._watched:  # else an exception struck while it enrolled
             link.close()
         else:
             self.look_again(end)

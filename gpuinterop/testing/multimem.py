@@ -29,7 +29,7 @@ def multimem_store(
 
     Returns when that is done; `SemaphoreTimeoutError` where it is not in `timeout` seconds, None for ever.
     """
-    _backend(stream).multimem_store(stream.handle, mapping.ptr + 4 * first, value, count)
+    _backend(stream).multimem_store(stream._handle, mapping.ptr + 4 * first, value, count)
     stream.synchronize(timeout)
 
 
@@ -37,7 +37,7 @@ def multimem_add(
     stream: Stream, target: Buffer, mapping: MulticastMapping, count: int, *, timeout: float | None = _LIMIT
 ) -> None:
     """Put the sums of `count` words, over all memory bound, into `target`; returns as `multimem_store` does."""
-    _backend(stream).multimem_add(stream.handle, target.ptr, mapping.ptr, count)
+    _backend(stream).multimem_add(stream._handle, target.ptr, mapping.ptr, count)
     stream.synchronize(timeout)
 
 

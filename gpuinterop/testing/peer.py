@@ -271,7 +271,7 @@ class _Server:
         match name:
             case "attach":
                 self._arrays = attach(bytes.fromhex(arguments["descriptor"]), device=self._device)
-                self._buffer = _Placed(*self._arrays.place(arguments["array"]), self._stream)
+                self._buffer = _Placed(*self._arrays._place(arguments["array"]), self._stream)
             case "detach":
                 self._arrays.close(timeout=20)
             case _:

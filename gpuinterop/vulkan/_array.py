@@ -166,7 +166,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
     (block,) = blocks
     _check_size(vk, block.size)
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
-    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device.handle, block) as handle:
+    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
         assert isinstance(handle, FdHandle)
         start, end = array.span
         part = start - block.address, end - start
@@ -202,7 +202,7 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
         pointer = vk.api.ffi.cast("void *", start)
         properties = new("VkMemoryHostPointerPropertiesEXT")
-        vk.call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+        vk._call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
         chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
         native.bind(buffer, bits & properties.memoryTypeBits, chain, offset)
 
@@ -236,16 +236,16 @@ def import_fd(
     part: tuple[int, int] | None = None, *, argument: str, user: str,
 ) -> Bound:  # fmt: skip
     """A VkBuffer on a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``), or on a part of it."""
-    from .._core.ownership import lend
+    from .._core.ownership import import_duplicate
 
     bit = c.MEMORY_HANDLE_OPAQUE_FD
 
     def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
-        def take(lent: Any) -> None:
-            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=lent.fd)
+        def take(duplicate: Any) -> None:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
             native.whole(lambda: native.bind(buffer, bits, chain, offset))
 
-        lend(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+        import_duplicate(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
 
     features = vk.physical.buffer_features(OpaqueFd, usage)
     return _buffer(vk, size, usage, part or (0, size), bit, features, argument, bind)
@@ -274,7 +274,7 @@ def _buffer(
     def make() -> Any:
         buffer = native.new("vkCreateBuffer", "VkBuffer", info)
         needs = vk.api.ffi.new("VkMemoryRequirements *")
-        vk.call("vkGetBufferMemoryRequirements", vk.device, buffer, needs)
+        vk._call("vkGetBufferMemoryRequirements", vk.device, buffer, needs)
         if offset % needs.alignment:
             raise InvalidArgumentError(
                 argument,

@@ -98,7 +98,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        return self._vk.api.for_caller(self.open_handle())
+        return self._vk.api.for_caller(self._open_handle())
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -129,7 +129,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
         >>> submit(record(work))
         >>> vk.close()  # waits for the queue
         """
-        source = stage, access, self._vk.family()
+        source = stage, access, self._vk._family()
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign))
 
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
@@ -155,12 +155,12 @@ class SharedBuffer(PairedMemory, NotAnArray):
         >>> submit(record(shared.acquire))  # before the commands that read the buffer
         >>> vk.close()  # waits for the queue
         """
-        self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk.family()))
+        self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk._family()))
 
     def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
         commands = command_buffer(self._vk, cmd, source, target)
-        what = buffer_barrier(self._vk, self.open_handle(), source, target)
-        self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
+        what = buffer_barrier(self._vk, self._open_handle(), source, target)
+        self.vulkan_object._call("vkCmdPipelineBarrier", commands, *what)
 
     @property
     def ptr(self) -> int:

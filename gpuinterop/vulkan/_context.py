@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 from weakref import ref
 
 from .. import system
-from .._arguments import MAX_32, Sole, check_int, check_timeout, check_type, inside
+from .._arguments import MAX_32, NoCopy, check_int, check_timeout, check_type
 from .._core import lifetime
 from .._core.drain import drain
 from .._core.lifetime import LIVE, retire
@@ -61,13 +61,13 @@ class VulkanObject(lifetime.Lifetime):
 
     def new(self, call: str, kind: str, info: Any) -> Any:
         """Create an object, as `VulkanContext.create` does."""
-        made = self._vk.create(call, kind, info)
+        made = self._vk._create(call, kind, info)
         self._made.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), made))
         return made
 
-    def call(self, name: str, *arguments: Any) -> int:
+    def _call(self, name: str, *arguments: Any) -> int:
         """Call a function with an object, as `VulkanContext.call` does."""
-        return self.use(lambda _: self._vk.call(name, *arguments))
+        return self.use(lambda _: self._vk._call(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
         """Call without a check, even after `close`; 0 if the objects are destroyed, or left to the VkDevice."""
@@ -79,7 +79,7 @@ class VulkanObject(lifetime.Lifetime):
         """Set the compute side's half, whose use ends with the context. Raises if that is closed already."""
         self.naming = other.lifetime.naming
         self._other = ref(other)
-        self._vk.check_open()
+        self._vk._check_open()
 
     def end_use(self) -> None:
         """Close the compute side's half."""
@@ -118,23 +118,23 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
     new, once = vk.api.new, VulkanObject(vk, "submission", (uses,))
 
     def make() -> Any:
-        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk.family())
+        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk._family())
         pool = once.new("vkCreateCommandPool", "VkCommandPool", info)
         fence = once.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
         commands = vk.api.ffi.new("VkCommandBuffer *")
         allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
-        vk.call("vkAllocateCommandBuffers", vk.device, allocate, commands)
+        vk._call("vkAllocateCommandBuffers", vk.device, allocate, commands)
         begin = new("VkCommandBufferBeginInfo", flags=COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT)
-        vk.call("vkBeginCommandBuffer", commands[0], begin)
+        vk._call("vkBeginCommandBuffer", commands[0], begin)
         record(commands[0])
-        vk.call("vkEndCommandBuffer", commands[0])
+        vk._call("vkEndCommandBuffer", commands[0])
         submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)
-        system.under(vk._submitting, vk.call, "vkQueueSubmit", vk.queue, 1, submit, fence)
+        system.under(vk._submitting, vk._call, "vkQueueSubmit", vk.queue, 1, submit, fence)
         return fence
 
     fence = once.make(make)
     try:
-        done = system.until(lambda: once.call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S)
+        done = system.until(lambda: once._call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S)
     except GpuInteropError:  # the VkDevice is lost, and does no more work
         once.close()
         raise
@@ -156,7 +156,7 @@ class Watched(VulkanObject):
     """A Vulkan semaphore that a bridge polls and signals."""
 
 
-class VulkanContext(Sole):
+class VulkanContext(NoCopy):
     """The application's Vulkan objects, which the functions of :mod:`gpuinterop.vulkan` take.
 
     The application still owns them. Call `close`, or leave the ``with`` block, before you destroy the VkDevice: that
@@ -242,19 +242,19 @@ class VulkanContext(Sole):
     @property
     def identity(self) -> DeviceIdentity:
         """Identity of the physical device (:func:`gpuinterop.vulkan.identity`)."""
-        self.check_open()
+        self._check_open()
         return self.physical.identity
 
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the driver (:func:`gpuinterop.vulkan.capabilities`)."""
-        self.check_open()
+        self._check_open()
         return self.physical.capabilities
 
     @property
     def is_cpu(self) -> bool:
         """Whether the device is software."""
-        self.check_open()
+        self._check_open()
         return self.physical.is_cpu
 
     def close(self, timeout: float | None = 10.0) -> None:
@@ -370,7 +370,7 @@ class VulkanContext(Sole):
         return f"<{self.lifetime.label} of {self.physical.name}{'' if self.lifetime.state is LIVE else ' closed'}>"
 
     def __enter__(self) -> Self:
-        self.check_open()
+        self._check_open()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -382,30 +382,25 @@ class VulkanContext(Sole):
 
     # -- for the rest of the package ---------------------------------------------------------------------------------
 
-    @inside
-    def call(self, name: str, *arguments: Any) -> int:
+    def _call(self, name: str, *arguments: Any) -> int:
         """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
         return self.lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
-    @inside
-    def create(self, name: str, kind: str, info: Any) -> Any:
+    def _create(self, name: str, kind: str, info: Any) -> Any:
         """Call a ``vkCreate*`` or ``vkAllocateMemory`` of the usual form; return the handle."""
         out = self.api.ffi.new(f"{kind} *")
-        self.call(name, self.device, info, self.api.ffi.NULL, out)
+        self._call(name, self.device, info, self.api.ffi.NULL, out)
         return out[0]
 
-    @inside
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise after `close`."""
         self.lifetime.check()
 
-    @inside
-    def destroy(self, name: str, handle: Any) -> None:
+    def _destroy(self, name: str, handle: Any) -> None:
         """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be gone."""
         self.lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
-    @inside
-    def memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
+    def _memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
         """The first memory type of `bits` that has all flags of the earliest preference, else any; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
@@ -416,8 +411,7 @@ class VulkanContext(Sole):
                     return index, flags
         raise InvalidArgumentError("memory", f"expected a memory type of the device among {bits:#x}, got none.")
 
-    @inside
-    def family(self) -> int:
+    def _family(self) -> int:
         """Queue family for ownership transfers."""
         if self.queue_family_index is None:
             raise InvalidArgumentError(
@@ -445,5 +439,5 @@ def check_context(vk: object) -> VulkanContext:
     """Refuse anything but an open context, before a lookup of functions on a VkDevice that may be gone."""
     wanted = "a gpuinterop.vulkan.VulkanContext(instance, physical_device, device, queue, queue_family_index)"
     context = check_type(vk, VulkanContext, "vk", wanted)
-    context.check_open()
+    context._check_open()
     return context

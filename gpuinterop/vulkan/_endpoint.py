@@ -73,7 +73,7 @@ class TimelineEndpoint(Endpoint):
         if (now := self.counter()) >= value:  # drivers accept it, and later waits never return
             raise InvalidArgumentError("value", f"{self.label} stands at {now}: a timeline only grows; got {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
-        self._through.call("vkSignalSemaphore", self._vk.device, info)
+        self._through._call("vkSignalSemaphore", self._vk.device, info)
 
     def close(self) -> None:
         """Do nothing: the caller owns the semaphore."""

@@ -63,12 +63,12 @@ class Bound(VulkanObject):
         vk = self._vk
         host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
         # Near the device on a GPU; on a CPU what the host can see as well.
-        index, self.flags = vk.memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+        index, self.flags = vk._memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
         if self.addressed:
             chain = vk.api.new("VkMemoryAllocateFlagsInfo", pNext=chain, flags=c.MEMORY_ALLOCATE_DEVICE_ADDRESS)
         info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
         self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
-        vk.call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
+        vk._call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
 
     def export(self) -> MemoryHandle:
         """Return a new handle that the caller owns."""
@@ -144,7 +144,7 @@ def _make(vk: VulkanContext, native: Bound, info: Any, features: int, most: int 
     wants = new("VkMemoryDedicatedRequirements")
     found = new("VkMemoryRequirements2", pNext=wants)
     asked = new(f"Vk{kind}MemoryRequirementsInfo2", **itself)
-    vk.call(f"vkGet{kind}MemoryRequirements2", vk.device, asked, found)
+    vk._call(f"vkGet{kind}MemoryRequirements2", vk.device, asked, found)
     native.size = int(found.memoryRequirements.size)
     if most is not None and native.size > most:
         raise InvalidArgumentError(
@@ -279,7 +279,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 
 def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], origin: HandleOrigin) -> _FdHandle:
     fd = vk.api.ffi.new("int *", -1)
-    vk.call(call, vk.device, info, fd)
+    vk._call(call, vk.device, info, fd)
     if fd[0] < 0:  # lavapipe reports success where it has no descriptor left
         raise DriverError(call, fd[0], "no descriptor")
     return kind.adopt(fd[0], origin=origin)
@@ -287,12 +287,12 @@ def _descriptor(vk: VulkanContext, call: str, info: Any, kind: type[_FdHandle], 
 
 def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
     """Make a VkSemaphore, owned by the caller, on the payload of `fd`, which the driver then owns."""
-    semaphore = vk.create("vkCreateSemaphore", "VkSemaphore", vk.api.new("VkSemaphoreCreateInfo"))
+    semaphore = vk._create("vkCreateSemaphore", "VkSemaphore", vk.api.new("VkSemaphoreCreateInfo"))
     info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
     try:
-        vk.call("vkImportSemaphoreFdKHR", vk.device, info)
+        vk._call("vkImportSemaphoreFdKHR", vk.device, info)
     except BaseException:
-        vk.destroy("vkDestroySemaphore", semaphore)
+        vk._destroy("vkDestroySemaphore", semaphore)
         raise
     return semaphore
 
@@ -300,7 +300,7 @@ def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
 def counter(vk: VulkanContext, through: VulkanContext | VulkanObject, semaphore: Any) -> int:
     """A timeline's value now, by a call of the context or of the native that owns the semaphore."""
     value = vk.api.ffi.new("uint64_t *")
-    through.call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
+    through._call("vkGetSemaphoreCounterValue", vk.device, semaphore, value)
     return int(value[0])
 
 
@@ -315,7 +315,7 @@ def counter_reader(vk: VulkanContext, native: VulkanObject) -> Callable[[], int]
         contexts += MARK
         try:
             if native.state is not LIVE or context.state is not LIVE:
-                vk.check_open()
+                vk._check_open()
                 native.check()
             check("vkGetSemaphoreCounterValue", function(device, semaphore, value))
             return int(value[0])

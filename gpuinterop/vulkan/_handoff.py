@@ -183,7 +183,7 @@ class SharedHandoff(Shared, Handoff):
     @property
     def queue_family(self) -> QueueFamily | None:
         """Queue family of the context; None if you did not pass one."""
-        self._vk.check_open()
+        self._vk._check_open()
         index = self._vk.queue_family_index
         if index is None:
             return None

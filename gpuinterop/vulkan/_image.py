@@ -131,7 +131,7 @@ class SharedImage(PairedMemory, NotAnArray):
         if make.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
             subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
-            native.call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
+            native._call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
             self.buffer = imported.map_buffer(offset=0, size=native.size, label=label)
             self._mapped = self.buffer.mapping
@@ -152,7 +152,7 @@ class SharedImage(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        return self._vk.api.for_caller(self.open_handle())
+        return self._vk.api.for_caller(self._open_handle())
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -222,7 +222,7 @@ class SharedImage(PairedMemory, NotAnArray):
                 "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
                 "nothing is in it, or the layout that barriers of your own have brought it into.",
             )
-        source = stage, access, self._vk.family(), layout
+        source = stage, access, self._vk._family(), layout
         self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign, shared_layout))
         self._given = shared_layout
 
@@ -267,7 +267,7 @@ class SharedImage(PairedMemory, NotAnArray):
         theirs, ours = (
             (c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED)
             if old == c.LAYOUT_UNDEFINED
-            else (self._foreign, self._vk.family())
+            else (self._foreign, self._vk._family())
         )
         self._transfer(cmd, (stage, 0, theirs, old), (stage, access, ours, layout))
         self._taken = layout
@@ -283,8 +283,8 @@ class SharedImage(PairedMemory, NotAnArray):
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )
-        what = image_barrier(self._vk, self.open_handle(), self._range, source, target)
-        self.vulkan_object.call("vkCmdPipelineBarrier", commands, *what)
+        what = image_barrier(self._vk, self._open_handle(), self._range, source, target)
+        self.vulkan_object._call("vkCmdPipelineBarrier", commands, *what)
 
 
 class _ImagePlan:
@@ -453,7 +453,7 @@ def share_image(
     check_device(vk, device)
     if initial is not None:
         check_int(initial, "initial", minimum=1, maximum=MAX_32)
-        _ = vk.family()  # says what the application forgot, before anything is made
+        _ = vk._family()  # says what the application forgot, before anything is made
         if vk.queue is None:
             raise InvalidArgumentError(
                 "initial",

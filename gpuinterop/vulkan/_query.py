@@ -85,7 +85,7 @@ class PhysicalDevice:
         """Query a VulkanContext, or a handle with or without its instance."""
         found = getattr(physical_device, "physical", None)
         if isinstance(found, PhysicalDevice):
-            physical_device.check_open()
+            physical_device._check_open()
             return found
         api = Api({"VkPhysicalDevice": physical_device, "VkInstance": instance}, get_instance_proc_addr)
         handle = api.handle("VkPhysicalDevice", physical_device, "physical_device")

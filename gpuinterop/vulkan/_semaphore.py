@@ -52,13 +52,13 @@ class SharedSemaphore(Pair, Generic[K]):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        return self._vk.api.for_caller(self.open_handle())
+        return self._vk.api.for_caller(self._open_handle())
 
     def counter(self) -> int:
         """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "expected a timeline, got a binary semaphore, which has no counter.")
-        return counter(self._vk, self.vulkan_object, self.open_handle())
+        return counter(self._vk, self.vulkan_object, self._open_handle())
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from .._arguments import Sole, check_flags, check_sequence, check_timeout, check_type, inside
+from .._arguments import NoCopy, check_flags, check_sequence, check_timeout, check_type
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
@@ -79,7 +79,7 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
     return handle_types
 
 
-class Shared(Sole):
+class Shared(NoCopy):
     """The end of a ``with`` block closes it.
 
     If an exception ends it, the compute side's half is closed, and Vulkan's waits for the context's `close`, or for its
@@ -120,12 +120,11 @@ class Pair(Shared):
 
     def check_open(self) -> None:
         """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
-        self._vk.check_open()
+        self._vk._check_open()
         if self._other.closed:
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
 
-    @inside
-    def open_handle(self) -> Any:
+    def _open_handle(self) -> Any:
         """Vulkan's handle, after `check_open`."""
         self.check_open()
         return self.vulkan_object.handle
@@ -181,7 +180,7 @@ class PairedMemory(Pair):
 
 def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
     """The command buffer of a barrier from (stage, access, ...) to another; checks what a caller may have given."""
-    vk.check_open()
+    vk._check_open()
     check_flags(source[0], "stage")
     check_flags(target[0], "stage")
     check_flags(source[1], "access", empty=True)
@@ -217,7 +216,7 @@ def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory],
 
     def take() -> ExternalMemory:
         with native.export() as handle:  # closes the handle unless it was consumed
-            return device.take_memory(
+            return device._take_memory(
                 handle, size=native.size, dedicated=native.dedicated, label=label, noun="Vulkan memory"
             )
 

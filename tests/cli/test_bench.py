@@ -229,7 +229,7 @@ def test_frames_by_hand_reach_their_last_value(
             given[-1][0] = 77
             return 0
 
-        of_context = gi.vulkan.VulkanContext.call
+        of_context = gi.vulkan.VulkanContext._call
         monkeypatch.setattr(gi.vulkan.VulkanContext, "call", call)
         monkeypatch.setattr(frames, "share_semaphore", share_semaphore)
         host.by_hand = Bridged(host.device, shared)

@@ -176,7 +176,7 @@ def natives(world: pairs.World) -> dict[str, Lifetime]:
     """What the core has of a world's things, as rows call it."""
     found: dict[str, Lifetime] = {}
     for name, thing in world.things.items():
-        native = thing.known_as() if isinstance(thing, gi.Stream) else getattr(thing, "lifetime", None)
+        native = thing._known_as() if isinstance(thing, gi.Stream) else getattr(thing, "lifetime", None)
         if isinstance(native, Lifetime):
             found[name] = native
         if isinstance(thing, gi.Buffer):

@@ -32,7 +32,7 @@ _QUESTIONS = frozenset({"is_idle", "is_done", "is_capturing"})
 
 _REGISTRIES = {
     "lifetime": ("_alive", "waiting_for_a_look", "endings"),
-    "known_stream": ("pointed",),
+    "known_stream": ("fenced",),
     "gate": ("waiting", "blocking"),
     "monitor": ("dropped", "lingering"),
 }  # fmt: skip

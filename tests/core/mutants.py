@@ -110,7 +110,7 @@ _LOOK = "            if gate.shut:\n                gate.let_releases_end()\n"
 _MARKS = "    calls, streams = marked.calls, known.calls\n"
 _TELL = (
     "    for step, place, one in self._signals:\n"
-    "        told, at = note_told([one], stream.known_as())[0]\n"
+    "        told, at = note_told([one], stream._known_as())[0]\n"
     "        told[at] = step.values[place]\n"
 )
 _NOTES = '        waits = "the exit" if _exiting else gate.held_by()\n'
@@ -121,7 +121,7 @@ MUTANTS: dict[str, Mutant] = {
         "ExternalMemory.close & Device.drain",
     ),
     "a use is forgotten": Mutant(
-        ((Buffer.use_on, "self.mapping.used_on(known, first, first + size)", "pass"),),
+        ((Buffer._use_on, "self.mapping.used_on(known, first, first + size)", "pass"),),
         "work that lasts beside a close",
     ),
     "a signal's mark comes behind the look": Mutant(
@@ -196,7 +196,7 @@ MUTANTS: dict[str, Mutant] = {
         "Buffer.fill, on a stream & ExternalMemory.close",
     ),
     "a wait that is inherited is not noted": Mutant(
-        ((Stream.follow, "stream.inherits(other)", "[]"),),
+        ((Stream._follow, "stream.inherits(other)", "[]"),),
         "a chain over two devices",
     ),
     "a note is lost beside the end of another": Mutant(
@@ -206,7 +206,7 @@ MUTANTS: dict[str, Mutant] = {
         ((KnownStream.enqueued, " if wait.enqueued", ""),), "a wait, a question and a release that blocks"
     ),
     "who waits for a point comes behind it": Mutant(
-        ((known_stream._reached, "waiting_for_a_look.update(point.waiters)", "pass"),),
+        ((known_stream._reached, "waiting_for_a_look.update(fence.waiters)", "pass"),),
         "a stream closed under work that lasts",
     ),
     "a thread's own default stream is given work, and no event": Mutant(
@@ -314,7 +314,7 @@ MUTANTS: dict[str, Mutant] = {
         "a stream is closed, and another uses the same",
     ),
     "a stream that waits for a captured one does not join": Mutant(
-        ((Stream.follow, "if graph is None or", "if True or"),), "a stream joins a capture"
+        ((Stream._follow, "if graph is None or", "if True or"),), "a stream joins a capture"
     ),
 }  # fmt: skip
 """By what is wrong."""

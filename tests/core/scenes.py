@@ -110,7 +110,7 @@ def _fill_own(world: World) -> None:
 
 
 def _arrive(world: World) -> None:
-    world.backend.arrive(world.semaphore.handle, 9)
+    world.backend.arrive(world.semaphore._handle, 9)
 
 
 def _waited(world: World) -> None:
@@ -132,7 +132,7 @@ def _crowded(world: World) -> None:
 def _frames(world: World) -> None:
     for frame in range(10, 13):
         world.semaphore.wait(world.stream, frame)
-        world.backend.arrive(world.semaphore.handle, frame - 1)
+        world.backend.arrive(world.semaphore._handle, frame - 1)
 
 
 def _round(world: World) -> None:
@@ -161,12 +161,12 @@ def _pass_and_drain(world: World) -> None:
 
 
 def _failed(world: World) -> None:
-    world.wrapped.known_as().fail(gi.PeerError("gone"))
+    world.wrapped._known_as().fail(gi.PeerError("gone"))
 
 
 def _is_told(world: World) -> None:
     try:
-        world.wrapped.check_failure()
+        world.wrapped._check_failure()
     except gi.PeerError:
         return
     raise AssertionError("the failure is lost")

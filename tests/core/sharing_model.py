@@ -26,7 +26,7 @@ Mutant = tuple[str, str]
 Kernel = Callable[[], bool]
 
 _SOURCES = (
-    *(order._Turns, order.Writer, order.Reader, order.come_in, order._enter, order.store),
+    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._enter, order.store),
     *(offer._Offer.left, offer._Offer._take_slot, attachment.acquire),
 )
 _PAGES = [order.Board.make() for _ in range(2)]
@@ -246,10 +246,10 @@ class Stream:
         self.told: dict[Word, int] = {}
         self.noted: set[Word] = set()
 
-    def known_as(self) -> Stream:
+    def _known_as(self) -> Stream:
         return self
 
-    def point(self) -> Any:
+    def fence(self) -> Any:
         return SimpleNamespace(is_reached=partial(self._has_passed, self.given))
 
     def is_idle(self) -> bool:
@@ -376,10 +376,10 @@ class Process:
             yield from turns.end(ResourceClosedError("closed"))
             if share.home is not self and self not in share.left:
                 share.left.add(self)
-                self.look_again(partial(self._is_out, share, turns))
+                self.look_again(partial(self._is_released, share, turns))
 
-    def _is_out(self, share: Share, turns: Any) -> Steps:
-        if not (yield from turns.close_if_out()):
+    def _is_released(self, share: Share, turns: Any) -> Steps:
+        if not (yield from turns.close_if_released()):
             return False
         share.watchers.discard(self)
         share.ends(self)

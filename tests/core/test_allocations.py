@@ -123,7 +123,7 @@ def test_access_for_a_list_of_devices(devices: Devices, backend: FakeMulticast) 
         assert allocation.devices == (devices[2], devices[0], devices[3])
         assert not called(backend, "map_allocation")
         buffers = [allocation.buffer_on(device) for device in (devices[3], devices[0], devices[2])]
-        assert called(backend, "map_allocation") == [("map_allocation", allocation.handle, (2, 0, 3))]
+        assert called(backend, "map_allocation") == [("map_allocation", allocation._handle, (2, 0, 3))]
         assert len({buffer.ptr for buffer in buffers}) == 1
         assert [buffer.device for buffer in buffers] == [devices[3], devices[0], devices[2]]
         assert [buffer.view(4).__dlpack_device__() for buffer in buffers] == [(2, 3), (2, 0), (2, 2)]
@@ -166,12 +166,12 @@ def test_array_libraries_are_ordered_behind_the_other_devices_work(devices: Devi
         devices[1].create_stream() as theirs,
     ):
         allocation.buffer_on(devices[1]).fill(7, stream=theirs)
-        backend.blocked.add(backend.number(theirs.handle))
+        backend.blocked.add(backend.number(theirs._handle))
         allocation.buffer.view(4).__dlpack__(stream=40)
-        assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs.handle)
+        assert called(backend, "wait_event")[-1] == ("wait_event", ("adopted", 40), theirs._handle)
         allocation.buffer.copy_to_host(bytearray(1))  # on a stream of ours, behind theirs as well
         users = {call[2] for call in called(backend, "wait_event")[-2:]}
-        assert users == {theirs.handle, ("adopted", 40)}  # and behind the library's
+        assert users == {theirs._handle, ("adopted", 40)}  # and behind the library's
 
 
 def test_the_default_streams_of_two_devices_are_two(devices: Devices, backend: FakeMulticast) -> None:
@@ -210,7 +210,7 @@ def test_imports_for_a_list_of_devices(devices: Devices, backend: FakeMulticast)
         assert handle.closed
         assert allocation.devices == (devices[1], devices[0])
         assert allocation.buffer_on(devices[0]).ptr == allocation.buffer.ptr
-        assert called(backend, "map_allocation") == [("map_allocation", allocation.handle, (1, 0))]
+        assert called(backend, "map_allocation") == [("map_allocation", allocation._handle, (1, 0))]
     assert {question[1:] for question in backend.asked if question[0] == "can_access"} == {(1, 3), (0, 3)}
 
 

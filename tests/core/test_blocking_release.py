@@ -58,7 +58,7 @@ def test_a_wait_whose_value_is_there_stands_behind_the_earlier_ones(device: Devi
         memory.close()
         device.drain()
         assert backend.count("mapping") == 1
-        backend.arrive(gate.handle, 1)
+        backend.arrive(gate._handle, 1)
         device.drain()
         assert backend.count("mapping") == 0
     gate.close(timeout=LIMIT)
@@ -81,7 +81,7 @@ def test_a_wait_whose_call_an_exception_struck_may_be_pending(device: Device, ba
         other.close()
         device.drain()
         assert backend.count("semaphore") == 2
-        backend.arrive(gate.handle, 1)
+        backend.arrive(gate._handle, 1)
         device.drain()
         assert backend.count("semaphore") == 1
     gate.close(timeout=LIMIT)
@@ -145,7 +145,7 @@ def test_the_wait_that_a_thread_gave_its_own_default_stream_last_is_seen_to_pass
     other.close()
     device.drain()
     assert backend.count("semaphore") == 2
-    backend.arrive(gate.handle, 1)
+    backend.arrive(gate._handle, 1)
     device.drain()
     assert backend.count("semaphore") == 1
     gate.close(timeout=LIMIT)
@@ -208,7 +208,7 @@ def test_a_wait_stands_aside_also_if_more_are_held_than_the_next_attempt_asks_fo
     gate, signalled = semaphore_of(device), 0
 
     def stand_aside(condition: Callable[[], bool], _timeout: float | None) -> bool:
-        backend.arrive(gate.handle, signalled)  # what is on its way comes meanwhile
+        backend.arrive(gate._handle, signalled)  # what is on its way comes meanwhile
         return condition()
 
     with device.create_stream() as stream:
@@ -223,7 +223,7 @@ def test_a_wait_stands_aside_also_if_more_are_held_than_the_next_attempt_asks_fo
         gate.wait(stream, 3)  # the stream is not idle, before and after
         assert backend.count("semaphore") == 1
         monkeypatch.undo()
-        backend.arrive(gate.handle, 3)
+        backend.arrive(gate._handle, 3)
     gate.close(timeout=LIMIT)
 
 

@@ -49,12 +49,12 @@ def test_each_launch_has_the_values_it_was_given(device: Device, backend: FakeGr
         graph.launch(stream)
         signal.set(11)
         executable = graph.executable_ptr
-        native = semaphore.handle
+        native = semaphore._handle
         assert [call for call in backend.calls if call[0] in ("launch", "set_node")] == [
-            ("launch", executable, stream.handle),
+            ("launch", executable, stream._handle),
             ("set_node", executable, ("node", 0), (native,), (3,)),
             ("set_node", executable, ("node", 1), (native,), (4,)),
-            ("launch", executable, stream.handle),
+            ("launch", executable, stream._handle),
             ("set_node", executable, ("node", 1), (native,), (11,)),
         ]
         assert signal.values == (11,)
@@ -114,7 +114,7 @@ def test_what_a_graph_uses_outlives_its_close_until_the_graph_goes(when: str) ->
     device.drain()
     graph.launch(launcher)
     backend.blocked.add(launcher.ptr)
-    assert ("set_node", graph.executable_ptr, ("node", 0), (semaphore.handle,), (3,)) in backend.calls
+    assert ("set_node", graph.executable_ptr, ("node", 0), (semaphore._handle,), (3,)) in backend.calls
     graph.close()
     device.drain()
     assert [backend.count(kind) for kind in kinds] == [3, 2, 2, 1, 1], "the launch has not run"
@@ -136,7 +136,7 @@ def test_a_launch_uses_all_bytes_that_its_capture_did(device: Device, backend: F
             graph.launch(stream)
         for offset in (0, 64, 128):
             buffer.copy_to_host(bytearray(16), offset=offset)
-        assert [call[2] for call in backend.calls if call[0] == "wait_event"] == [stream.handle] * 3
+        assert [call[2] for call in backend.calls if call[0] == "wait_event"] == [stream._handle] * 3
 
 
 def test_another_librarys_graph(device: Device, backend: FakeGraphs) -> None:
@@ -179,7 +179,7 @@ def test_a_launch_tells_each_semaphore_its_own_value_beside_somebody_elses(devic
     with semaphore_of(device) as semaphore, device.create_stream() as stream:
         with stream.capture() as graph:
             backend.captures[stream.ptr] += [
-                SemaphoreNode(native="n", signals=signals, semaphores=(4242, semaphore.handle[1]), values=(100, value))
+                SemaphoreNode(native="n", signals=signals, semaphores=(4242, semaphore._handle[1]), values=(100, value))
                 for signals, value in ((False, 4), (True, 5))
             ]
         with graph:
@@ -202,7 +202,9 @@ def test_a_launch_is_known_to_pass_only_if_all_it_waits_for_is_known(
         with stream.capture() as graph:
             semaphore.wait(stream, 4)
             if hidden == "another library's semaphore":
-                node = SemaphoreNode(native="n", signals=False, semaphores=(4242, semaphore.handle[1]), values=(100, 3))
+                node = SemaphoreNode(
+                    native="n", signals=False, semaphores=(4242, semaphore._handle[1]), values=(100, 3)
+                )
                 backend.captures[stream.ptr].append(node)
         with graph:
             if hidden == "another owner of the executable":
@@ -210,7 +212,7 @@ def test_a_launch_is_known_to_pass_only_if_all_it_waits_for_is_known(
                     others.advance(1)
             backend.blocked.add(stream.ptr)
             graph.launch(stream)
-            (pending,) = stream.known_as().waits
+            (pending,) = stream._known_as().waits
             assert pending.is_there() == (hidden == "nothing")
             backend.blocked.clear()
 
@@ -227,7 +229,7 @@ def test_values_that_another_thread_sets_beside_a_launch_prove_nothing(
         seen = []
 
         def look() -> None:
-            seen.append(stream.known_as().waits[0].is_there())
+            seen.append(stream._known_as().waits[0].is_there())
 
         def launch(executable: int, handle: object) -> None:
             look()
@@ -361,7 +363,7 @@ def test_a_pending_launch_keeps_no_graph(device: Device, backend: FakeGraphs) ->
         del graph
         gc.collect()
         assert gone() is None
-        assert stream.known_as().waiting_for()
+        assert stream._known_as().waiting_for()
         backend.blocked.clear()
 
 

@@ -278,7 +278,7 @@ def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(backend, "destroy_event", _fail)
         stream.close()
-    backend.arrive(semaphore.handle, 1)
+    backend.arrive(semaphore._handle, 1)
     device.synchronize()
     assert backend.count("stream") == 1
     device.drain(timeout=5)
@@ -340,15 +340,15 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
     wait = Wait.of(semaphore.lifetime, 1)
     with device.create_stream() as behind, device.create_stream() as sure:
         first = device.wrap_stream(77)
-        first.known_as().note(wait)
+        first._known_as().note(wait)
         wait.enqueued = True
         behind.wait_stream(device.wrap_stream(88))
         sure.wait_stream(first)
-        assert [len(one.known_as().pending()) for one in (behind, sure)] == [1, 1]
+        assert [len(one._known_as().pending()) for one in (behind, sure)] == [1, 1]
         fail_wait(wait, gi.PeerError("gone"))
-        behind.check_failure()
+        behind._check_failure()
         with pytest.raises(gi.PeerError):
-            sure.check_failure()
+            sure._check_failure()
         behind.wait_stream(first.device.wrap_stream(88))
 
 
@@ -358,14 +358,14 @@ def test_what_a_stream_only_may_stand_behind_it_hands_on_as_such() -> None:
     semaphore = semaphore_of(device)
     wait = Wait.of(semaphore.lifetime, 1)
     with device.create_stream() as behind, device.create_stream() as further:
-        device.wrap_stream(77).known_as().note(wait)
+        device.wrap_stream(77)._known_as().note(wait)
         wait.enqueued = True
         behind.wait_stream(device.wrap_stream(88))
         further.wait_stream(behind)
-        assert [one.origin for one in further.known_as().pending()] == [wait]
+        assert [one.origin for one in further._known_as().pending()] == [wait]
         fail_wait(wait, gi.PeerError("gone"))
-        behind.check_failure()
-        further.check_failure()
+        behind._check_failure()
+        further._check_failure()
 
 
 # -- messages and callbacks --------------------------------------------------------------------------------------------
@@ -809,7 +809,7 @@ def test_a_wait_that_is_inherited_again_is_noted_once() -> None:
         for value in range(1, 301):
             gate.wait(waiting, value)
             behind.wait_stream(waiting)
-            backend.arrive(gate.handle, value)
+            backend.arrive(gate._handle, value)
         assert behind.known is not None
         origins = [one.origin for one in behind.known.waits]
         assert len(origins) == len(set(origins))
@@ -832,7 +832,7 @@ def test_a_copy_is_ordered_behind_the_launch_on_a_stream_that_is_wrapped_anew() 
             backend.calls.clear()
             buffer.copy_to_host(bytearray(16))
             behind = {call[2] for call in backend.calls if call[0] == "wait_event"}
-            assert behind == {stream.handle, ("adopted", 64)}
+            assert behind == {stream._handle, ("adopted", 64)}
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -946,9 +946,9 @@ def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
             semaphore.wait(stream, value)
             device.drain()
         assert 1 <= backend.count("event") <= 10
-        backend.arrive(semaphore.handle, 1100)
+        backend.arrive(semaphore._handle, 1100)
         memory.close(timeout=5)
-        assert not stream.known_as().waits
+        assert not stream._known_as().waits
 
 
 @pytest.mark.filterwarnings("ignore:256 closed objects cannot be released")
@@ -960,7 +960,7 @@ def test_a_pipeline_that_is_never_idle_releases_where_it_synchronizes() -> None:
         for frame in range(1, 501):
             semaphore.wait(stream, frame)
             semaphore_of(device).close()
-            backend.arrive(semaphore.handle, frame - 2 if frame < 500 else frame)
+            backend.arrive(semaphore._handle, frame - 2 if frame < 500 else frame)
             held.append(backend.count("semaphore"))
         device.synchronize()
         assert max(held) > 256

@@ -56,14 +56,14 @@ def test_a_copy_is_ordered_behind_every_stream_that_used_its_bytes(device: gi.De
         low, high, whole = memory.map_buffer(0, 16), memory.map_buffer(16, 16), memory.map_buffer()
         low.fill(1, stream=first)
         high.fill(2, stream=second)
-        assert waited_for(lambda: low.copy_to_host(out)) == {first.handle}
-        assert waited_for(lambda: high.copy_to_host(out)) == {second.handle}
+        assert waited_for(lambda: low.copy_to_host(out)) == {first._handle}
+        assert waited_for(lambda: high.copy_to_host(out)) == {second._handle}
         assert waited_for(lambda: whole.copy_to_host(out, offset=32)) == set()
-        assert waited_for(lambda: whole.copy_to_host(out, offset=8)) == {first.handle, second.handle}
+        assert waited_for(lambda: whole.copy_to_host(out, offset=8)) == {first._handle, second._handle}
         whole.fill(3, offset=100, size=4, stream=first)  # of one stream all that lies between counts
-        assert waited_for(lambda: whole.copy_to_host(out, offset=48)) == {first.handle}
+        assert waited_for(lambda: whole.copy_to_host(out, offset=48)) == {first._handle}
         assert waited_for(lambda: np.from_dlpack(whole.view(32))) == set()  # for the CPU: synchronized
-        assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first.handle, second.handle}
+        assert {call[1] for call in backend.calls if call[0] == "synchronize"} >= {first._handle, second._handle}
 
 
 def test_an_interface_has_one_stream_which_is_behind_all(device: gi.Device, backend: FakeBackend) -> None:
@@ -76,12 +76,12 @@ def test_an_interface_has_one_stream_which_is_behind_all(device: gi.Device, back
         view = buffer.view(16)
         found = view.__cuda_array_interface__["stream"]
         waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
-        assert {call[2] for call in waits} == {first.handle, second.handle}
+        assert {call[2] for call in waits} == {first._handle, second._handle}
         buffer.fill(3, size=16, stream=second)  # each look tells of the work up to there
         backend.calls.clear()
         assert view.__cuda_array_interface__["stream"] == found
         waits = [call for call in backend.calls if call[0] == "wait_event" and call[1][1] == found]
-        assert {call[2] for call in waits} == {first.handle, second.handle}
+        assert {call[2] for call in waits} == {first._handle, second._handle}
         with memory_of(device) as other, other.map_buffer() as unrelated:
             unrelated.copy_to_host(np.zeros(16, np.uint8))
             (copied,) = [call for call in backend.calls if call[0] == "copy"]
@@ -98,8 +98,8 @@ def test_an_interface_names_no_stream_that_ends_before_its_reader_asks_it() -> N
             buffer.fill(1, stream=stream)
         view = buffer.view(16)
         told = view.__cuda_array_interface__["stream"]
-        assert not backend.is_idle(backend.adopt_stream(device.handle, told)), "it does not stand behind the fill"
-        backend.arrive(semaphore.handle, 1)
+        assert not backend.is_idle(backend.adopt_stream(device._handle, told)), "it does not stand behind the fill"
+        backend.arrive(semaphore._handle, 1)
         device.drain()
         assert ("stream", told) in backend.live
 
@@ -117,9 +117,9 @@ def test_an_interface_names_no_other_threads_own_stream() -> None:
 
         elsewhere(write)
         view = buffer.view(16)
-        told = backend.adopt_stream(device.handle, view.__cuda_array_interface__["stream"])
+        told = backend.adopt_stream(device._handle, view.__cuda_array_interface__["stream"])
         assert not backend.is_idle(told), "it does not stand behind the fill"
-        backend.arrive(semaphore.handle, 1)
+        backend.arrive(semaphore._handle, 1)
         assert backend.is_idle(told)
 
 
@@ -431,11 +431,11 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         buffer.fill(7, stream=stream)
         view.__dlpack__(stream=40)
         assert not [call for call in backend.calls if call[0] == "wait_event"]  # that write is done
-        backend.blocked.add(backend.number(stream.handle))
+        backend.blocked.add(backend.number(stream._handle))
         taken = []
         for given_, pointer in ((None, default), (40, 40)):
             taken.append(view.__dlpack__(stream=given_))
-            assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream.handle)
+            assert backend.calls[-1] == ("wait_event", ("adopted", pointer), stream._handle)
         before = len(backend.calls)
         view.__dlpack__(stream=-1)
         assert len(backend.calls) == before
@@ -446,7 +446,7 @@ def test_dlpack_orders_the_consumers_stream_behind_the_last_write(
         # The consumers' streams have had the bytes, too.
         found = view.__cuda_array_interface__["stream"]
         behind = {call[2] for call in backend.calls if call[0] == "wait_event" and call[1][1] == found}
-        assert behind == {stream.handle, ("adopted", default), ("adopted", 40)}
+        assert behind == {stream._handle, ("adopted", default), ("adopted", 40)}
         backend.blocked.clear()
 
 
@@ -479,7 +479,7 @@ def test_a_consumers_failure_that_was_told_is_over_with_its_next_array() -> None
     with memory_of(device) as memory, device.wrap_stream(40) as consumer:
         buffer = memory.map_buffer()
         _earlier = buffer.view(4).__dlpack__(stream=40)
-        consumer.known_as().fail(gi.PeerError("gone"))
+        consumer._known_as().fail(gi.PeerError("gone"))
         with pytest.raises(gi.PeerError, match="gone"):
             buffer.fill()
         _next = buffer.view(4).__dlpack__(stream=40)
@@ -540,7 +540,7 @@ def test_host_consumers_wait_for_the_last_write(device: gi.Device, backend: Fake
         buffer = memory.map_buffer()
         buffer.fill(7, size=4, stream=stream)
         assert np.from_dlpack(buffer.view(4)).tolist() == [7] * 4
-        assert backend.calls[-1] == ("synchronize", stream.handle)
+        assert backend.calls[-1] == ("synchronize", stream._handle)
         assert not hasattr(buffer.view(4), "__cuda_array_interface__")
 
 
@@ -644,7 +644,7 @@ def test_a_levels_copy_uses_its_bytes_of_the_buffer(device: gi.Device, backend: 
             for offset in (0, 496, 512, 752, 768):
                 backend.calls.clear()
                 buffer.copy_to_host(bytearray(16), offset=offset)
-                behind += [offset for call in backend.calls if call[0] == "wait_event" and call[2] == stream.handle]
+                behind += [offset for call in backend.calls if call[0] == "wait_event" and call[2] == stream._handle]
             assert behind == [512, 752]
 
 

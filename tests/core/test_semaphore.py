@@ -42,7 +42,7 @@ def test_a_timeline_does_not_go_back_on_its_stream(device: gi.Device, backend: F
         for value in (3, 5):
             with pytest.raises(gi.InvalidArgumentError, match="only grows; signal 6"):
                 semaphore.signal(one, value)
-        assert backend.calls[-1] == ("signal", one.handle, (5,))
+        assert backend.calls[-1] == ("signal", one._handle, (5,))
         semaphore.signal(two, 3)  # across streams an order may be legal
         with semaphore_of(device, gi.D3D12Fence) as fence:
             fence.signal(one, 5)
@@ -81,7 +81,7 @@ def test_gaps_are_refused_per_operation() -> None:
 def test_timeouts_reach_the_driver_in_milliseconds(device: gi.Device, backend: FakeBackend) -> None:
     with device.create_stream() as stream, semaphore_of(device, gi.KeyedMutex) as mutex:
         mutex.wait(stream, 7, timeout=1.5)
-        assert backend.calls[-1] == ("wait", stream.handle, (7,), 1500)
+        assert backend.calls[-1] == ("wait", stream._handle, (7,), 1500)
 
 
 def test_batches_are_one_call_or_none(device: gi.Device, backend: FakeBackend) -> None:
@@ -158,7 +158,7 @@ def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[
             assert grows
             last.update(((stream, one), number) for one, number in zip(members, values, strict=True))
     for one, semaphore in enumerate(semaphores):
-        assert semaphore.last_signalled() == max(last.get((stream, one), 0) for stream in (0, 1))
+        assert semaphore._last_signalled() == max(last.get((stream, one), 0) for stream in (0, 1))
         semaphore.close()
     for each in streams:
         each.close()

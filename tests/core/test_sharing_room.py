@@ -56,7 +56,7 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
 
 def test_several_are_acquired_in_one_order(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Any]] = []
-    monkeypatch.setattr(attachment, "come_in", lambda turns, *_: seen.append([one for one, _ in turns]))
+    monkeypatch.setattr(attachment, "acquire_all", lambda turns, *_: seen.append([one for one, _ in turns]))
     with host.allocate(4096) as memory, gi.share(view := memory.buffer.view(4)) as one, gi.share(view) as other:
         gi.sharing.acquire([one, other])
         gi.sharing.acquire([other, one, other])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import KnownStream, Moment, Wait, fail_wait, order
+from gpuinterop._core.known_stream import KnownStream, NativeEvent, Wait, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
@@ -94,7 +94,7 @@ def test_wait_stream_orders_behind_the_others_work(device: gi.Device, backend: F
     other_device, _ = fake_device()
     with device.create_stream() as one, device.create_stream() as two, other_device.create_stream() as far:
         one.wait_stream(two)
-        assert backend.calls[-1] == ("wait_event", one.handle, two.handle)
+        assert backend.calls[-1] == ("wait_event", one._handle, two._handle)
         count = len(backend.calls)
         one.wait_stream(one)
         with pytest.raises(gi.InvalidArgumentError, match="another backend"):
@@ -167,7 +167,7 @@ def told(call: Callable[[], object]) -> bool:
 
 def test_a_failed_stream_says_so_wherever_it_is_used(device: gi.Device) -> None:
     with device.create_stream() as failed, device.create_stream() as other:
-        failed.known_as().fail(gi.PeerError("gone"))
+        failed._known_as().fail(gi.PeerError("gone"))
         calls = (
             failed.synchronize,
             failed.query,
@@ -195,7 +195,7 @@ def pending(stream: gi.Stream) -> Wait:
     semaphore = Lifetime("a semaphore", lambda _: None)
     semaphore.state = State.LIVE
     wait = Wait.of(semaphore, 1)
-    stream.known_as().note(wait)
+    stream._known_as().note(wait)
     wait.enqueued = True
     return wait
 
@@ -208,13 +208,13 @@ def test_who_was_ordered_behind_a_wait_fails_with_it(device: gi.Device, backend:
         backend.blocked.update({waiting.ptr, behind.ptr})
         for _ in range(1000):
             behind.wait_stream(device.wrap_stream(waiting.ptr))
-        assert [one.origin for one in behind.known_as().waits] == [wait], "it is noted once"
-        first = behind.known_as().waits[0].number
+        assert [one.origin for one in behind._known_as().waits] == [wait], "it is noted once"
+        first = behind._known_as().waits[0].number
         fail_wait(wait, gi.PeerError("gone"))
         assert [told(stream.record) for stream in (waiting, before, behind)] == [True, False, True]
-        assert behind.known_as().is_void(first)
-        assert not behind.known_as().is_void(first - 1), "what it was given before is right"
-        assert not behind.known_as().is_void(next(order)), "and what it is given from now on"
+        assert behind._known_as().is_void(first)
+        assert not behind._known_as().is_void(first - 1), "what it was given before is right"
+        assert not behind._known_as().is_void(next(order)), "and what it is given from now on"
         backend.blocked.clear()
 
 
@@ -265,7 +265,7 @@ def test_an_event_that_is_late_names_what_its_stream_waits_for_in_other_threads_
         elsewhere(record)
         with pytest.raises(gi.SemaphoreTimeoutError, match=f"waiting for {semaphore.label} to reach 1"):
             events[0].wait(timeout=0)
-        backend.arrive(semaphore.handle, 1)
+        backend.arrive(semaphore._handle, 1)
         events[0].wait(timeout=0)
 
 
@@ -298,8 +298,8 @@ def test_a_blocking_stream_passes_on_what_it_waits_for_behind_the_default_stream
         wait = pending(device.wrap_stream(0))
         behind.wait_stream(device.wrap_stream(64))
         aside.wait_stream(ours)
-        assert [one.origin for one in behind.known_as().pending()] == [wait]
-        assert aside.known_as().pending() == []
+        assert [one.origin for one in behind._known_as().pending()] == [wait]
+        assert aside._known_as().pending() == []
 
 
 def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> None:
@@ -318,8 +318,8 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         backend.at = at
         behind.wait_stream(first)
         assert not behind.query()
-        assert [str(wait) for wait in behind.known_as().pending()] == [f"{semaphore.label} to reach 1"]
-        backend.arrive(semaphore.handle, 1)
+        assert [str(wait) for wait in behind._known_as().pending()] == [f"{semaphore.label} to reach 1"]
+        backend.arrive(semaphore._handle, 1)
         assert behind.query()
         semaphore.close(timeout=5)
 
@@ -327,9 +327,9 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
 def test_an_event_that_is_not_recorded_yet_tells_nothing(device: gi.Device, backend: FakeBackend) -> None:
     """Another thread may be recording one when a time-out looks at all of them; the wait holds releases up still."""
     with device.create_stream() as waiting:
-        wait, native = pending(waiting), waiting.known_as()
+        wait, native = pending(waiting), waiting._known_as()
         backend.blocked.add(waiting.ptr)
-        event = Moment("Event", native)
+        event = NativeEvent("Event", native)
         native.standing[event] = Standing.YIELDS
         assert wait.semaphore.label in str(native.late(" is not idle"))
         assert device.gate.held_by() == native.label
@@ -343,18 +343,18 @@ def test_a_wait_that_is_done_is_nobodys_any_more(device: gi.Device, backend: Fak
         wait = pending(waiting)
         backend.blocked.add(waiting.ptr)
         assert not waiting.query()
-        assert str(wait) in waiting.known_as().waiting_for()
+        assert str(wait) in waiting._known_as().waiting_for()
         backend.blocked.clear()
         assert waiting.query()
         behind.wait_stream(waiting)
-        assert not behind.known_as().waits
+        assert not behind._known_as().waits
         fail_wait(wait, gi.PeerError("gone"))
         assert not told(waiting.record)
 
 
 def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told(device: gi.Device, backend: FakeBackend) -> None:
     first, other = device.wrap_stream(64), device.wrap_stream(80)
-    first.known_as().fail(gi.PeerError("gone"))
+    first._known_as().fail(gi.PeerError("gone"))
     first.close()
     device.drain()
     second = device.wrap_stream(64)
@@ -366,7 +366,7 @@ def test_a_failure_waits_for_the_next_wrapper_until_somebody_was_told(device: gi
     assert not told(other.synchronize)
     number = 1 << 20  # what the next stream will be numbered
     stale = device.wrap_stream(number)
-    stale.known_as().fail(gi.PeerError("of a stream that is gone"))
+    stale._known_as().fail(gi.PeerError("of a stream that is gone"))
     stale.close()
     device.drain()
     backend._serial = itertools.count(number)

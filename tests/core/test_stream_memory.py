@@ -106,13 +106,13 @@ def test_each_word_is_its_own(device: Device, backend: FakeWords, stream: Any) -
     assert words.COUNT == PAGE // 64
     assert [words.load(index) for index in range(words.COUNT)] == [0] * words.COUNT
     for index in range(words.COUNT):
-        words.write(stream.known_as(), index, 1000 + index)
-        words.wait(stream.known_as(), index, 2000 + index)
+        words.write(stream._known_as(), index, 1000 + index)
+        words.wait(stream._known_as(), index, 2000 + index)
     for index in range(words.COUNT):
         # a cache line each, by the device's address; where the process sees it 0 to 7 are the value
         there = address + backend.APART + 64 * index
-        assert ("write_value", stream.handle, there, 1000 + index) in backend.calls
-        assert ("wait_value", stream.handle, there, 2000 + index) in backend.calls
+        assert ("write_value", stream._handle, there, 1000 + index) in backend.calls
+        assert ("wait_value", stream._handle, there, 2000 + index) in backend.calls
         assert ctypes.c_uint64.from_address(address + 64 * index).value == 1000 + index
     words.store(3, MAX)
     assert ctypes.c_uint64.from_address(address + 192).value == words.load(3) == MAX
@@ -182,10 +182,10 @@ def test_streams_use_the_word_in_the_page(device: Device, backend: FakeWords, st
         made.wait(stream, 9)
         word = address + backend.APART + 16
         assert operations(backend) == [
-            ("write_value", stream.handle, word, 5),
-            ("wait_value", stream.handle, word, 9),
+            ("write_value", stream._handle, word, 5),
+            ("wait_value", stream._handle, word, 9),
         ]
-        assert stream.known_as().waiting_for().endswith(f"{made.label} to reach 9")
+        assert stream._known_as().waiting_for().endswith(f"{made.label} to reach 9")
 
 
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1, 2**64, -1])
@@ -277,7 +277,7 @@ def test_no_capture_and_no_timeout(device: Device, backend: FakeWords, stream: A
         assert operations(backend) == []
         assert counter(handle.fd) == 0
         made.signal(stream, 1)  # what was refused left no trace
-        assert stream.known_as().waiting_for() == ""
+        assert stream._known_as().waiting_for() == ""
 
 
 @pytest.mark.parametrize("error", [gi.DriverError("cuStreamWaitValue64", 1, "INVALID", "no"), KeyboardInterrupt()])
@@ -300,7 +300,7 @@ def test_a_wait_that_fails_behind_the_call_is_known(
     with pytest.raises(type(error)):
         gi.SemaphoreBatch(first, second).wait(stream, (1, 2))
     assert len(given) == 2
-    assert "to reach 1" in stream.known_as().waiting_for()
+    assert "to reach 1" in stream._known_as().waiting_for()
     with pytest.raises(type(error)):
         second.wait(stream, 2)
     for semaphore in (first, second):

@@ -58,7 +58,7 @@ def pinned(device: gi.Device, size: int) -> Iterator[NDArray[np.uint8]]:
     assert isinstance(backend, StreamMemoryBackend)
     memory = mmap.mmap(-1, size)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    pin, _ = backend.pin(device.handle, address, size)
+    pin, _ = backend.pin(device._handle, address, size)
     try:
         yield np.frombuffer(memory, np.uint8)
     finally:

@@ -259,7 +259,7 @@ def test_a_childs_context_waits_for_no_thread_of_the_parent(context: gi.vulkan.V
         return 0
 
     context.functions.__dict__["vkSignalSemaphore"] = call
-    thread = threading.Thread(target=context.call, args=("vkSignalSemaphore",))
+    thread = threading.Thread(target=context._call, args=("vkSignalSemaphore",))
     thread.start()
     assert inside.wait(LIMIT)
     child = os.fork()

@@ -77,7 +77,7 @@ class Model:
 
     def submit(self, application: Application, commands: Any) -> None:
         """Submit by the functions that the model watches."""
-        new, call = self.vk.api.new, self.vk.call
+        new, call = self.vk.api.new, self.vk._call
         handles = self.vk.api.array("VkCommandBuffer", [self.vk.api.handle("VkCommandBuffer", commands)])
         info = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=handles)
         call("vkQueueSubmit", self.vk.queue, 1, info, self.vk.api.ffi.NULL)
@@ -334,6 +334,6 @@ def test_a_queue_that_is_held(application: Application, device: gi.Device, monke
     with pytest.raises(gi.ResourceBusyError, match=r"finish a submission in 0.05 s"):
         gi.vulkan.share_image(vk, device, (8, 8), "R8_UNORM", tiling="linear", initial=GENERAL)
     opened = vk.api.new("VkSemaphoreSignalInfo", semaphore=vk.api.cast("VkSemaphore", gate), value=1)
-    vk.call("vkSignalSemaphore", vk.device, opened)
+    vk._call("vkSignalSemaphore", vk.device, opened)
     vk.close()
     vulkan.vkDestroySemaphore(application.device, gate, None)

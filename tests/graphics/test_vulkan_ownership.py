@@ -226,7 +226,7 @@ def test_a_buffers_handle_type_decides_the_other_family(
 ) -> None:
     buffer = context.api.ffi.cast("VkBuffer", 0xB0F0)
     native: Any = SimpleNamespace(
-        handle_type=handle_type, size=64, dedicated=False, handle=buffer, pair=lambda _: None, call=context.call
+        handle_type=handle_type, size=64, dedicated=False, handle=buffer, pair=lambda _: None, _call=context._call
     )
     check_buffer(SharedBuffer(context, native, memory(), cast(Any, None)), recorder, other)
 
@@ -238,7 +238,7 @@ def test_an_images_handle_type_decides_the_other_family(
     plan = _ImagePlan(context, (64, 64), "R8G8B8A8_UNORM", "optimal", 3, 2, None)
     image = context.api.ffi.cast("VkImage", 0x1330)
     native: Any = SimpleNamespace(
-        handle_type=handle_type, size=64, dedicated=False, handle=image, pair=lambda _: None, call=context.call
+        handle_type=handle_type, size=64, dedicated=False, handle=image, pair=lambda _: None, _call=context._call
     )
     check_image(SharedImage(context, native, memory(), plan), recorder, other, levels=3, layers=2)
 

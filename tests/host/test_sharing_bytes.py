@@ -157,7 +157,7 @@ def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
         exporter("refused = []")
         exporter("thread = threading.Thread(target=lambda: refused.append(tries(share.acquire)))")
         exporter("thread.start()")
-        exporter.until("turns.coming is not None")
+        exporter.until("turns.acquiring is not None")
         exporter("share.close(); thread.join(20)")
         assert f"{exporter('share.label')} is closed" in exporter("refused[0]")
         exporter("gate.host_signal(1); stream.synchronize(5); stream.close(); gate.close()")

@@ -17,7 +17,7 @@ BY_THE_EXIT = """
 gate = attached.device.create_semaphore(gi.TimelineFd)
 attached.acquire(stream)
 gate.wait(stream, 1)
-attached.place("")[0].fill(1, stream=stream)
+attached._place("")[0].fill(1, stream=stream)
 attached.release(stream)
 attached.close()
 stream.close()

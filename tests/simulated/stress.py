@@ -700,7 +700,7 @@ class Run:
             for out in world.pools["outs"].clear():
                 print(f"{out.semaphore!r} was signalled to {out.value} on {out.stream!r}{_state(out)}")
             for stream in world.pools["streams"].clear():
-                print(f"{stream!r}{stream.known_as().waiting_for()}")
+                print(f"{stream!r}{stream._known_as().waiting_for()}")
         print(f"FAILED stuck: {why}", flush=True)
         faulthandler.dump_traceback(all_threads=True)
         os._exit(3)

@@ -169,7 +169,7 @@ class Check:
             with self.device.wrap_stream(stream.ptr) as other:
                 other.wait_stream(stream)
             stream.query()
-            self.device.driver.synchronize(stream.handle)
+            self.device.driver.synchronize(stream._handle)
 
     def other_stream(self) -> None:
         """A stream of the other device, which is refused."""
@@ -210,7 +210,7 @@ class Check:
             buffer.fill(7, stream=stream)
             buffer.copy_from_host(np.zeros(16, np.uint8))
             buffer.copy_to_host(np.zeros(16, np.uint8))
-            self.device.driver.is_pageable(self.device.handle, buffer.ptr)
+            self.device.driver.is_pageable(self.device._handle, buffer.ptr)
 
     def peers_memory(self) -> None:
         """What is freed on a device other than 0."""
@@ -233,7 +233,7 @@ class Check:
 
     def fences(self) -> None:
         """Semaphores of Windows, past the table."""
-        backend, device = self.device.driver, self.device.handle
+        backend, device = self.device.driver, self.device._handle
         self.simulator.set_platform("windows")
         with ExitStack() as scope:
             scope.callback(self.simulator.set_platform, "linux")
@@ -242,8 +242,8 @@ class Check:
             scope.callback(self.simulator.settle, self.device.ordinal, LIMIT)
             stream = scope.enter_context(self.device.create_stream())
             batch = backend.prepare([native])
-            backend.signal(batch, stream.handle, (1,))
-            backend.wait(batch, stream.handle, (1,), None)
+            backend.signal(batch, stream._handle, (1,))
+            backend.wait(batch, stream._handle, (1,), None)
             stream.synchronize(LIMIT)
 
     def own_semaphores(self) -> None:
@@ -288,8 +288,8 @@ class Check:
             group.bind_memory(memory[1]).close(timeout=LIMIT)
             group.bind_memory(memory[1])
             with group.map() as mapping, self.device.create_stream() as stream:
-                backend.multimem_store(stream.handle, mapping.ptr, 1, 4)
-                backend.multimem_add(stream.handle, memory[0].buffer.ptr, mapping.ptr, 4)
+                backend.multimem_store(stream._handle, mapping.ptr, 1, 4)
+                backend.multimem_add(stream._handle, memory[0].buffer.ptr, mapping.ptr, 4)
                 stream.synchronize(LIMIT)
             with group.export() as handle:
                 try:

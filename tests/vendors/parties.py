@@ -27,7 +27,7 @@ PARTIES = ("memfd", "swiftshader") if WITHOUT_GPU else ("vulkan",)
 
 def native(device: gi.Device) -> Any:
     """What the backend knows the device by, whose type is the vendor's own."""
-    return device.handle
+    return device._handle
 
 
 @contextmanager

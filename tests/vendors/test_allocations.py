@@ -98,7 +98,7 @@ def test_where_imported_memory_is(peers: list[gi.Device], scope: ExitStack) -> N
             device.import_allocation(exported(allocation, known=False), allocation.size, access=peers)
         )
         told = VENDOR.tells_own or device is not first
-        assert again.driver.location(again.handle) == (0 if told else None)
+        assert again.driver.location(again._handle) == (0 if told else None)
         assert set(again.devices) == set(peers)
         again.buffer_on(first).fill(device.ordinal + 7)
         assert content(again.buffer_on(second), 4) == bytes([device.ordinal + 7]) * 4 == content(allocation.buffer, 4)

@@ -81,8 +81,8 @@ class _Rig:
         scope.callback(lambda: vk.functions.vkDeviceWaitIdle(vk.device))
         self.stream = scope.enter_context(bench.device.create_stream())
         info = self.api.new("VkCommandPoolCreateInfo", queueFamilyIndex=vk.queue_family_index)
-        self.pool = vk.create("vkCreateCommandPool", "VkCommandPool", info)
-        scope.callback(vk.destroy, "vkDestroyCommandPool", self.pool)
+        self.pool = vk._create("vkCreateCommandPool", "VkCommandPool", info)
+        scope.callback(vk._destroy, "vkDestroyCommandPool", self.pool)
         self.buffer = scope.enter_context(share_buffer(vk, bench.device, max(SIZES.values())))
 
     def commands(self, nbytes: int) -> list[Any]:
@@ -92,12 +92,12 @@ class _Rig:
         api, vk = self.api, self.vk
         info = api.new("VkCommandBufferAllocateInfo", commandPool=self.pool, commandBufferCount=1)
         out = api.ffi.new("VkCommandBuffer *")
-        vk.call("vkAllocateCommandBuffers", vk.device, info, out)
-        vk.call("vkBeginCommandBuffer", out[0], api.new("VkCommandBufferBeginInfo", flags=_AT_ONCE))
+        vk._call("vkAllocateCommandBuffers", vk.device, info, out)
+        vk._call("vkBeginCommandBuffer", out[0], api.new("VkCommandBufferBeginInfo", flags=_AT_ONCE))
         self.buffer.acquire(out[0])
         vk.functions.vkCmdFillBuffer(out[0], self.buffer.vulkan_object.handle, 0, nbytes, 0x01010101)
         self.buffer.release(out[0])
-        vk.call("vkEndCommandBuffer", out[0])
+        vk._call("vkEndCommandBuffer", out[0])
         return [out[0]]
 
     def fill(self, nbytes: int) -> None:
@@ -275,7 +275,7 @@ class _ByHand:
         semaphore = self._shared.vulkan_object.handle
         info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
         fd = api.ffi.new("int *")
-        vk.call("vkGetSemaphoreFdKHR", vk.device, info, fd)
+        vk._call("vkGetSemaphoreFdKHR", vk.device, info, fd)
         self._timelines = bench.by_hand.timelines([int(fd[0])], self.stream)
         self._submission = _Submission(rig, semaphore, commands)
         self._values = Values(self._timelines.signalled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..._arguments import Sole
+from ..._arguments import NoCopy
 from ...errors import DeviceNotFoundError
 from ...handles import DeviceIdentity
 from ...vulkan import _api as c
@@ -24,7 +24,7 @@ class _Context(VulkanContext):
         return self.said or super().identity
 
 
-class Device(Sole):
+class Device(NoCopy):
     """A VkDevice with one or two queues of a family: by default, of one that computes."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice, family: int | None = None) -> None:

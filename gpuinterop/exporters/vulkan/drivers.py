@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import system
-from ..._arguments import Sole, check_int, check_type
+from ..._arguments import NoCopy, check_int, check_type
 from ...capabilities import Capabilities, Operation
 from ...errors import (
     BackendUnavailableError,
@@ -104,7 +104,7 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
     )
 
 
-class Instance(Sole):
+class Instance(NoCopy):
     """A VkInstance."""
 
     def __init__(self) -> None:

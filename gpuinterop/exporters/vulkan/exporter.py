@@ -132,8 +132,8 @@ class VulkanExporter(Exporter):
             self._device = Device(instance, physical)
             undo.callback(self._device.close)
             self.vk = vk = self._device.vk
-            info = vk.api.new("VkCommandPoolCreateInfo", flags=0x2, queueFamilyIndex=vk.family())  # resettable
-            self._pool = vk.create("vkCreateCommandPool", "VkCommandPool", info)
+            info = vk.api.new("VkCommandPoolCreateInfo", flags=0x2, queueFamilyIndex=vk._family())  # resettable
+            self._pool = vk._create("vkCreateCommandPool", "VkCommandPool", info)
             undo.pop_all()
         self.driver = f"{physical.driver_name} {physical.driver_version}"
         self.device = physical.name
@@ -222,8 +222,8 @@ class VulkanExporter(Exporter):
             self._closed = True
             vk = self.vk
             for fence in self._fences:
-                vk.destroy("vkDestroyFence", fence)
-            vk.destroy("vkDestroyCommandPool", self._pool)
+                vk._destroy("vkDestroyFence", fence)
+            vk._destroy("vkDestroyCommandPool", self._pool)
             rescued = self._rescuer is None or self._rescuer.close()
             self._device.close()
             if rescued:
@@ -285,9 +285,9 @@ class VulkanExporter(Exporter):
                 commands = self._allocate()
                 try:
                     begin = vk.api.new("VkCommandBufferBeginInfo", flags=0x1)  # one time
-                    vk.call("vkBeginCommandBuffer", commands, begin)
+                    vk._call("vkBeginCommandBuffer", commands, begin)
                     record(commands)
-                    vk.call("vkEndCommandBuffer", commands)
+                    vk._call("vkEndCommandBuffer", commands)
                 except BaseException:
                     self._free(commands)
                     raise
@@ -327,16 +327,16 @@ class VulkanExporter(Exporter):
     def fence(self) -> Any:
         vk = self.vk
         if not self._fences:
-            return vk.create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
+            return vk._create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
         fence = self._fences.pop()
-        vk.call("vkResetFences", vk.device, 1, vk.api.array("VkFence", [fence]))
+        vk._call("vkResetFences", vk.device, 1, vk.api.array("VkFence", [fence]))
         return fence
 
     def _allocate(self) -> Any:
         vk = self.vk
         info = vk.api.new("VkCommandBufferAllocateInfo", commandPool=self._pool, commandBufferCount=1)
         out = vk.api.ffi.new("VkCommandBuffer *")
-        vk.call("vkAllocateCommandBuffers", vk.device, info, out)
+        vk._call("vkAllocateCommandBuffers", vk.device, info, out)
         return out[0]
 
     def _free(self, commands: Any) -> None:
@@ -445,12 +445,12 @@ class _Rescuer:
             handle.close()
             raise
         handle.detach()  # the driver's
-        fence = vk.create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
+        fence = vk._create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
         self._garbage.append((imported, fence))
         info = vk.api.new(
             "VkSubmitInfo", signalSemaphoreCount=1, pSignalSemaphores=vk.api.array("VkSemaphore", [imported])
         )
-        vk.call("vkQueueSubmit", vk.queue, 1, info, fence)
+        vk._call("vkQueueSubmit", vk.queue, 1, info, fence)
         self._collect(_PATIENCE)
 
     def _collect(self, timeout: float) -> bool:
@@ -461,8 +461,8 @@ class _Rescuer:
             if vk.functions.vkWaitForFences(vk.device, 1, fences, 1, int(timeout * 1e9)) != c.SUCCESS:
                 return False
             del self._garbage[0]
-            vk.destroy("vkDestroySemaphore", imported)
-            vk.destroy("vkDestroyFence", fence)
+            vk._destroy("vkDestroySemaphore", imported)
+            vk._destroy("vkDestroyFence", fence)
         return True
 
     def close(self) -> bool:

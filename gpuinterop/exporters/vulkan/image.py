@@ -166,13 +166,13 @@ class VulkanImage(Staged, ExporterImage):
         self._barrier(
             commands,
             (c.STAGE_TRANSFER, 0, c.QUEUE_FAMILY_EXTERNAL, c.LAYOUT_GENERAL),
-            (c.STAGE_TRANSFER, TRANSFERS, vk.family(), layout),
+            (c.STAGE_TRANSFER, TRANSFERS, vk._family(), layout),
         )
 
     def release(self, vk: VulkanContext, commands: Any, layout: int) -> None:
         self._barrier(
             commands,
-            (c.STAGE_TRANSFER, TRANSFERS, vk.family(), layout),
+            (c.STAGE_TRANSFER, TRANSFERS, vk._family(), layout),
             (c.STAGE_BOTTOM_OF_PIPE, 0, c.QUEUE_FAMILY_EXTERNAL, c.LAYOUT_GENERAL),
         )
 

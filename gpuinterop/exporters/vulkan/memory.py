@@ -111,7 +111,7 @@ class VulkanMemory(Staged, ExporterMemory):
     def taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
         """Record in between what needs ownership: it is taken back from the other side, and given away again."""
         vk, buffer = self.exporter.vk, self.vk_buffer
-        here, barrier = (stage, access, vk.family()), vk.functions.vkCmdPipelineBarrier
+        here, barrier = (stage, access, vk._family()), vk.functions.vkCmdPipelineBarrier
         # The source stage joins the semaphore's wait.
         barrier(commands, *buffer_barrier(vk, buffer, (stage, 0, c.QUEUE_FAMILY_EXTERNAL), here))
         yield

@@ -104,7 +104,7 @@ class VulkanSemaphore(ExporterSemaphore):
     def _host_signal(self, value: int) -> None:
         vk = self.exporter.vk
         info = vk.api.new("VkSemaphoreSignalInfo", semaphore=self.vk_handle(), value=value)
-        self.vulkan_object.call("vkSignalSemaphore", vk.device, info)
+        self.vulkan_object._call("vkSignalSemaphore", vk.device, info)
 
     def rescue(self) -> None:
         assert self._payload is not None  # binary ones are always exported

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any
 
-from ..._arguments import Sole
+from ..._arguments import NoCopy
 from ...errors import InvalidArgumentError
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
@@ -21,7 +21,7 @@ _CONSTANTS = 128  # bytes; what every driver has of push constants
 STAGE, ACCESS = c.STAGE_COMPUTE_SHADER, c.ACCESS_SHADER_READ | c.ACCESS_SHADER_WRITE
 
 
-class Shader(Sole):
+class Shader(NoCopy):
     """A pipeline, and the buffer that it works on.
 
     Parameters
@@ -47,8 +47,8 @@ class Shader(Sole):
         new, ffi = vk.api.new, vk.api.ffi
 
         def create(kind: str, **fields: Any) -> Any:
-            made = vk.create(f"vkCreate{kind}", f"Vk{kind}", new(f"Vk{kind}CreateInfo", **fields))
-            undo.callback(vk.destroy, f"vkDestroy{kind}", made)
+            made = vk._create(f"vkCreate{kind}", f"Vk{kind}", new(f"Vk{kind}CreateInfo", **fields))
+            undo.callback(vk._destroy, f"vkDestroy{kind}", made)
             return made
 
         module = create("ShaderModule", codeSize=len(code), pCode=ffi.from_buffer("uint32_t[]", code))
@@ -72,14 +72,14 @@ class Shader(Sole):
         info.stage.module = module
         info.stage.pName = name
         out = ffi.new("VkPipeline *")
-        vk.call("vkCreateComputePipelines", vk.device, ffi.NULL, 1, info, ffi.NULL, out)
+        vk._call("vkCreateComputePipelines", vk.device, ffi.NULL, 1, info, ffi.NULL, out)
         self._pipeline = out[0]
-        undo.callback(vk.destroy, "vkDestroyPipeline", self._pipeline)
+        undo.callback(vk._destroy, "vkDestroyPipeline", self._pipeline)
         sizes = new("VkDescriptorPoolSize", type=_STORAGE_BUFFER, descriptorCount=1)
         pool = create("DescriptorPool", maxSets=1, poolSizeCount=1, pPoolSizes=sizes)
         self._sets = ffi.new("VkDescriptorSet[1]")
         info = new("VkDescriptorSetAllocateInfo", descriptorPool=pool, descriptorSetCount=1, pSetLayouts=layouts)
-        vk.call("vkAllocateDescriptorSets", vk.device, info, self._sets)
+        vk._call("vkAllocateDescriptorSets", vk.device, info, self._sets)
         write = new(
             "VkWriteDescriptorSet",
             dstSet=self._sets[0],

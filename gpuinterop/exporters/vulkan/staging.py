@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..._arguments import Sole
+from ..._arguments import NoCopy
 from ...errors import DriverError
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext, VulkanObject
@@ -23,7 +23,7 @@ _LIMIT = 30.0
 def map_memory(vk: VulkanContext, memory: Any, size: int) -> Any:
     """The bytes of a VkDeviceMemory; freeing it unmaps them."""
     address = vk.api.ffi.new("void **")
-    vk.call("vkMapMemory", vk.device, memory, 0, c.WHOLE_SIZE, 0, address)
+    vk._call("vkMapMemory", vk.device, memory, 0, c.WHOLE_SIZE, 0, address)
     return vk.api.ffi.buffer(address[0], size)
 
 
@@ -43,15 +43,15 @@ class Staging(VulkanObject):
         buffer = self.new("vkCreateBuffer", "VkBuffer", vk.api.new("VkBufferCreateInfo", size=self.size, usage=usage))
         requirements = vk.api.ffi.new("VkMemoryRequirements *")
         vk.functions.vkGetBufferMemoryRequirements(vk.device, buffer, requirements)
-        index, _ = vk.memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
+        index, _ = vk._memory_type(requirements.memoryTypeBits, c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT)
         info = vk.api.new("VkMemoryAllocateInfo", allocationSize=requirements.size, memoryTypeIndex=index)
         memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
-        vk.call("vkBindBufferMemory", vk.device, buffer, memory, 0)
+        vk._call("vkBindBufferMemory", vk.device, buffer, memory, 0)
         self.bytes = map_memory(vk, memory, self.size)
         return buffer
 
 
-class Staged(Sole):
+class Staged(NoCopy):
     """Memory read and written through a staging buffer, which is kept: an interrupted copy may still be at work."""
 
     exporter: VulkanExporter

@@ -614,7 +614,7 @@ class CreatedSemaphoreSuite(Suite):
             made.wait(stream, base + 2)
             for part in range(2):  # the end of either half, to look at when all is over
                 target = seen.buffer.ptr + (2 * frame + part) * size
-                backend.copy(stream.handle, target, buffer.ptr + (part + 1) * half - size, size)
+                backend.copy(stream._handle, target, buffer.ptr + (part + 1) * half - size, size)
             made.signal(stream, base + 3)
         assert held(stream)
         assert not peer.idle(GRACE)

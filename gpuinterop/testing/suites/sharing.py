@@ -40,7 +40,7 @@ class SharedArrays(Suite):
     def shared(self, array: Any, scope: ExitStack) -> ArrayShare:
         """The array, shared, filled with a pattern."""
         found = scope.enter_context(share({"array": array}))
-        buffer, start = found.place("array")
+        buffer, start = found._place("array")
         buffer.copy_from_host(np.frombuffer(pattern(SIZE), np.uint8), offset=start)
         return found
 
@@ -52,13 +52,13 @@ class SharedArrays(Suite):
         assert peer.read(0, SIZE) == pattern(SIZE)
         peer.fill(0x51, 8, 16)
         assert peer.read(0, 1) == pattern(SIZE)[:1]  # the peer has synchronized
-        buffer, start = shared.place("array")
+        buffer, start = shared._place("array")
         assert read(buffer, start, 32) == pattern(SIZE)[:8] + b"\x51" * 16 + pattern(SIZE)[24:32]
 
     def test_here(self, shared: ArrayShare, device: Device) -> None:
         """The process that shares attaches the same memory."""
         with attach(bytes(shared), device=device) as again:
-            (mine, start), (theirs, offset) = shared.place("array"), again.place("array")
+            (mine, start), (theirs, offset) = shared._place("array"), again._place("array")
             assert mine.ptr + start == theirs.ptr + offset
 
     def test_what_is_attached_stays(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
@@ -75,7 +75,7 @@ class SharedArrays(Suite):
         """A reader waits for the version that is being written, and the writer for the readers that are in."""
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
-        buffer, start = shared.place("array")
+        buffer, start = shared._place("array")
         gate = scope.enter_context(device.create_semaphore(TimelineFd))
         for turn in range(1, 4):
             shared.acquire(stream)

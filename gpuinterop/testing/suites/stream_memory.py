@@ -52,7 +52,7 @@ class Page:
         self._streams: list[Stream] = []
         self._waits: dict[int, int] = {}
         try:
-            pinned = self._backend.pin(device.handle, ctypes.addressof(self.words), PAGE)
+            pinned = self._backend.pin(device._handle, ctypes.addressof(self.words), PAGE)
         except BaseException:
             del self.words
             self.memory.close()
@@ -63,12 +63,12 @@ class Page:
         """Enqueue: the stream waits until the word is `value` or more."""
         self._streams.append(stream)
         self._waits[index] = max(value, self._waits.get(index, 0))
-        self._backend.wait_value(stream.handle, self.address + 8 * index, value)
+        self._backend.wait_value(stream._handle, self.address + 8 * index, value)
 
     def write(self, stream: Stream, index: int, value: int) -> None:
         """Enqueue: the stream stores the word."""
         self._streams.append(stream)
-        self._backend.write_value(stream.handle, self.address + 8 * index, value)
+        self._backend.write_value(stream._handle, self.address + 8 * index, value)
 
     def comes(self, index: int, value: int) -> bool:
         """Whether the word comes to `value`; looks at it without end, and asks no driver."""
@@ -227,7 +227,7 @@ class StreamWordsSuite(Suite):
         backend: Any = harness.device.driver
         for value in range(1, 9):
             page.wait(stream, 0, value)
-            backend.copy(stream.handle, page.address + 1024, buffer.ptr, 1024)  # the page is host memory that it knows
+            backend.copy(stream._handle, page.address + 1024, buffer.ptr, 1024)  # the page is host memory that it knows
             page.write(stream, 1, value)
             expected = pattern(1024, value)
             memory.write(0, expected)
@@ -287,8 +287,8 @@ class StreamWordsSuite(Suite):
         try:
             for index in used:
                 assert words.load(index) == 0
-                words.wait(stream.known_as(), index, 5 + index)
-            words.write(stream.known_as(), 2, 9)
+                words.wait(stream._known_as(), index, 5 + index)
+            words.write(stream._known_as(), 2, 9)
             for index in used:
                 assert held(stream)
                 words.store(index, 5 + index)

@@ -122,7 +122,7 @@ def blocked(stream: gi.Stream) -> bool:
 
 
 def lane_of(semaphore: Any) -> _watcher.Lane:
-    lane = semaphore.handle
+    lane = semaphore._handle
     assert isinstance(lane, _watcher.Lane)
     return lane
 

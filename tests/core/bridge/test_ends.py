@@ -219,7 +219,7 @@ def test_the_watcher_looks_at_signals_that_others_append() -> None:
 def test_the_watcher_looks_at_waits_that_others_append(host: Device, scope: ExitStack) -> None:
     with host.create_semaphore(gi.TimelineFd) as own, Bridge(host) as bridge:
         semaphore = scope.enter_context(bridge.from_endpoint(SemaphoreEndpoint(own)))
-        lane = semaphore.handle
+        lane = semaphore._handle
         least, *_ = waits = [_Waiting(value, Wait.of(own.lifetime, value)) for value in (1, 3, 2)]
         lane._waits, lane._ordered = OfSeveralThreads(reversed(waits)), False
         assert lane._next() is least

@@ -28,7 +28,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, bridge: Bridge
     last.wait_stream(behind)
     second.signal(last, 8)
     broken.on_wait = fails
-    until(lambda: last.known_as().failure is not None)
+    until(lambda: last._known_as().failure is not None)
     for stream in (waiting, behind, last):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
@@ -54,7 +54,7 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
     broken.on_wait = fails
     until(lambda: lane_of(first).failed)
     for stream in (waiting, theirs, last):
-        until(lambda stream=stream: stream.known_as().failure is not None)
+        until(lambda stream=stream: stream._known_as().failure is not None)
     backend.run_writes()
     second.signal(scope.enter_context(peer.create_stream()), 8)
     backend.run_writes()
@@ -141,7 +141,7 @@ def test_one_native_stream_of_several_wrappers(device: Device, backend: WordsBac
     second.signal(two, 2)
     healthy = scope.enter_context(device.create_stream())
     broken.on_wait = fails
-    until(lambda: two.known_as().failure is not None)
+    until(lambda: two._known_as().failure is not None)
     backend.run_writes()
     until(lambda: told.told)
     calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]

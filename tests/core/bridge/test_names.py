@@ -148,7 +148,7 @@ def test_one_that_is_bridged(host: Device, bridge: Bridge, scope: ExitStack, of:
         semaphore = scope.enter_context(bridge.from_endpoint(broken))
         semaphore.wait(other, 1)
         check(semaphore, problem(lambda: other.synchronize(LIMIT), gi.PeerError))
-        until(lambda: not semaphore.handle.busy)
+        until(lambda: not semaphore._handle.busy)
 
 
 def test_an_endpoint_that_keeps_its_label(host: Device, scope: ExitStack) -> None:

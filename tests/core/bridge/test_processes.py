@@ -35,7 +35,7 @@ def test_the_interpreter_exits_while_a_stream_waits() -> None:
         stream = device.create_stream()
         semaphore.wait(stream, 1)
         atexit.register(lambda: print("idle", stream.query(), flush=True))
-        last.append(lambda: print("refused", semaphore.handle.refusal, flush=True))
+        last.append(lambda: print("refused", semaphore._handle.refusal, flush=True))
         """
     )
     assert out.splitlines() == ["idle False", "refused the interpreter is exiting while a stream still waits."]
@@ -102,7 +102,7 @@ def test_a_childs_exit_leaves_the_parents_stream_waiting() -> None:
         stream = device.create_stream()
         semaphore.wait(stream, 1)
         semaphore.signal(stream, 2)
-        words = semaphore.handle.words
+        words = semaphore._handle.words
         faulthandler.cancel_dump_traceback_later()  # its thread would be waited for in the child, which has none
         child = os.fork()
         if child == 0:

@@ -48,7 +48,7 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
     stream = scope.enter_context(host.create_stream())
     semaphore.signal(stream, 1)
-    until(lambda: stream.known_as().failure is not None)
+    until(lambda: stream._known_as().failure is not None)
     with pytest.raises(gi.InvalidArgumentError, match="it stands at 9"):
         stream.synchronize(LIMIT)
     assert endpoint.told == []

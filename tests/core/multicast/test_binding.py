@@ -25,11 +25,11 @@ def test_binding_memory(devices: Devices, backend: FakeMulticast) -> None:
         whole = multicast.bind_memory(small)
         part = multicast.bind_memory(large, 2 * STEP, start=STEP, size=3 * STEP)
         rest = multicast.bind_memory(large, 5 * STEP, start=SIZE)
-        group = multicast.handle
+        group = multicast._handle
         assert [call for call in backend.calls if call[0] == "bind_memory"] == [
-            ("bind_memory", group, 1, 0, small.handle, 0, 4 * STEP),
-            ("bind_memory", group, 0, 2 * STEP, large.handle, STEP, 3 * STEP),
-            ("bind_memory", group, 0, 5 * STEP, large.handle, SIZE, 3 * STEP),
+            ("bind_memory", group, 1, 0, small._handle, 0, 4 * STEP),
+            ("bind_memory", group, 0, 2 * STEP, large._handle, STEP, 3 * STEP),
+            ("bind_memory", group, 0, 5 * STEP, large._handle, SIZE, 3 * STEP),
         ]
         assert multicast.bindings == (whole, part, rest)
         assert (part.device, part.offset, part.size, part.memory) == (devices[0], 2 * STEP, 3 * STEP, large)
@@ -122,7 +122,7 @@ def test_binding_an_address(devices: Devices, backend: FakeMulticast) -> None:
     ):
         by_number = multicast.bind_address(devices[1], 1 << 33, STEP, 2 * STEP)
         by_buffer = multicast.bind_address(devices[0], allocation.buffer, 3 * STEP, STEP)
-        group = multicast.handle
+        group = multicast._handle
         assert [call for call in backend.calls if call[0] == "bind_address"] == [
             ("bind_address", group, 1, 2 * STEP, 1 << 33, STEP),
             ("bind_address", group, 0, STEP, allocation.buffer.ptr, 3 * STEP),
@@ -225,7 +225,7 @@ def test_an_unbind_equals_its_bind(devices: Devices, backend: FakeMulticast) -> 
             )  # fmt: skip
         multicast.unbind(devices[0], 2 * STEP, 2 * STEP)
         assert binding.closed
-        assert backend.calls[-1] == ("unbind", multicast.handle, 0, 2 * STEP, 2 * STEP)
+        assert backend.calls[-1] == ("unbind", multicast._handle, 0, 2 * STEP, 2 * STEP)
         assert [one.device for one in multicast.bindings] == [devices[1]]
         refused(backend, lambda: multicast.unbind(devices[0], 2 * STEP, 2 * STEP), "offset", "bytes of a binding")
         multicast.bind_memory(first, 2 * STEP, size=STEP)  # free again
@@ -283,4 +283,4 @@ def test_bytes_that_could_not_be_unbound_stay_taken(devices: Devices, backend: F
     for parent in (multicast, allocation):  # the driver may still use both
         with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ .*could not be released"):
             parent.close(timeout=0)
-    assert backend.live == {multicast.handle, allocation.handle}
+    assert backend.live == {multicast._handle, allocation._handle}

@@ -116,7 +116,7 @@ def test_bound_memory_stays_until_it_is_unbound(devices: Devices, backend: FakeM
     backend.blocked.clear()
     allocation.close(timeout=LIMIT)
     assert releases(backend) == ["unbind", "release"]
-    assert backend.calls[-1] == ("release_allocation", allocation.handle)
+    assert backend.calls[-1] == ("release_allocation", allocation._handle)
     close_all(multicast, stream)
     assert not backend.live
 

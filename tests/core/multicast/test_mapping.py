@@ -23,7 +23,7 @@ def test_mapping_for_devices(devices: Devices, backend: FakeMulticast) -> None:
     with gi.create_multicast(devices[:3], SIZE) as multicast:
         everybody = multicast.map()
         some = multicast.map([devices[2], devices[0], devices[2]])
-        group = multicast.handle
+        group = multicast._handle
         assert [call for call in backend.calls if call[0] == "map_allocation"] == [
             ("map_allocation", group, (0, 1, 2)),
             ("map_allocation", group, (2, 0)),

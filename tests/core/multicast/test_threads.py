@@ -83,11 +83,11 @@ def test_what_is_closed_while_it_is_bound_is_unbound_again(
         multicast.bind_memory(other, STEP, size=STEP, assume_all_added=True)
         multicast.export().close()
         {"multicast": multicast, "allocation": allocation}[closing].close()
-        thing = multicast.handle if closing == "multicast" else allocation.handle
+        thing = multicast._handle if closing == "multicast" else allocation._handle
         assert ("release_allocation", thing) not in backend.calls
         go_on.set()
     close_all(multicast, allocation, other)
-    unbound = backend.calls.index(("unbind", multicast.handle, 0, 0, STEP))
+    unbound = backend.calls.index(("unbind", multicast._handle, 0, 0, STEP))
     assert unbound < backend.calls.index(("release_allocation", thing))
     assert not backend.live
 

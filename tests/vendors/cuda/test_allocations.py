@@ -68,9 +68,9 @@ def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch)
         return found
 
     with device.allocate(1) as allocation:
-        assert backend.location(allocation.handle) == 0
+        assert backend.location(allocation._handle) == 0
         monkeypatch.setitem(vars(backend._driver), "call", hidden)
-        assert backend.location(allocation.handle) is None
+        assert backend.location(allocation._handle) is None
         with device.import_allocation(exported(allocation, known=False), allocation.size) as again:
             again.buffer.fill(9)
             assert content(allocation.buffer, 1) == b"\x09"

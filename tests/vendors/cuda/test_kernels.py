@@ -159,7 +159,7 @@ def launches(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> list[tupl
 def stream() -> Iterator[Any]:
     """Of the second device, which is not the current one."""
     with gi.get_backend("cuda").device(1).create_stream() as made:
-        yield made.handle
+        yield made._handle
 
 
 @pytest.mark.parametrize("count", [0, 1, 256, 257, 262_144, 10**7, (1 << 31) + 1, (1 << 32) - 1, (1 << 32) + 5])
@@ -216,8 +216,8 @@ def test_every_word_is_touched_and_no_other(backend: CudaBackend, count: int, mo
     with device.allocate(8 << 20) as memory, device.allocate(8 << 20) as target, device.create_stream() as stream:
         memory.buffer.fill(0xEE)
         target.buffer.fill(0xDD)
-        backend.multimem_store(stream.handle, memory.buffer.ptr, 0x01020304, count)
-        backend.multimem_add(stream.handle, target.buffer.ptr, memory.buffer.ptr, count + 1)
+        backend.multimem_store(stream._handle, memory.buffer.ptr, 0x01020304, count)
+        backend.multimem_add(stream._handle, target.buffer.ptr, memory.buffer.ptr, count + 1)
         stream.synchronize(LIMIT)
         for buffer, words in (
             (memory.buffer, (0x01020304, 0xEEEEEEEE, 0xEEEEEEEE)),

@@ -294,10 +294,10 @@ def test_an_unbind_that_fails_is_named(
     assert text in str(warning.message)
     with pytest.raises(gi.ResourceBusyError, match="MulticastBinding"):  # the driver may still have it bound
         group.close(timeout=0)
-    backend().unbind(group.handle, native(devices[0]), 0, SIZE)  # the second time it works
+    backend().unbind(group._handle, native(devices[0]), 0, SIZE)  # the second time it works
     memory[0].close()
     for kept in (group, memory[0]):  # by the binding
-        backend().release_allocation(kept.handle)
+        backend().release_allocation(kept._handle)
 
 
 # -- the versions of the binds ----------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_the_device_is_told_where_the_driver_takes_it(
         monkeypatch.setattr(cuda, name, watched(name))
     group.bind_memory(memory[1], 0, start=2 * MIB, size=2 * MIB)
     group.bind_address(devices[1], memory[1].buffer.ptr + 2 * MIB, 2 * MIB, 2 * MIB)
-    handle, address = memory[1].handle.handle, memory[1].buffer.ptr + 2 * MIB
+    handle, address = memory[1]._handle._handle, memory[1].buffer.ptr + 2 * MIB
     of_memory, of_address = seen
     assert of_memory[0] == BIND_MEMORY
     assert of_address[0] == BIND_ADDRESS

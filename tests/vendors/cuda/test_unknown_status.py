@@ -32,7 +32,7 @@ def test_what_was_made_is_handed_out_where_the_call_behind_it_fails(
 
     reported: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: reported.append(str(hook.exc_value)))
-    _ = device.handle  # its context is made, and stays
+    _ = device._handle  # its context is made, and stays
     before = simulator.live()
     makes: list[Callable[[], Any]] = [device.create_stream, lambda: device.allocate(1)]
     for make in makes:

@@ -36,7 +36,7 @@ def test_a_runtime_that_names_the_importer(
     theirs = scope.enter_context(
         second.import_allocation(exported(ours, known=False), ours.size, access=[first])  # who needs no access
     )
-    assert _backend().location(theirs.handle) is None
+    assert _backend().location(theirs._handle) is None
     theirs.buffer_on(first).fill(6)
     assert content(ours.buffer, 1) == content(theirs.buffer, 1) == b"\x06"
 
@@ -68,13 +68,13 @@ def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.Monkey
     backend = _backend()
     driver = backend._driver
     with gi.get_backend("hip").device().allocate(1) as allocation:
-        assert backend.location(allocation.handle) == 0
+        assert backend.location(allocation._handle) == 0
         count = driver.call
         monkeypatch.setitem(
             vars(driver), "call", lambda name, *rest: 0 if name == "hipGetDeviceCount" else count(name, *rest)
         )
-        assert backend.location(allocation.handle) is None
+        assert backend.location(allocation._handle) is None
         monkeypatch.undo()
         has, telling = driver.has, "hipMemGetAllocationPropertiesFromHandle"
         monkeypatch.setitem(vars(driver), "has", lambda name: name != telling and has(name))
-        assert backend.location(allocation.handle) is None
+        assert backend.location(allocation._handle) is None

@@ -63,7 +63,7 @@ def test_an_address_range_is_reserved_once(simulator: Simulator, device: gi.Devi
 def test_an_event_goes_before_its_stream(device: gi.Device, whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """AMD's runtime reads the stream of an event that it is asked for (hip_event.cpp:439, 461; ROCm/clr #157)."""
     backend: Any = device.driver
-    theirs = backend.create_stream(device.handle)
+    theirs = backend.create_stream(device._handle)
     there: set[Any] = set()
     left: list[int] = []
 
@@ -257,11 +257,11 @@ def test_a_map_that_has_failed_is_not_unmapped(device: gi.Device) -> None:
     """``hipMemMap`` says success of it, and to unmap what is not mapped ends the process (hip_vm.cpp:252, 353)."""
     backend: Any = device.driver
     with device.allocate(1) as allocation:
-        too_large = copy.copy(allocation.handle)
+        too_large = copy.copy(allocation._handle)
         too_large.size *= 2
         for _ in range(3):
             with pytest.raises(gi.DriverError) as caught:
-                backend.map_allocation(too_large, [device.handle])
+                backend.map_allocation(too_large, [device._handle])
             assert caught.value.call == "hipMemSetAccess"
         allocation.buffer.fill(1)
         assert allocation.buffer.view(1).nbytes == 1

@@ -45,7 +45,7 @@ def test_a_range_that_stays_mapped_is_not_used_again(
     assert len(set(taken)) == 2
     assert ctypes.CDLL("libamdhip64.so").hipMemUnmap(ctypes.c_void_p(taken[0]), ctypes.c_size_t(size)) == 0
     allocation.close()  # it stays, for the driver may still have it mapped
-    allocation.handle.release()
+    allocation._handle.release()
 
 
 def test_no_error_of_ours_is_left_for_others(simulator: Simulator, device: gi.Device, hip: Any) -> None:
@@ -57,7 +57,7 @@ def test_no_error_of_ours_is_left_for_others(simulator: Simulator, device: gi.De
     assert not stream.query()  # hipErrorNotReady
     with open(os.devnull) as file, pytest.raises(gi.DriverError):
         device.import_memory(gi.OpaqueFd(file.fileno()), size=4096)
-    assert device.driver.is_pageable(device.handle, id(stream))  # no address of HIP's: hipErrorInvalidValue
+    assert device.driver.is_pageable(device._handle, id(stream))  # no address of HIP's: hipErrorInvalidValue
     assert int(hip.hipPeekAtLastError()[0]) == 0
     word.host_signal(1)
     stream.synchronize(LIMIT)

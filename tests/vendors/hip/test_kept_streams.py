@@ -87,7 +87,7 @@ def test_the_first_that_was_made_is_the_next(device: gi.Device) -> None:
 def test_nothing_is_left_of_its_life_before(device: gi.Device, scope: ExitStack) -> None:
     gate: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
     first = device.create_stream()
-    pointer, native = first.ptr, first.known_as()
+    pointer, native = first.ptr, first._known_as()
     wrapper = device.wrap_stream(pointer)
     gate.wait(first, 1)
     event = first.record()
@@ -101,15 +101,15 @@ def test_nothing_is_left_of_its_life_before(device: gi.Device, scope: ExitStack)
 
     second = scope.enter_context(device.create_stream())
     assert second.ptr == pointer
-    assert second.known_as() is not native
-    assert (second.capturing, second.known_as().waiting_for()) == (False, "")
+    assert second._known_as() is not native
+    assert (second.capturing, second._known_as().waiting_for()) == (False, "")
     second.synchronize(LIMIT)
     gate.wait(second, 2)
     assert not second.record().done
     for old in (first, wrapper):
         with pytest.raises(gi.ResourceClosedError):
             gate.wait(old, 3)
-    assert device.wrap_stream(pointer).known_as() is second.known_as()
+    assert device.wrap_stream(pointer)._known_as() is second._known_as()
     gate.host_signal(2)
     second.synchronize(LIMIT)
 
@@ -118,7 +118,7 @@ def test_nothing_is_left_of_its_life_before(device: gi.Device, scope: ExitStack)
 def test_one_that_can_do_no_more_is_destroyed(simulator: Simulator, device: gi.Device, why: str) -> None:
     hip = Runtime("libamdhip64.so")
     backend: Any = device.driver
-    stream = backend.create_stream(device.handle)
+    stream = backend.create_stream(device._handle)
     if why == "failed":
         with device.allocate(1) as allocation:
             simulator.fail_stream(stream.pointer, code=UNKNOWN)
@@ -136,7 +136,7 @@ def test_one_that_can_do_no_more_is_destroyed(simulator: Simulator, device: gi.D
 
 def test_a_destroy_that_fails_is_told_and_tried_again(simulator: Simulator, device: gi.Device) -> None:
     backend: Any = device.driver
-    stream = backend.create_stream(device.handle)
+    stream = backend.create_stream(device._handle)
     for call in ("hipStreamQuery", "hipStreamDestroy"):
         simulator.fail(call, code=UNKNOWN)
     with pytest.raises(gi.DriverError, match="hipStreamDestroy"):

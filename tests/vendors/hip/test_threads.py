@@ -61,7 +61,7 @@ def test_a_default_stream_waits_for_the_others(scope: ExitStack, device: gi.Devi
     numbers = (0, blocking) if waits == "the default stream" else (blocking, 0)
     first, second = (scope.enter_context(device.wrap_stream(number)) for number in numbers)
     semaphore.wait(first, 1)
-    with pytest.raises(gi.ResourceBusyError, match=first.known_as().label):
+    with pytest.raises(gi.ResourceBusyError, match=first._known_as().label):
         buffer.copy_to_host(np.zeros(32, np.uint8), stream=second)
     semaphore.host_signal(1)
     first.synchronize(LIMIT)

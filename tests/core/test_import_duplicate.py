@@ -222,7 +222,7 @@ def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> N
         begun.set()
         forked.wait(20)
 
-    with beside(lambda: handle.use(wait)):
+    with beside(lambda: handle._use(wait)):
         assert begun.wait(20)
         pid = os.fork()
         if pid == 0:
