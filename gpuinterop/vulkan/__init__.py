@@ -19,15 +19,13 @@ Examples
 
 from __future__ import annotations
 
-from ._array import import_array
-from ._buffer import SharedBuffer, share_buffer
+from ._buffer import SharedBuffer, import_array, share_buffer
 from ._context import VulkanContext
-from ._endpoint import TimelineEndpoint
-from ._export import export_memory, export_semaphore
 from ._handoff import QueueFamily, SharedHandoff, VulkanSubmit, share_handoff
 from ._image import SharedImage, share_image
+from ._memory import export_memory
 from ._query import capabilities, identity, required_extensions
-from ._semaphore import SharedSemaphore, share_semaphore
+from ._semaphore import SharedSemaphore, TimelineEndpoint, export_semaphore, share_semaphore
 
 __all__ = [
     "QueueFamily",

@@ -1,34 +1,41 @@
-"""Buffers that both sides use: made in Vulkan, imported by a gpuinterop device."""
+"""Buffers that both sides use: made in Vulkan and imported by a gpuinterop device, or an array that exists."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from .._arguments import NotAnArray
-from ..capabilities import Operation
-from ..errors import InvalidArgumentError
-from ..handles import MemoryHandle
+from .. import system
+from .._arguments import MAX_SIZE, NotAnArray, check_flags, check_nbytes
+from ..backend import SharingBackend
+from ..capabilities import Cell, Operation, Scope
+from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
-from ._context import VulkanContext
-from ._export import Bound, create_buffer
-from ._query import BUFFER_USAGE
-from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_device, command_buffer, share_memory
+from ._context import VulkanContext, check_context
+from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._query import BUFFER_USAGE, MEMORY_BITS, Support
+from ._shared import agree, check_device, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.interchange import View
+    from .._core.interchange import Described, View
     from .._core.memory import Buffer, ExternalMemory, Mappable
     from .._core.stream import Stream
+    from ..backend import Block
 
 
-def buffer_barrier(
-    vk: VulkanContext, buffer: Any, source: tuple[int, int, int], target: tuple[int, int, int]
-) -> tuple[Any, ...]:
-    """What ``vkCmdPipelineBarrier`` takes behind the command buffer, between two of (stage, access, queue family)."""
-    null = vk.api.ffi.NULL
-    one = barrier(vk, "Buffer", source, target, buffer=buffer, size=c.WHOLE_SIZE)
-    return source[0], target[0], 0, 0, null, 1, one, 0, null
+_READS: Final = (
+    c.BUFFER_TRANSFER_SRC
+    | c.BUFFER_USAGE_UNIFORM_TEXEL_BUFFER
+    | c.BUFFER_USAGE_UNIFORM_BUFFER
+    | c.BUFFER_USAGE_INDEX_BUFFER
+    | c.BUFFER_USAGE_VERTEX_BUFFER
+    | c.BUFFER_USAGE_INDIRECT_BUFFER
+)
+"""``VkBufferUsageFlags`` by which Vulkan only reads."""
+_MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon_hugepage", "/SYSV")
+"""Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
 
 class SharedBuffer(PairedMemory, NotAnArray):
@@ -98,7 +105,7 @@ class SharedBuffer(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        return self._vk.api.for_caller(self._open_handle())
+        return self._vk_handle()
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
@@ -129,8 +136,8 @@ class SharedBuffer(PairedMemory, NotAnArray):
         >>> submit(record(work))
         >>> vk.close()  # waits for the queue
         """
-        source = stage, access, self._vk._family()
-        self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign))
+        native = self._open()
+        native.transfer(cmd, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
 
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record: Vulkan takes the buffer over. Required after the wait and before Vulkan's use.
@@ -155,12 +162,9 @@ class SharedBuffer(PairedMemory, NotAnArray):
         >>> submit(record(shared.acquire))  # before the commands that read the buffer
         >>> vk.close()  # waits for the queue
         """
-        self._transfer(cmd, (stage, 0, self._foreign), (stage, access, self._vk._family()))
-
-    def _transfer(self, cmd: Any, source: tuple[int, int, int], target: tuple[int, int, int]) -> None:
-        commands = command_buffer(self._vk, cmd, source, target)
-        what = buffer_barrier(self._vk, self._open_handle(), source, target)
-        self.vulkan_object._call("vkCmdPipelineBarrier", commands, *what)
+        native = self._open()
+        # The source stage joins the semaphore's wait.
+        native.transfer(cmd, native.theirs(stage), native.ours(stage, access))
 
     @property
     def ptr(self) -> int:
@@ -248,3 +252,270 @@ def share_buffer(
         return SharedBuffer(vk, native, memory, memory.map_buffer(offset=0, size=size, label=label))
 
     return share_memory(device, native, make, label)
+
+
+def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
+    """Create a buffer whose memory can be exported, after checking that the driver can export it."""
+    size = check_nbytes(size)
+    usage = check_flags(usage, "usage")
+    support = Support(vk.physical.buffer_features(MEMORY_BITS[handle_type], usage), size=MAX_SIZE)
+    require_exportable(vk, support.features, Operation.MAP_BUFFER, handle_type)
+    try:
+        return create(vk, "Buffer", support, handle_type, size=size, usage=usage)
+    except OutOfMemoryError as error:
+        most = vk.physical.max_allocation
+        limit = f"; {most:,} at once are the driver's limit" if size > most else ""
+        meaning = f"{size:,} bytes are wanted{limit}"
+        raise OutOfMemoryError(error.call, error.code, error.symbol, meaning) from None
+
+
+# -- the other way round: memory that exists on the compute side ------------------------------------------------------
+
+
+def import_array(
+    vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE, label: str | None = None
+) -> SharedBuffer:
+    """Use an array that exists as a VkBuffer, in place.
+
+    Nothing is copied: the VkBuffer begins at the array's first byte, and ends behind its last. What the array's memory
+    is, its driver is asked (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and nothing is tried:
+
+    - Memory of a GPU must be one allocation with a virtual-memory handle: a tensor of torch's expandable segments, an
+      array of JAX's pool, `Device.allocate`. Vulkan imports the whole handle (``cuMemRetainAllocationHandle``,
+      ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``; ``VkImportMemoryFdInfoKHR``).
+    - Memory of the host is imported by its address, in whole pages (``VkImportMemoryHostPointerInfoEXT``). Every Vulkan
+      device takes it that imports buffers through ``VK_EXT_external_memory_host``, a GPU's as well. SwiftShader does
+      not, and takes memfds, as `Device.allocate` makes them.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    array : array
+        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
+        is kept alive until Vulkan's objects are destroyed and the compute side lets go. It must keep its memory
+        meanwhile: do not resize it. Its first byte must lie at a multiple of ``VkMemoryRequirements::alignment`` in its
+        allocation; NumPy's own memory often does not, that of ``device.allocate(nbytes).buffer.view(...)`` does.
+    usage : int
+        ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
+        takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
+        ``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT`` the memory is allocated for addresses.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
+
+    Returns
+    -------
+    SharedBuffer
+        Owns Vulkan's objects; close it. `SharedBuffer.memory` stands for the array's memory, and
+        `SharedBuffer.exposes` tells what else Vulkan could touch. It does not order any stream: hand over by
+        :func:`share_handoff`, as with :func:`share_buffer`. A memfd that is imported as a descriptor is sealed
+        against shrinking.
+
+    Raises
+    ------
+    UnsupportedError
+        Vulkan cannot import this kind of memory: that of ``cudaMalloc``, of a stream-ordered pool, managed memory.
+        The error says what to change. Nothing was imported.
+    InvalidArgumentError
+        The array is another GPU's, or lies across several handles, or begins where no VkBuffer may; or the handle is
+        larger than ``maxMemoryAllocationSize``; or Vulkan could write an immutable array; or the driver does not import
+        buffers of this usage; or the application did not enable an extension. Nothing was imported.
+    ArgumentTypeError
+        `array` is not an array.
+    DriverError
+        A native call failed.
+
+    Examples
+    --------
+    >>> import vulkan
+    >>> allocation = device.allocate(4096)
+    >>> field = np.asarray(allocation.buffer.view((32, 32), "uint32"))  # or a tensor that you have
+    >>> shared = gi.vulkan.import_array(vk, field)
+    >>> def work(commands):
+    ...     shared.acquire(commands)  # the compute side had it
+    ...     vulkan.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, 7)
+    ...     shared.release(commands)
+    >>> submit(record(work))
+    >>> vk.close()  # waits for the queue, and destroys the VkBuffer
+    >>> field[0, :3]
+    array([7, 7, 7], dtype=uint32)
+    >>> allocation.close()
+    """
+    from ..sharing.attachment import SharedMemory
+    from ..sharing.origin import describe, device_of
+
+    check_context(vk)
+    usage = check_flags(usage, "usage")
+    found = describe(array, "array")
+    if found.read_only and usage & ~_READS:
+        raise InvalidArgumentError(
+            "usage",
+            f"expected usages by which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
+            "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
+        )
+    device = device_of(found, "array")
+    if device.info.is_cpu:
+        agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
+    by_address = (
+        device.info.is_cpu and vk.physical.buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
+    )
+    native = _import_pages(vk, found, usage) if by_address else _import_handle(vk, device, found, usage)
+    native.keep = found.keep
+    start, end = found.span
+    return share(
+        native,
+        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label),
+        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=found.read_only),
+    )
+
+
+def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+    """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
+    from ..sharing.attachment import driver_lock
+    from ..sharing.origin import check_block, ranges_of
+
+    if vk.identity.conflicts(device.identity):
+        raise InvalidArgumentError(
+            "array",
+            f"expected memory of Vulkan's {vk.identity.name}, got that of {device.name}; create the VkDevice on that "
+            "GPU.",
+        )
+
+    def check(device: Device, block: Block, what: str) -> None:
+        agree(vk, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
+        if not block.behind.travels:
+            wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
+            gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
+                Scope.DRIVER,
+                f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
+                "VK_EXT_external_memory_host",
+                "put the array into Device.allocate(nbytes).buffer.view(shape, dtype). A physical device with "
+                "VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host.",
+            )
+            raise UnsupportedError(gap, context=vk.identity.name)
+        check_block(device, block, what)
+
+    blocks = [block for one in ranges_of(device, {"array": array}, check) for block in one.blocks]
+    if len(blocks) > 1:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an array in one handle, got one that lies across {len(blocks)}; "
+            "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
+        )
+    (block,) = blocks
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
+        assert isinstance(handle, FdHandle)
+        start, end = array.span
+        part = start - block.address, end - start
+        return import_fd(vk, handle, block.size, usage, part, argument="array", user="import_array()")
+
+
+def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
+    """A VkBuffer on the pages that an array of the host lies in."""
+    from .._core.memory import round_up
+
+    new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
+    limits = vk.physical.extended("VkPhysicalDeviceExternalMemoryHostPropertiesEXT")
+    step = int(limits.minImportedHostPointerAlignment)
+    first, end = array.span
+    start = first - first % system.PAGE
+    size = round_up(end - start, system.PAGE)
+    if start % step or size % step:  # only whole pages are certain to be mapped
+        raise InvalidArgumentError(
+            "array",
+            f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}; put the array into "
+            "Device.allocate(nbytes).buffer.view(shape, dtype).",
+        )
+    mapped = 0
+    for one in system.mappings():
+        within = min(one.addresses.stop, start + size) - max(one.addresses.start, start)
+        if within > 0:
+            mapped += within
+            _check_pages(one)
+    if mapped < size:
+        raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
+
+    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+        pointer = vk.api.ffi.cast("void *", start)
+        properties = new("VkMemoryHostPointerPropertiesEXT")
+        vk._call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
+        chain = new("VkImportMemoryHostPointerInfoEXT", handleType=bit, pHostPointer=pointer)
+        native.bind(buffer, bits & properties.memoryTypeBits, chain, offset)
+
+    return _buffer(vk, size, usage, (first - start, end - first), bit, "array", bind)
+
+
+def _check_pages(one: system.Mapped) -> None:
+    """Refuse pages that NVIDIA's driver does not import: it says that it does, fails, and imports nothing any more."""
+    problem = "" if "w" in one.access else "which it may only read"
+    if "s" in one.access and not one.path.startswith(_MEMORY):
+        problem = f"which are those of {one.path}"
+    if problem:
+        raise InvalidArgumentError(
+            "array", f"expected pages of memory that this process may write, got some {problem}; import a copy."
+        )
+
+
+def import_fd(
+    vk: VulkanContext, handle: AllocationHandle | FdHandle, size: int, usage: int,
+    part: tuple[int, int] | None = None, *, argument: str, user: str,
+) -> Bound:  # fmt: skip
+    """A VkBuffer on a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``), or on a part of it."""
+    from .._core.ownership import import_duplicate
+
+    bit = c.MEMORY_HANDLE_OPAQUE_FD
+
+    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+        def take(duplicate: Any) -> None:
+            chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
+            native.whole(lambda: native.bind(buffer, bits, chain, offset))
+
+        import_duplicate(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+
+    return _buffer(vk, size, usage, part or (0, size), bit, argument, bind)
+
+
+def _buffer(
+    vk: VulkanContext, size: int, usage: int, part: tuple[int, int], bit: int, argument: str,
+    bind: Callable[[Bound, Any, int, int], object],
+) -> Bound:  # fmt: skip
+    """A VkBuffer on a part (offset and size) of `size` bytes that `bind` imports as a type of memory it can have.
+
+    What the driver would do is asked before anything is imported: on NVIDIA a failed import spoils later good ones.
+    """
+    name, (offset, count) = vk.identity.name, part
+    features, most = vk.physical.buffer_features(bit, usage), vk.physical.max_allocation
+    if size > most:
+        raise InvalidArgumentError(
+            argument,
+            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {size:,}; take less "
+            "at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
+        )
+    if not features & c.MEMORY_IMPORTABLE:
+        raise InvalidArgumentError("usage", f"{name} imports no buffers of usage {usage:#x}; pass fewer usages.")
+    if features & c.FEATURE_DEDICATED_ONLY:
+        raise InvalidArgumentError(
+            argument,
+            f"expected memory that {name} imports, which it does only if that was allocated for one buffer alone; copy "
+            "the array into that of share_buffer.",
+        )
+    native = Bound(vk, "Buffer", OpaqueFd, bit, usage, size=count)
+    native.size = size
+
+    def place(buffer: Any, needs: Any, _: bool) -> None:
+        if offset % needs.alignment:
+            raise InvalidArgumentError(
+                argument,
+                f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} wants of a buffer, got "
+                f"an address {offset % needs.alignment} bytes past one; put the array into "
+                "Device.allocate(nbytes).buffer.view(shape, dtype), or take a part that begins at one.",
+            )
+        if offset + needs.size > size:
+            raise InvalidArgumentError(
+                argument,
+                f"expected {needs.size} bytes behind the array's first, which {name} wants for a buffer of {count}, "
+                f"got {size - offset} to the end of its allocation; allocate more.",
+            )
+        bind(native, buffer, needs.memoryTypeBits, offset)
+
+    return native.build(place)

@@ -17,8 +17,7 @@ from ..handoff import BRIDGED, MODES, Handoff, mode_gaps
 from . import _api as c
 from ._api import Api, check
 from ._context import VulkanContext
-from ._export import counter_reader
-from ._semaphore import SharedSemaphore, share_semaphore
+from ._semaphore import SharedSemaphore, counter_reader, share_semaphore
 from ._shared import Shared, check_device
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class SharedHandoff(Shared, Handoff):
         self,
         vk: VulkanContext,
         to_compute: SharedSemaphore[Any],
-        to_graphics: SharedSemaphore[Any] | None,
+        to_graphics: SharedSemaphore[Any] | None = None,
         *,
         bridge: Bridge | None = None,
     ) -> None:
@@ -342,7 +341,8 @@ class SharedHandoff(Shared, Handoff):
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        counter = counter_reader(self._vk, self._forth.vulkan_object)
+        native = self._forth.vulkan_object
+        counter = counter_reader(self._vk, native, native.handle)
         if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
                 f"the compute side did not release frame {self.frame - 1} in {limit:g} s: expected "
@@ -423,23 +423,16 @@ def share_handoff(
 
 
 def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
+    kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
+    halves: list[SharedSemaphore[Any]] = []
     with ExitStack() as undo:
-        if mode == "binary":
-            # share_semaphore refuses a label that is not a str.
-            forth, back = (
-                f"{label} {way}" if isinstance(label, str) else label for way in ("to compute", "to graphics")
-            )
-            to_compute = share_semaphore(vk, device, Binary, label=forth)
-            undo.callback(to_compute.close)  # not a `with` block, which leaves Vulkan's half to the context
-            to_graphics = share_semaphore(vk, device, Binary, label=back)
-            undo.callback(to_graphics.close)
-            handoff = SharedHandoff(vk, to_compute, to_graphics)
-        elif mode == "timeline":
-            handoff = SharedHandoff(vk, share_semaphore(vk, device, Timeline, label=label), None)
-        else:
-            own = undo.enter_context(Bridge(device, label=label)) if bridge is None else None
-            semaphore = share_semaphore(vk, device, Timeline, bridge=own or bridge, label=label)
-            handoff = SharedHandoff(vk, semaphore, None, bridge=own)
+        own = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
+        by = own or bridge if mode == BRIDGED else None
+        for way in ways:
+            name = label + way if isinstance(label, str) else label  # share_semaphore refuses another type
+            halves.append(share_semaphore(vk, device, kind, bridge=by, label=name))
+            undo.callback(halves[-1].close)  # not a `with` block, which leaves Vulkan's half to the context
+        handoff = SharedHandoff(vk, *halves, bridge=own)
         undo.pop_all()
     return handoff
 

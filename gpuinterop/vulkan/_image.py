@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
 from ..capabilities import Operation
@@ -12,9 +12,9 @@ from ..errors import InvalidArgumentError
 from ..handles import MemoryHandle, usage_of
 from . import _api as c
 from ._context import VulkanContext, run_once
-from ._export import Bound, create_image, require_exportable
-from ._query import IMAGE_USAGE, ImageSupport
-from ._shared import EVERYTHING, PairedMemory, agree_on_memory, barrier, check_device, command_buffer, share_memory
+from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._query import IMAGE_USAGE, Support
+from ._shared import check_device
 
 if TYPE_CHECKING:
     from .._core.array import MipmappedArray
@@ -22,17 +22,6 @@ if TYPE_CHECKING:
     from .._core.interchange import View
     from .._core.lifetime import Lifetime
     from .._core.memory import Buffer, ExternalMemory
-
-
-ImageSide: TypeAlias = tuple[int, int, int, int]
-"""Stage, access, queue family, layout."""
-
-
-def image_barrier(vk: VulkanContext, image: Any, whole: Any, source: ImageSide, target: ImageSide) -> tuple[Any, ...]:
-    """What ``vkCmdPipelineBarrier`` takes behind the command buffer; `whole` is the ``VkImageSubresourceRange``."""
-    null, layouts = vk.api.ffi.NULL, {"oldLayout": source[3], "newLayout": target[3]}
-    one = barrier(vk, "Image", source, target, image=image, subresourceRange=whole[0], **layouts)
-    return source[0], target[0], 0, 0, null, 0, null, 1, one
 
 
 _USAGES: Final = {
@@ -54,19 +43,16 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
     """A VkFormat by number and by name without its prefix."""
     known = {
         name.removeprefix("VK_FORMAT_"): value
-        for name, value in sorted(vk.api.enumerators("VkFormat").items())
+        for name, value in sorted(vk.api.enumerators("VkFormat").items(), reverse=True)
         if name not in _NO_FORMATS
     }
     if isinstance(format, str):
         name = format.removeprefix("VK_FORMAT_")
-        if name not in known:
-            raise InvalidArgumentError("format", f"expected a VkFormat, got {format!r}.")
-        return known[name], name
-    check_int(format, "format")
-    for name, value in known.items():
-        if value == format:
-            return value, name
-    raise InvalidArgumentError("format", f"expected a VkFormat, got {format}.")
+    else:
+        name = {value: name for name, value in known.items()}.get(check_int(format, "format"), "")
+    if name not in known:
+        raise InvalidArgumentError("format", f"expected a VkFormat, got {format!r}.")
+    return known[name], name
 
 
 def _texel(name: str) -> tuple[int, str, int]:
@@ -120,7 +106,6 @@ class SharedImage(PairedMemory, NotAnArray):
         self.format = make.name
         self.extent = make.extent
         self.row_pitch = 0
-        self._range = make.range
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
         self._given = c.LAYOUT_UNDEFINED
@@ -152,7 +137,7 @@ class SharedImage(PairedMemory, NotAnArray):
 
         Raises `ResourceClosedError` after `close`, or the context's.
         """
-        return self._vk.api.for_caller(self._open_handle())
+        return self._vk_handle()
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
@@ -214,7 +199,7 @@ class SharedImage(PairedMemory, NotAnArray):
         >>> submit(record(lambda commands: image.release(commands, layout=0)))  # UNDEFINED: nothing is in it
         >>> vk.close()  # waits for the queue
         """
-        self.check_open()
+        native = self._open()
         layout = self._taken if layout is None else layout
         if layout is None:
             raise InvalidArgumentError(
@@ -222,8 +207,9 @@ class SharedImage(PairedMemory, NotAnArray):
                 "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
                 "nothing is in it, or the layout that barriers of your own have brought it into.",
             )
-        source = stage, access, self._vk._family(), layout
-        self._transfer(cmd, source, (c.STAGE_BOTTOM_OF_PIPE, 0, self._foreign, shared_layout))
+        self._keep_written(layout)
+        theirs = native.theirs(c.STAGE_BOTTOM_OF_PIPE, shared_layout)
+        native.transfer(cmd, native.ours(stage, access, layout), theirs)
         self._given = shared_layout
 
     def acquire(
@@ -264,27 +250,20 @@ class SharedImage(PairedMemory, NotAnArray):
             The image was closed, or the context.
         """
         old = self._given if shared_layout is None else shared_layout
-        theirs, ours = (
-            (c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED)
-            if old == c.LAYOUT_UNDEFINED
-            else (self._foreign, self._vk._family())
-        )
-        self._transfer(cmd, (stage, 0, theirs, old), (stage, access, ours, layout))
+        self._keep_written(old)
+        native = self._open()
+        native.transfer(cmd, native.theirs(stage, old), native.ours(stage, access, layout))
         self._taken = layout
 
-    def _transfer(self, cmd: Any, source: ImageSide, target: ImageSide) -> None:
-        commands = command_buffer(self._vk, cmd, source, target)
-        check_int(source[3], "layout", minimum=0, maximum=MAX_32)
-        check_int(target[3], "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
-        if source[3] == c.LAYOUT_UNDEFINED and not self._given and self._mapped.written:
+    def _keep_written(self, old: int) -> None:
+        """Refuse a barrier from the layout `old` that would discard what compute has written to a new image."""
+        if old == c.LAYOUT_UNDEFINED == self._given and self._mapped.written:
             raise InvalidArgumentError(
                 "image",
                 "expected a new image that compute has not written, got one that it has copied to or filled, which its "
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )
-        what = image_barrier(self._vk, self._open_handle(), self._range, source, target)
-        self.vulkan_object._call("vkCmdPipelineBarrier", commands, *what)
 
 
 class _ImagePlan:
@@ -317,9 +296,6 @@ class _ImagePlan:
             usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
         self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
-        self.range = vk.api.new(
-            "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=levels, layerCount=layers
-        )
 
     def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
         support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
@@ -327,9 +303,10 @@ class _ImagePlan:
             raise self._linear_gap(vk, handle_type)
         require_exportable(vk, support.features, self.mapping, handle_type)
         self._check_limits(vk, support)
-        return create_image(
-            vk, support, handle_type, (*self.extent, 0),
-            format=self.format, mipLevels=self.levels, arrayLayers=self.layers, tiling=self.tiling, usage=self.usage,
+        return create(
+            vk, "Image", support, handle_type,
+            imageType=c.IMAGE_TYPE_2D, samples=1, extent=(*self.extent, 1), mipLevels=self.levels,
+            arrayLayers=self.layers, format=self.format, tiling=self.tiling, usage=self.usage,
         )  # fmt: skip
 
     def _linear_gap(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> InvalidArgumentError:
@@ -353,21 +330,21 @@ class _ImagePlan:
             "vkCmdCopyImageToBuffer into a shared buffer.",
         )
 
-    def _check_limits(self, vk: VulkanContext, support: ImageSupport) -> None:
+    def _check_limits(self, vk: VulkanContext, support: Support) -> None:
         """Refuse what is over a limit: some drivers make it all the same, and fail later."""
-        which = f"which {vk.identity.name} shares of {self.name} images of this tiling and usage"
-        (width, height), (widest, highest, _) = self.extent, support.extent
-        if width > widest or height > highest:
-            raise InvalidArgumentError(
-                "extent", f"expected at most {widest} x {highest} texels, {which}, got {width} x {height}."
-            )
-        levels = min(support.levels, max(self.extent).bit_length())  # the last level is one texel
-        if self.levels > levels:
-            raise InvalidArgumentError(
-                "levels", f"expected at most {levels}, {which}, at this extent, got {self.levels}."
-            )
-        if self.layers > support.layers:
-            raise InvalidArgumentError("layers", f"expected at most {support.layers}, {which}, got {self.layers}.")
+        width, height = self.extent
+        for argument, wanted, most in (
+            ("extent", width, support.extent[0]),
+            ("extent", height, support.extent[1]),
+            ("levels", self.levels, min(support.levels, max(self.extent).bit_length())),  # the last level is one texel
+            ("layers", self.layers, support.layers),
+        ):
+            if wanted > most:
+                raise InvalidArgumentError(
+                    argument,
+                    f"expected at most {most}, which {vk.identity.name} shares of {self.name} images of this extent, "
+                    f"tiling and usage, got {wanted}.",
+                )
 
 
 def share_image(

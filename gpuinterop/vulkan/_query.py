@@ -30,9 +30,10 @@ BUFFER_USAGE = c.BUFFER_STORAGE | c.BUFFER_TRANSFER_SRC | c.BUFFER_TRANSFER_DST
 IMAGE_USAGE = c.IMAGE_STORAGE | c.IMAGE_SAMPLED | c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST
 
 MEMORY_BITS: dict[type[Handle], int] = {OpaqueFd: c.MEMORY_HANDLE_OPAQUE_FD, DmaBufFd: c.MEMORY_HANDLE_DMA_BUF}
-_MEMORY_EXTENSION: dict[type[Handle], str] = {
-    OpaqueFd: "VK_KHR_external_memory_fd",
-    DmaBufFd: "VK_EXT_external_memory_dma_buf",
+_MEMORY_EXTENSION = {
+    c.MEMORY_HANDLE_OPAQUE_FD: "VK_KHR_external_memory_fd",
+    c.MEMORY_HANDLE_DMA_BUF: "VK_EXT_external_memory_dma_buf",
+    c.MEMORY_HANDLE_HOST_ALLOCATION: "VK_EXT_external_memory_host",
 }
 _VIEWS = {
     c.IMAGE_SAMPLED: c.FORMAT_FEATURE_SAMPLED_IMAGE,
@@ -45,19 +46,19 @@ _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, Timel
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSupport:
-    """Limits of a driver for images of one format, tiling, usage and handle type.
+class Support:
+    """What a driver shares of buffers of one usage, or of images of one format, tiling and usage; as one handle type.
 
     Attributes
     ----------
     features : int
-        ``VkExternalMemoryFeatureFlags``; 0 if such images cannot be shared.
+        ``VkExternalMemoryFeatureFlags``; 0 if such cannot be shared.
     extent : tuple of int
-        Largest width, height and depth.
+        Largest width, height and depth of an image.
     levels, layers : int
         Largest numbers of mip levels and layers.
     size : int
-        Largest size of an image in bytes.
+        Largest size in bytes.
     """
 
     features: int = 0
@@ -65,11 +66,6 @@ class ImageSupport:
     levels: int = 0
     layers: int = 0
     size: int = 0
-
-
-def image_type(extent: tuple[int, int, int]) -> int:
-    """``VkImageType``; a 2D image has a depth of 0."""
-    return c.IMAGE_TYPE_3D if extent[2] else c.IMAGE_TYPE_2D
 
 
 class PhysicalDevice:
@@ -184,21 +180,14 @@ class PhysicalDevice:
 
     # -- what can be shared ------------------------------------------------------------------------------------------
 
-    def buffer_features(self, handle_type: type[Handle], usage: int = BUFFER_USAGE) -> int:
-        """``VkExternalMemoryFeatureFlags`` of buffers; 0 if the extension is missing."""
-        return self._buffer_features(_MEMORY_EXTENSION[handle_type], MEMORY_BITS[handle_type], usage)
-
-    def _buffer_features(self, extension: str, bit: int, usage: int) -> int:
-        if extension not in self.extensions:
+    def buffer_features(self, bit: int, usage: int = BUFFER_USAGE) -> int:
+        """``VkExternalMemoryFeatureFlags`` of buffers on memory of a handle type; 0 if its extension is missing."""
+        if _MEMORY_EXTENSION[bit] not in self.extensions:
             return 0
         info = self.api.new("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=bit)
         found = self.api.new("VkExternalBufferProperties")
         self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, found)
         return int(found.externalMemoryProperties.externalMemoryFeatures)
-
-    def host_pointer_features(self, usage: int = BUFFER_USAGE) -> int:
-        """``VkExternalMemoryFeatureFlags`` of buffers on memory that the process has mapped."""
-        return self._buffer_features("VK_EXT_external_memory_host", c.MEMORY_HANDLE_HOST_ALLOCATION, usage)
 
     def image_support(
         self,
@@ -208,18 +197,19 @@ class PhysicalDevice:
         usage: int,
         kind: int = c.IMAGE_TYPE_2D,
         flags: int = 0,
-    ) -> ImageSupport:
+    ) -> Support:
         """Query the limits of shared images."""
-        if _MEMORY_EXTENSION[handle_type] not in self.extensions:
-            return ImageSupport()
+        bit = MEMORY_BITS[handle_type]
+        if _MEMORY_EXTENSION[bit] not in self.extensions:
+            return Support()
         # NVIDIA says below that it makes linear images for attachments, and has no views of them.
         formats = self.api.new("VkFormatProperties2")
         self.functions.vkGetPhysicalDeviceFormatProperties2(self.handle, format_, formats)
         of_tilings = formats.formatProperties
         has = of_tilings.linearTilingFeatures if tiling == c.TILING_LINEAR else of_tilings.optimalTilingFeatures
         if any(usage & bit and not has & feature for bit, feature in _VIEWS.items()):
-            return ImageSupport()
-        external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=MEMORY_BITS[handle_type])
+            return Support()
+        external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=bit)
         info = self.api.new(
             "VkPhysicalDeviceImageFormatInfo2",
             pNext=external,
@@ -233,9 +223,9 @@ class PhysicalDevice:
         properties = self.api.new("VkImageFormatProperties2", pNext=found)
         # An error means "no": drivers refuse a handle type with VK_ERROR_FORMAT_NOT_SUPPORTED.
         if self.functions.vkGetPhysicalDeviceImageFormatProperties2(self.handle, info, properties) < 0:
-            return ImageSupport()
+            return Support()
         limits = properties.imageFormatProperties
-        return ImageSupport(
+        return Support(
             features=int(found.externalMemoryProperties.externalMemoryFeatures),
             extent=(int(limits.maxExtent.width), int(limits.maxExtent.height), int(limits.maxExtent.depth)),
             levels=int(limits.maxMipLevels),
@@ -285,12 +275,12 @@ class PhysicalDevice:
             {
                 "driver": self.driver_name,
                 **{extension: extension in self.extensions for extension in RULES.facts if extension.startswith("VK_")},
-                "exports buffers as opaque_fd": self.buffer_features(OpaqueFd) & c.MEMORY_EXPORTABLE,
-                "exports buffers as dma_buf_fd": self.buffer_features(DmaBufFd) & c.MEMORY_EXPORTABLE,
+                "exports buffers as opaque_fd": self.buffer_features(c.MEMORY_HANDLE_OPAQUE_FD) & c.MEMORY_EXPORTABLE,
+                "exports buffers as dma_buf_fd": self.buffer_features(c.MEMORY_HANDLE_DMA_BUF) & c.MEMORY_EXPORTABLE,
                 "exports images as opaque_fd": self._image_features(OpaqueFd) & c.MEMORY_EXPORTABLE,
                 "exports images as dma_buf_fd": self._image_features(DmaBufFd) & c.MEMORY_EXPORTABLE,
-                "imports buffers": self.buffer_features(OpaqueFd) & c.MEMORY_IMPORTABLE,
-                "imports host pointers": self.host_pointer_features() & c.MEMORY_IMPORTABLE,
+                "imports buffers": self.buffer_features(c.MEMORY_HANDLE_OPAQUE_FD) & c.MEMORY_IMPORTABLE,
+                "imports host pointers": self.buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION) & c.MEMORY_IMPORTABLE,
                 "has timelines": self.has_timelines,
                 "exports timelines": self.semaphore_features(TimelineFd) & c.SEMAPHORE_EXPORTABLE,
                 "exports binary semaphores": self.semaphore_features(OpaqueFd) & c.SEMAPHORE_EXPORTABLE,
@@ -446,8 +436,8 @@ def device_extensions(physical: PhysicalDevice) -> list[str]:
         wanted = (*wanted, "VK_KHR_external_semaphore", "VK_KHR_external_semaphore_fd")
     if physical.has_timelines:
         wanted = (*wanted, "VK_KHR_timeline_semaphore")
-    if physical.buffer_features(DmaBufFd):
+    if physical.buffer_features(c.MEMORY_HANDLE_DMA_BUF):
         wanted = (*wanted, "VK_EXT_external_memory_dma_buf", "VK_EXT_queue_family_foreign")
-    if physical.host_pointer_features():
+    if physical.buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION):
         wanted = (*wanted, "VK_EXT_external_memory_host")
     return [name for name in wanted if name in physical.extensions]

@@ -1,30 +1,25 @@
-"""Common parts of all shared objects: the choice of a handle type, both sides' end, barriers' arguments."""
+"""Common parts of all shared objects: the choice of a handle type, descriptors, both sides' end."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from .._arguments import NoCopy, check_flags, check_sequence, check_timeout, check_type
+from .._arguments import NoCopy, check_timeout, check_type
 from ..capabilities import Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, UnsupportedError
-from ..handles import DmaBufFd, MemoryHandle, OpaqueFd
-from . import _api as c
+from ..errors import DriverError, InvalidArgumentError, ResourceClosedError, UnsupportedError
+from ..handles import FdHandle, HandleOrigin
 from ._context import VulkanContext, VulkanObject, check_context
-from ._export import Bound
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.memory import ExternalMemory, Mappable
     from .._core.resource import Resource
 
 
+H = TypeVar("H", bound=FdHandle)
 R = TypeVar("R", bound="Resource")
 S = TypeVar("S")
-
-EVERYTHING: Final = c.ACCESS_MEMORY_READ | c.ACCESS_MEMORY_WRITE
-_MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 
 def check_device(vk: VulkanContext, device: Device) -> None:
@@ -54,29 +49,6 @@ def agree(vk: VulkanContext, device: Device, operations: Sequence[Operation], ty
             return kind
     assert gap is not None  # no caller gives no types
     raise gap
-
-
-def agree_on_memory(
-    vk: VulkanContext, device: Device, mapping: Operation, handle_types: Sequence[type[MemoryHandle]] | None
-) -> type[MemoryHandle]:
-    """The handle type of memory that Vulkan exports, and the device imports and maps."""
-    kind = agree(vk, device, (Operation.IMPORT_MEMORY, mapping), _memory_types_of(handle_types))
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
-    return kind
-
-
-def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
-    """The argument `handle_types`, checked."""
-    if handle_types is None:
-        return _MEMORY_TYPES
-    check_sequence(handle_types, "handle_types", "a sequence of handle types")
-    given: Sequence[object] = handle_types
-    for kind in given:
-        if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
-            raise ArgumentTypeError("handle_types", f"expected types of memory handles such as OpaqueFd, got {kind!r}.")
-    if not handle_types:
-        raise InvalidArgumentError("handle_types", "expected one type or more, got none.")
-    return handle_types
 
 
 class Shared(NoCopy):
@@ -124,10 +96,10 @@ class Pair(Shared):
         if self._other.closed:
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
 
-    def _open_handle(self) -> Any:
-        """Vulkan's handle, after `check_open`."""
+    def _vk_handle(self) -> Any:
+        """Vulkan's handle in the caller's form."""
         self.check_open()
-        return self.vulkan_object.handle
+        return self._vk.api.for_caller(self.vulkan_object.handle)
 
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides. Idempotent; never blocks unless `timeout` is given.
@@ -155,51 +127,6 @@ class Pair(Shared):
         self.vulkan_object.end_use()
 
 
-class PairedMemory(Pair):
-    """A VkBuffer or a VkImage whose memory both sides have."""
-
-    vulkan_object: Bound
-
-    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable) -> None:
-        super().__init__(vk, native, memory)
-        self.memory = memory
-        self.handle_type = native.handle_type
-        self.allocation_size = native.size
-        self.dedicated = native.dedicated
-        self._foreign = c.QUEUE_FAMILY_FOREIGN if native.handle_type is DmaBufFd else c.QUEUE_FAMILY_EXTERNAL
-
-    @property
-    def vk_memory(self) -> Any:
-        """The VkDeviceMemory, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
-
-        Raises `ResourceClosedError` after `close`, or the context's.
-        """
-        self.check_open()
-        return self._vk.api.for_caller(self.vulkan_object.memory)
-
-
-def command_buffer(vk: VulkanContext, cmd: Any, source: Sequence[int], target: Sequence[int]) -> Any:
-    """The command buffer of a barrier from (stage, access, ...) to another; checks what a caller may have given."""
-    vk._check_open()
-    check_flags(source[0], "stage")
-    check_flags(target[0], "stage")
-    check_flags(source[1], "access", empty=True)
-    check_flags(target[1], "access", empty=True)
-    return vk.api.handle("VkCommandBuffer", cmd, "cmd")
-
-
-def barrier(vk: VulkanContext, kind: str, source: Sequence[int], target: Sequence[int], **fields: Any) -> Any:
-    """Make a barrier of one buffer or image, between two of (stage, access, queue family, ...)."""
-    return vk.api.new(
-        f"Vk{kind}MemoryBarrier",
-        srcAccessMask=source[1],
-        dstAccessMask=target[1],
-        srcQueueFamilyIndex=source[2],
-        dstQueueFamilyIndex=target[2],
-        **fields,
-    )
-
-
 def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -> S:
     """Have the compute side `take` what Vulkan has made, and `make` the pair; if that raises, close both halves."""
     with ExitStack() as undo:
@@ -211,13 +138,10 @@ def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -
     return shared
 
 
-def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
-    """Import the memory that Vulkan has made, and `make` the pair."""
-
-    def take() -> ExternalMemory:
-        with native.export() as handle:  # closes the handle unless it was consumed
-            return device._take_memory(
-                handle, size=native.size, dedicated=native.dedicated, label=label, noun="Vulkan memory"
-            )
-
-    return share(native, take, make)
+def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[H], origin: HandleOrigin) -> H:
+    """Export a descriptor by a ``vkGet*FdKHR``."""
+    fd = vk.api.ffi.new("int *", -1)
+    vk._call(call, vk.device, info, fd)
+    if fd[0] < 0:  # lavapipe reports success where it has no descriptor left
+        raise DriverError(call, fd[0], "no descriptor")
+    return kind.adopt(fd[0], origin=origin)

@@ -328,13 +328,13 @@ def test_a_driver_that_does_not_import_such_buffers(
     message: str,
 ) -> None:
     assert application.vk.capabilities.supports((gi.Operation.EXPORT_ARRAY, gi.OpaqueFd))
-    real, usage = PhysicalDevice._buffer_features, READ | VERTEX
+    real, usage = PhysicalDevice.buffer_features, READ | VERTEX
 
-    def answer(physical: PhysicalDevice, extension: str, bit: int, asked: int) -> int:
-        found = real(physical, extension, bit, asked)
+    def answer(physical: PhysicalDevice, bit: int, asked: int) -> int:
+        found = real(physical, bit, asked)
         return features if found and asked == usage else found
 
-    monkeypatch.setattr(PhysicalDevice, "_buffer_features", answer)
+    monkeypatch.setattr(PhysicalDevice, "buffer_features", answer)
     with pytest.raises(gi.InvalidArgumentError, match=message):
         gi.vulkan.import_array(application.vk, pattern(allocation), usage=usage)
     assert calls.made == []
@@ -343,13 +343,13 @@ def test_a_driver_that_does_not_import_such_buffers(
 def test_a_driver_that_wants_more_bytes_than_are_there(
     application: Application, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = application.vk.functions.vkGetBufferMemoryRequirements
+    real = application.vk.functions.vkGetBufferMemoryRequirements2
 
-    def more(device: Any, buffer: Any, found: Any) -> None:
-        real(device, buffer, found)
-        found.size = SIZE - 4096 + 1
+    def more(device: Any, asked: Any, found: Any) -> None:
+        real(device, asked, found)
+        found.memoryRequirements.size = SIZE - 4096 + 1
 
-    monkeypatch.setitem(application.vk.functions.__dict__, "vkGetBufferMemoryRequirements", more)
+    monkeypatch.setitem(application.vk.functions.__dict__, "vkGetBufferMemoryRequirements2", more)
     with pytest.raises(gi.InvalidArgumentError, match=f"expected {SIZE - 4095} bytes .* got {SIZE - 4096} to the end"):
         gi.vulkan.import_array(application.vk, pattern(allocation)[4096:])
     assert calls.made == ["vkCreateBuffer", "vkDestroyBuffer"]

@@ -141,7 +141,7 @@ def test_the_exporter_closes_its_images(driver: str) -> None:
 def test_a_failed_first_transition_leaves_nothing(exporter: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
     before = descriptors()
 
-    def interrupted(self: VulkanImage, vk: object) -> None:
+    def interrupted(self: VulkanImage) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

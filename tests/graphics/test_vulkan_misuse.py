@@ -11,7 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.handles import Binary, Timeline
-from gpuinterop.vulkan._query import ImageSupport, PhysicalDevice
+from gpuinterop.vulkan._query import PhysicalDevice, Support
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application, match, require_allocations, semaphores_missing
@@ -190,11 +190,11 @@ def test_an_image_over_the_limits_is_refused(
 
     refused("extent", 100_000, 4, tiling="linear")
     refused("extent", 4, 100_000, tiling="linear")
-    limits = ImageSupport(features=6, extent=(16, 8, 1), levels=4, layers=3, size=16)
+    limits = Support(features=6, extent=(16, 8, 1), levels=4, layers=3, size=16)
     monkeypatch.setattr(PhysicalDevice, "image_support", lambda *_: limits)
     refused("extent", 16, 8, tiling="linear")  # for its bytes
     # Whether the device maps mipmapped arrays does not matter here.
-    monkeypatch.setattr("gpuinterop.vulkan._shared.agree", lambda *_: gi.OpaqueFd)
+    monkeypatch.setattr("gpuinterop.vulkan._memory.agree", lambda *_: gi.OpaqueFd)
     refused("extent", 17, 8)
     refused("extent", 16, 9)
     refused("levels", 16, 8, levels=5)

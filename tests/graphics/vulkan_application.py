@@ -83,9 +83,13 @@ class Application:
         return commands
 
     def run(self, record: Callable[[Any], None]) -> None:
+        self.submit(self.record(record))
+
+    def submit(self, commands: Any) -> None:
+        """Submit, and wait until it is done."""
         vulkan = self.api
         fence = vulkan.vkCreateFence(self.device, vulkan.VkFenceCreateInfo(), None)
-        submit = vulkan.VkSubmitInfo(pCommandBuffers=[self.record(record)])
+        submit = vulkan.VkSubmitInfo(pCommandBuffers=[commands])
         vulkan.vkQueueSubmit(self.queue, 1, [submit], fence)
         vulkan.vkWaitForFences(self.device, 1, [fence], vulkan.VK_TRUE, 30 * 10**9)
         vulkan.vkDestroyFence(self.device, fence, None)
@@ -99,6 +103,38 @@ class Application:
         self.api.vkDestroyCommandPool(self.device, self.pool, None)
         self.api.vkDestroyDevice(self.device, None)
         self.api.vkDestroyInstance(self.instance, None)
+
+
+class HeldQueue:
+    """The application's queue, at work until it is let go: by hand, or at the block's end."""
+
+    def __init__(self, application: Application, work: Callable[[Any], None] = lambda _: None) -> None:
+        self._application, vulkan = application, application.api
+        kind = vulkan.VkSemaphoreTypeCreateInfo(semaphoreType=vulkan.VK_SEMAPHORE_TYPE_TIMELINE)
+        info = vulkan.VkSemaphoreCreateInfo(pNext=kind)
+        self._semaphore = vulkan.vkCreateSemaphore(application.device, info, None)
+        submit = vulkan.VkSubmitInfo(
+            pNext=vulkan.VkTimelineSemaphoreSubmitInfo(pWaitSemaphoreValues=[1], pSignalSemaphoreValues=[]),
+            pWaitSemaphores=[self._semaphore],
+            pWaitDstStageMask=[vulkan.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT],
+            pCommandBuffers=[application.record(work)],
+        )
+        vulkan.vkQueueSubmit(application.queue, 1, [submit], vulkan.VK_NULL_HANDLE)
+        self._held = True
+
+    def let_go(self) -> None:
+        if self._held:
+            self._held = False
+            info = self._application.api.VkSemaphoreSignalInfo(semaphore=self._semaphore, value=1)
+            self._application.api.vkSignalSemaphore(self._application.device, info)
+
+    def __enter__(self) -> HeldQueue:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.let_go()
+        self._application.idle()
+        self._application.api.vkDestroySemaphore(self._application.device, self._semaphore, None)
 
 
 def match(vk: Any) -> gi.Device:

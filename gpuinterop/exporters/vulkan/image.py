@@ -9,9 +9,8 @@ from ...errors import InvalidArgumentError, ResourceClosedError
 from ...handles import MemoryHandle, OpaqueFd
 from ...vulkan import _api as c
 from ...vulkan._context import VulkanContext
-from ...vulkan._export import create_image
-from ...vulkan._image import ImageSide, image_barrier
-from ...vulkan._query import IMAGE_USAGE, ImageSupport, image_type
+from ...vulkan._memory import create
+from ...vulkan._query import IMAGE_USAGE, Support
 from ..base import ExporterImage, ImageParameters
 from .staging import TRANSFERS, Staged
 
@@ -30,8 +29,12 @@ class _Plan(NamedTuple):
     format: int
     flags: int
     usage: int
-    support: ImageSupport
+    support: Support
     gap: str
+
+
+def _image_type(p: ImageParameters) -> int:
+    return c.IMAGE_TYPE_3D if p.depth else c.IMAGE_TYPE_2D
 
 
 def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
@@ -39,14 +42,14 @@ def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
     number = vk.api.enumerators("VkFormat")[f"VK_FORMAT_{p.format.removeprefix('VK_FORMAT_')}"]
     flags = _CUBE_COMPATIBLE if p.cube else 0
     for usage in (IMAGE_USAGE, IMAGE_USAGE & ~c.IMAGE_STORAGE) if p.usage is None else (p.usage,):
-        support = vk.physical.image_support(OpaqueFd, number, c.TILING_OPTIMAL, usage, image_type(p.extent), flags)
+        support = vk.physical.image_support(OpaqueFd, number, c.TILING_OPTIMAL, usage, _image_type(p), flags)
         plan = _Plan(number, flags, usage, support, _gap(vk.physical.name, p, support))
         if not plan.gap:
             break
     return plan
 
 
-def _gap(name: str, p: ImageParameters, support: ImageSupport) -> str:
+def _gap(name: str, p: ImageParameters, support: Support) -> str:
     """Why the image cannot be shared; empty if it can."""
     if not support.features & c.MEMORY_EXPORTABLE:
         return f"{name} does not export such images of {p.format}."
@@ -76,25 +79,24 @@ class VulkanImage(Staged, ExporterImage):
             raise InvalidArgumentError("parameters", plan.gap)
         self.usage = plan.usage
         layers = max(1, parameters.layers)
-        self._range = vk.api.new(
-            "VkImageSubresourceRange", aspectMask=c.ASPECT_COLOR, levelCount=parameters.levels, layerCount=layers
-        )
-        self.vulkan_object = create_image(
-            vk, plan.support, OpaqueFd, parameters.extent, format=plan.format, flags=plan.flags,
-            mipLevels=parameters.levels, arrayLayers=layers, tiling=c.TILING_OPTIMAL, usage=plan.usage,
+        width, height, depth = parameters.extent
+        self.vulkan_object = create(
+            vk, "Image", plan.support, OpaqueFd, imageType=_image_type(parameters), samples=1, format=plan.format,
+            extent=(width, height, max(1, depth)), flags=plan.flags, mipLevels=parameters.levels, arrayLayers=layers,
+            tiling=c.TILING_OPTIMAL, usage=plan.usage,
         )  # fmt: skip
         self.size = self.vulkan_object.size
         self.dedicated = self.vulkan_object.dedicated
         exporter.children[self] = None
         try:
-            self._hand_over(vk)
+            self._hand_over()
         except BaseException:
             self.close()  # the image may be on the queue already
             raise
 
-    def _hand_over(self, vk: VulkanContext) -> None:
+    def _hand_over(self) -> None:
         """The first transition, which is to the other side."""
-        self._copy(lambda commands: self.release(vk, commands, c.LAYOUT_UNDEFINED))
+        self._copy(lambda commands: self._release(commands, c.LAYOUT_UNDEFINED))
 
     # -- the interface ------------------------------------------------------------------------------------------------
 
@@ -113,11 +115,11 @@ class VulkanImage(Staged, ExporterImage):
             staging.bytes[:size] = data
 
             def record(commands: Any) -> None:
-                self._acquire(vk, commands, _TARGET)
+                self._acquire(commands, _TARGET)
                 vk.functions.vkCmdCopyBufferToImage(
                     commands, staging.handle, self.vulkan_object.handle, _TARGET, 1, region
                 )
-                self.release(vk, commands, _TARGET)
+                self._release(commands, _TARGET)
 
             self._copy(record)
 
@@ -129,12 +131,12 @@ class VulkanImage(Staged, ExporterImage):
             staging = self._stage(size)
 
             def record(commands: Any) -> None:
-                self._acquire(vk, commands, _SOURCE)
+                self._acquire(commands, _SOURCE)
                 vk.functions.vkCmdCopyImageToBuffer(
                     commands, self.vulkan_object.handle, _SOURCE, staging.handle, 1, region
                 )
                 self._to_host(commands)
-                self.release(vk, commands, _SOURCE)
+                self._release(commands, _SOURCE)
 
             self._copy(record)
             return bytes(staging.bytes[:size])
@@ -161,21 +163,13 @@ class VulkanImage(Staged, ExporterImage):
         region.imageExtent.width, region.imageExtent.height, region.imageExtent.depth = width, height, max(1, depth)
         return region
 
-    def _acquire(self, vk: VulkanContext, commands: Any, layout: int) -> None:
+    def _acquire(self, commands: Any, layout: int) -> None:
         """Take ownership back from the other side, and make the transition to the copy's layout."""
-        self._barrier(
-            commands,
-            (c.STAGE_TRANSFER, 0, c.QUEUE_FAMILY_EXTERNAL, c.LAYOUT_GENERAL),
-            (c.STAGE_TRANSFER, TRANSFERS, vk._family(), layout),
-        )
+        native = self.vulkan_object
+        theirs = native.theirs(c.STAGE_TRANSFER, c.LAYOUT_GENERAL)
+        native.transfer(commands, theirs, native.ours(c.STAGE_TRANSFER, TRANSFERS, layout))
 
-    def release(self, vk: VulkanContext, commands: Any, layout: int) -> None:
-        self._barrier(
-            commands,
-            (c.STAGE_TRANSFER, TRANSFERS, vk._family(), layout),
-            (c.STAGE_BOTTOM_OF_PIPE, 0, c.QUEUE_FAMILY_EXTERNAL, c.LAYOUT_GENERAL),
-        )
-
-    def _barrier(self, commands: Any, source: ImageSide, target: ImageSide) -> None:
-        barrier = image_barrier(self.vk, self.vulkan_object.handle, self._range, source, target)
-        self.vk.functions.vkCmdPipelineBarrier(commands, *barrier)
+    def _release(self, commands: Any, layout: int) -> None:
+        native = self.vulkan_object
+        theirs = native.theirs(c.STAGE_BOTTOM_OF_PIPE, c.LAYOUT_GENERAL)
+        native.transfer(commands, native.ours(c.STAGE_TRANSFER, TRANSFERS, layout), theirs)

@@ -10,9 +10,7 @@ from ..._arguments import check_nbytes
 from ...errors import InvalidArgumentError, ResourceClosedError
 from ...handles import AllocationHandle, MemoryHandle
 from ...vulkan import _api as c
-from ...vulkan._array import import_array, import_fd
-from ...vulkan._buffer import SharedBuffer, buffer_barrier
-from ...vulkan._export import create_buffer
+from ...vulkan._buffer import SharedBuffer, create_buffer, import_array, import_fd
 from ...vulkan._query import BUFFER_USAGE
 from ..base import ExporterMemory
 from .shader import Shader
@@ -110,12 +108,10 @@ class VulkanMemory(Staged, ExporterMemory):
     @contextmanager
     def taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
         """Record in between what needs ownership: it is taken back from the other side, and given away again."""
-        vk, buffer = self.exporter.vk, self.vk_buffer
-        here, barrier = (stage, access, vk._family()), vk.functions.vkCmdPipelineBarrier
-        # The source stage joins the semaphore's wait.
-        barrier(commands, *buffer_barrier(vk, buffer, (stage, 0, c.QUEUE_FAMILY_EXTERNAL), here))
+        native = self.vulkan_object
+        native.transfer(commands, native.theirs(stage), native.ours(stage, access))
         yield
-        barrier(commands, *buffer_barrier(vk, buffer, here, (c.STAGE_BOTTOM_OF_PIPE, 0, c.QUEUE_FAMILY_EXTERNAL)))
+        native.transfer(commands, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
 
     def shader(self, name: str) -> Shader:
         """A shader over this memory, made once; under the exporter's lock."""

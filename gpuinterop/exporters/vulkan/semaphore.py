@@ -9,8 +9,13 @@ from ...bridge import Endpoint
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, ResourceClosedError
 from ...handles import AnySemaphoreHandle, Binary, FdHandle, Timeline
-from ...vulkan._endpoint import TimelineEndpoint
-from ...vulkan._export import counter, create_semaphore, export_semaphore, semaphore_handle_type
+from ...vulkan._semaphore import (
+    TimelineEndpoint,
+    counter_reader,
+    create_semaphore,
+    export_semaphore,
+    semaphore_handle_type,
+)
 from ..base import ExporterSemaphore
 
 if TYPE_CHECKING:
@@ -99,7 +104,7 @@ class VulkanSemaphore(ExporterSemaphore):
 
     def counter(self) -> int:
         """A timeline's value now."""
-        return counter(self.exporter.vk, self.vulkan_object, self.vk_handle())
+        return counter_reader(self.exporter.vk, self.vulkan_object, self.vk_handle())()
 
     def _host_signal(self, value: int) -> None:
         vk = self.exporter.vk

@@ -1,0 +1,301 @@
+"""Buffers and images that have memory of their own, and barriers that hand them over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+
+from .._arguments import MAX_32, check_flags, check_int, check_nbytes, check_sequence, check_type
+from ..capabilities import Operation
+from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..handles import DmaBufFd, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind
+from . import _api as c
+from ._context import VulkanContext, VulkanObject, check_context
+from ._query import MEMORY_BITS, Support
+from ._shared import Pair, agree, export_fd, share
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.memory import ExternalMemory, Mappable
+
+
+S = TypeVar("S")
+
+EVERYTHING: Final = c.ACCESS_MEMORY_READ | c.ACCESS_MEMORY_WRITE
+_MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
+
+
+class Side(NamedTuple):
+    """What one side of a barrier does with a buffer or an image.
+
+    Attributes
+    ----------
+    stage, access : int
+        ``VkPipelineStageFlags`` and ``VkAccessFlags``.
+    family : int
+        Queue family that owns it.
+    layout : int or None
+        ``VkImageLayout``; None of a buffer.
+    """
+
+    stage: int
+    access: int
+    family: int
+    layout: int | None
+
+
+class Bound(VulkanObject):
+    """A VkBuffer or a VkImage (its `handle`) with its own memory.
+
+    Attributes
+    ----------
+    memory
+        VkDeviceMemory, owned.
+    size : int
+        Size of the memory in bytes, which an importer must state.
+    dedicated : bool
+    flags : int
+        ``VkMemoryPropertyFlags`` of the memory's type.
+    kind : str
+        ``Buffer`` or ``Image``.
+    handle_type : type
+        Handle type as which it is exported.
+    bit : int
+        ``VkExternalMemoryHandleTypeFlagBits`` of its memory.
+    family : int
+        Queue family that it belongs to while the other side has it.
+    """
+
+    memory: Any
+    size: int
+    dedicated: bool = False
+    flags: int
+
+    def __init__(
+        self, vk: VulkanContext, kind: str, handle_type: type[MemoryHandle], bit: int, usage: int, **fields: Any
+    ) -> None:
+        super().__init__(vk, f"Vk{kind}")
+        self.kind, self.handle_type, self.bit = kind, handle_type, bit
+        self.family = c.QUEUE_FAMILY_FOREIGN if handle_type is DmaBufFd else c.QUEUE_FAMILY_EXTERNAL
+        self._addressed = kind == "Buffer" and usage & c.BUFFER_DEVICE_ADDRESS
+        external = vk.api.new(f"VkExternalMemory{kind}CreateInfo", handleTypes=bit)
+        self._info = vk.api.new(f"Vk{kind}CreateInfo", pNext=external, usage=usage, **fields)
+
+    def build(self, place: Callable[[Any, Any, bool], None]) -> Self:
+        """Create it; `place` binds it, and is given the handle, what it requires, and whether it needs memory alone."""
+        vk, kind = self._vk, self.kind
+
+        def create() -> Any:
+            made = self.new(f"vkCreate{kind}", f"Vk{kind}", self._info)
+            wants = vk.api.new("VkMemoryDedicatedRequirements")
+            found = vk.api.new("VkMemoryRequirements2", pNext=wants)
+            asked = vk.api.new(f"Vk{kind}MemoryRequirementsInfo2", **{kind.lower(): made})
+            vk._call(f"vkGet{kind}MemoryRequirements2", vk.device, asked, found)
+            place(made, found.memoryRequirements, bool(wants.requiresDedicatedAllocation))
+            return made
+
+        self.make(create)
+        return self
+
+    def bind(self, made: Any, bits: int, chain: Any, offset: int = 0) -> None:
+        """Allocate `size` bytes of a memory type among `bits`, and bind what was made to them."""
+        vk = self._vk
+        host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
+        # Near the device on a GPU; on a CPU what the host can see as well.
+        index, self.flags = vk._memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+        if self._addressed:
+            chain = vk.api.new("VkMemoryAllocateFlagsInfo", pNext=chain, flags=c.MEMORY_ALLOCATE_DEVICE_ADDRESS)
+        info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
+        self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
+        vk._call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
+
+    def export(self) -> MemoryHandle:
+        """Return a new handle that the caller owns."""
+        return self.use(
+            lambda _: export_memory(
+                self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
+            )
+        )
+
+    def ours(self, stage: int, access: int, layout: int | None = None) -> Side:
+        """Vulkan's use of it."""
+        return Side(stage, access, self._vk._family(), layout)
+
+    def theirs(self, stage: int, layout: int | None = None) -> Side:
+        """The other side's use: Vulkan sees only where in the pipeline a semaphore orders it."""
+        return Side(stage, 0, self.family, layout)
+
+    def transfer(self, cmd: Any, source: Side, target: Side) -> None:
+        """Record that it goes from one side to another: ``vkCmdPipelineBarrier``."""
+        api, one = self._vk.api, self.kind.lower()
+        for side in (source, target):
+            check_flags(side.stage, "stage")
+            check_flags(side.access, "access", empty=True)
+        fields: dict[str, Any] = {one: self.handle, "size": c.WHOLE_SIZE}
+        families = source.family, target.family
+        if self.kind == "Image":
+            check_int(source.layout, "layout", minimum=0, maximum=MAX_32)
+            check_int(target.layout, "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
+            if source[2:] == (self.family, c.LAYOUT_UNDEFINED):  # the other side has no contents to hand over
+                families = c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED
+            levels, layers = self._info.mipLevels, self._info.arrayLayers
+            whole = {"aspectMask": c.ASPECT_COLOR, "levelCount": levels, "layerCount": layers}
+            layouts = {"oldLayout": source.layout, "newLayout": target.layout}
+            fields = {one: self.handle, "subresourceRange": whole, **layouts}
+        barrier = api.new(
+            f"Vk{self.kind}MemoryBarrier",
+            srcAccessMask=source.access,
+            dstAccessMask=target.access,
+            srcQueueFamilyIndex=families[0],
+            dstQueueFamilyIndex=families[1],
+            **fields,
+        )
+        none, this = (0, api.ffi.NULL), (1, barrier)
+        counted = (*none, *this, *none) if one == "buffer" else (*none, *none, *this)
+        commands = api.handle("VkCommandBuffer", cmd, "cmd")
+        self._call("vkCmdPipelineBarrier", commands, source.stage, target.stage, 0, *counted)
+
+
+def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
+    """Raise before anything is created."""
+    if not features & c.MEMORY_EXPORTABLE:
+        found = vk.capabilities.of((operation, handle_type))
+        if not found:
+            raise UnsupportedError(found, context=vk.identity.name)
+        raise InvalidArgumentError(
+            "usage",
+            f"expected a format and usages that {vk.identity.name} exports as {handle_type.__name__}, got others; pass "
+            "fewer usages.",
+        )
+
+
+def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any) -> Bound:
+    """Create a buffer or an image whose memory can be exported; `support` is the driver's answer for such.
+
+    `fields` are those of ``VkBufferCreateInfo`` or ``VkImageCreateInfo``.
+    """
+    native, new = Bound(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
+
+    def place(made: Any, needs: Any, alone: bool) -> None:
+        native.size = int(needs.size)
+        if native.size > support.size:
+            bounds = f"{support.size} bytes or fewer, which {vk.identity.name} shares, got {native.size}"
+            raise InvalidArgumentError("extent", f"expected an image of {bounds}.")
+        # An image's always: of other memory NVIDIA's driver (580, H200) reads a linear image without undoing the
+        # compression in which CUDA writes bytes that repeat. It finds 32 of each 128, and does not prefer dedicated
+        # memory.
+        native.dedicated = bool(kind == "Image" or alone or support.features & c.FEATURE_DEDICATED_ONLY)
+        chain = new("VkMemoryDedicatedAllocateInfo", **{kind.lower(): made}) if native.dedicated else vk.api.ffi.NULL
+        export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=native.bit)
+        native.bind(made, needs.memoryTypeBits, export)
+
+    return native.build(place)
+
+
+def export_memory(
+    vk: VulkanContext, vk_memory: Any, *, size: int, dedicated: bool, handle_type: type[MemoryHandle] = OpaqueFd
+) -> MemoryHandle:
+    """Export a ``VkDeviceMemory`` of the application. Calls ``vkGetMemoryFdKHR``.
+
+    Parameters
+    ----------
+    vk : VulkanContext
+    vk_memory : VkDeviceMemory
+        Memory that was allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
+    size : int
+        Size of the whole allocation in bytes (``VkMemoryAllocateInfo::allocationSize``).
+    dedicated : bool
+        Whether it was allocated with ``VkMemoryDedicatedAllocateInfo``.
+    handle_type : type
+        ``OpaqueFd`` or ``DmaBufFd``.
+
+    Returns
+    -------
+    MemoryHandle
+        Handle with its origin, owned by the caller; an import consumes it.
+
+    Raises
+    ------
+    InvalidArgumentError
+        The application did not enable the extension, the handle type is another, or `vk_memory` is null.
+    DriverError
+        ``vkGetMemoryFdKHR`` failed.
+
+    Examples
+    --------
+    >>> with gi.vulkan.share_buffer(vk, device, 4096) as shared:  # or a VkDeviceMemory of your own
+    ...     size = shared.allocation_size
+    ...     with gi.vulkan.export_memory(vk, shared.vk_memory, size=size, dedicated=shared.dedicated) as handle:
+    ...         handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
+    <OriginKind.MEMORY: 'memory'>
+    """
+    check_context(vk)
+    size = check_nbytes(size)
+    check_type(dedicated, bool, "dedicated", "True or False")
+    if handle_type not in (OpaqueFd, DmaBufFd):
+        raise InvalidArgumentError("handle_type", f"expected OpaqueFd or DmaBufFd, got {handle_type!r}.")
+    memory = vk.api.handle("VkDeviceMemory", vk_memory, "vk_memory")
+    info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
+    origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
+    kind: type[OpaqueFd | DmaBufFd] = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
+    return export_fd(vk, "vkGetMemoryFdKHR", info, kind, origin)
+
+
+def agree_on_memory(
+    vk: VulkanContext, device: Device, mapping: Operation, handle_types: Sequence[type[MemoryHandle]] | None
+) -> type[MemoryHandle]:
+    """The handle type of memory that Vulkan exports, and the device imports and maps."""
+    kind = agree(vk, device, (Operation.IMPORT_MEMORY, mapping), _memory_types_of(handle_types))
+    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    return kind
+
+
+def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
+    """The argument `handle_types`, checked."""
+    if handle_types is None:
+        return _MEMORY_TYPES
+    check_sequence(handle_types, "handle_types", "a sequence of handle types")
+    given: Sequence[object] = handle_types
+    for kind in given:
+        if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
+            raise ArgumentTypeError("handle_types", f"expected types of memory handles such as OpaqueFd, got {kind!r}.")
+    if not handle_types:
+        raise InvalidArgumentError("handle_types", "expected one type or more, got none.")
+    return handle_types
+
+
+class PairedMemory(Pair):
+    """A VkBuffer or a VkImage whose memory both sides have."""
+
+    vulkan_object: Bound
+
+    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable) -> None:
+        super().__init__(vk, native, memory)
+        self.memory = memory
+        self.handle_type = native.handle_type
+        self.allocation_size = native.size
+        self.dedicated = native.dedicated
+
+    def _open(self) -> Bound:
+        self.check_open()
+        return self.vulkan_object
+
+    @property
+    def vk_memory(self) -> Any:
+        """The VkDeviceMemory, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
+
+        Raises `ResourceClosedError` after `close`, or the context's.
+        """
+        return self._vk.api.for_caller(self._open().memory)
+
+
+def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
+    """Import the memory that Vulkan has made, and `make` the pair."""
+
+    def take() -> ExternalMemory:
+        with native.export() as handle:  # closes the handle unless it was consumed
+            return device._take_memory(
+                handle, size=native.size, dedicated=native.dedicated, label=label, noun="Vulkan memory"
+            )
+
+    return share(native, take, make)
