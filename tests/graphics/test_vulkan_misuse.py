@@ -59,6 +59,10 @@ def test_what_is_closed_hands_nothing_out(application: Application, device: gi.D
             lambda: gi.vulkan.share_handoff(vk, device),
             lambda: gi.vulkan.export_memory(vk, 1, size=1, dedicated=False),
             lambda: gi.vulkan.export_semaphore(vk, 1, Binary),
+            lambda: vk.identity,  # the VkInstance may be gone as well
+            lambda: vk.capabilities,
+            lambda: vk.is_cpu,
+            lambda: gi.vulkan.required_extensions(vk),
         )
 
 
@@ -93,8 +97,6 @@ def test_null_handles_are_refused(application: Application, device: gi.Device) -
             with pytest.raises(gi.InvalidArgumentError) as caught:
                 call(nothing)
             assert caught.value.argument == argument
-    with gi.vulkan.share_buffer(vk, device, 4096) as shared, pytest.raises(gi.InvalidArgumentError, match="cmd"):
-        shared.release(None)
 
 
 @pytest.mark.signals_beside
@@ -133,20 +135,6 @@ def test_a_bad_value_does_not_reach_the_driver(application: Application) -> None
             endpoint.signal(value)
     assert endpoint.counter() == 0
     vulkan.vkDestroySemaphore(application.device, semaphore, None)
-
-
-def test_a_closed_context_asks_the_instance_nothing(application: Application) -> None:
-    """The VkInstance may be gone."""
-    vk = gi.vulkan.VulkanContext(application.instance, application.physical_device, application.device)
-    vk.close()
-    closed(
-        lambda: vk.identity,
-        lambda: vk.capabilities,
-        lambda: vk.is_cpu,
-        lambda: gi.vulkan.identity(vk),
-        lambda: gi.vulkan.capabilities(vk),
-        lambda: gi.vulkan.required_extensions(vk),
-    )
 
 
 def test_null_handles_in_a_submission_are_refused(handoff: Any) -> None:
@@ -222,45 +210,40 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
     families = len(application.api.vkGetPhysicalDeviceQueueFamilyProperties(application.physical_device))
     calls: list[tuple[str, Callable[[], object]]] = [
         ("vk", lambda: g.share_buffer(application.device, dev, 4096)),
-        ("vk", lambda: g.share_semaphore(None, dev)),
         ("vk", lambda: g.export_memory(None, 1, size=1, dedicated=False)),
         ("device", lambda: g.share_buffer(vk, 0, 4096)),
-        ("device", lambda: g.share_image(vk, "cuda", (8, 8), "R8_UNORM")),
-        ("device", lambda: g.share_handoff(vk, None)),
-        ("size", lambda: g.share_buffer(vk, dev, 1 << 70)),
         ("size", lambda: g.share_buffer(vk, dev, 1 << 63)),
         ("usage", lambda: g.share_buffer(vk, dev, 4096, usage="x")),
         ("usage", lambda: g.share_buffer(vk, dev, 4096, usage=0)),
         ("usage", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", usage=-1, **linear)),
-        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types="OpaqueFd")),
         ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=gi.OpaqueFd)),
         ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[gi.TimelineFd])),
         ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[])),
-        ("handle_types", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", handle_types=(3,), **linear)),
         ("extent", lambda: g.share_image(vk, dev, 8, "R8_UNORM", **linear)),
         ("extent", lambda: g.share_image(vk, dev, (8.5, 8), "R8_UNORM", **linear)),
-        ("extent", lambda: g.share_image(vk, dev, (8, 1 << 40), "R8_UNORM", **linear)),
+        ("extent", lambda: g.share_image(vk, dev, (8,), "R8_UNORM", **linear)),
+        ("extent", lambda: g.share_image(vk, dev, (8, 0), "R8_UNORM", **linear)),
         ("levels", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", levels="2")),
+        ("levels", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", levels=2, **linear)),
         ("layers", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", layers=0)),
-        ("layers", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", layers=2, **linear)),
+        ("tiling", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", tiling="swizzled")),
+        ("format", lambda: g.share_image(vk, dev, (8, 8), "R5G6B5_UNORM_PACK16", **linear)),
         ("kind", lambda: g.share_semaphore(vk, dev, "binary")),
         ("allow", lambda: g.share_handoff(vk, dev, allow=())),
         ("allow", lambda: g.share_handoff(vk, dev, allow="timeline")),
-        ("vk", lambda: g.import_array(3, np.zeros(4))),
+        ("allow", lambda: g.share_handoff(vk, dev, allow=("telepathy",))),
         ("array", lambda: g.import_array(vk, 3)),
         ("usage", lambda: g.import_array(vk, np.zeros(4), usage=0)),
-        ("size", lambda: g.export_memory(vk, 1, size="1", dedicated=False)),
-        ("queue_family_index", lambda: g.VulkanContext(application.instance, vk.physical_device, vk.device, None, "0")),
+        ("handle_type", lambda: g.export_memory(vk, 1, size=1, dedicated=False, handle_type=gi.D3D12Heap)),
         *(
             ("queue_family_index", lambda it=it: g.VulkanContext(vk.instance, vk.physical_device, vk.device, None, it))
-            for it in (families, 1 << 31, (1 << 32) - 1, -1)
+            for it in (families, "0", -1)
         ),
         *(
             ("format", lambda it=it: g.share_image(vk, dev, (8, 8), it))
-            for it in (None, 0, "UNDEFINED", "FEATURE_SAMPLED_IMAGE_BIT", "_MAX_ENUM", 0x7FFFFFFF, 8.0)
+            for it in (None, 0, "UNDEFINED", "R9_UNORM", "_MAX_ENUM", 987654, 8.0)
         ),
         ("timeout", lambda: vk.close("soon")),
-        ("timeout", lambda: vk.close(float("nan"))),
         ("instance", lambda: g.VulkanContext("x", vk.physical_device, vk.device)),
     ]
     for argument, call in calls:
@@ -268,13 +251,6 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
             call()
         assert caught.value.argument == argument, caught.value
         assert argument != "vk" or "VulkanContext(instance, physical_device, device, queue, " in str(caught.value)
-    with gi.vulkan.share_buffer(vk, device, 4096) as shared:
-        commands = application.record(lambda _: None)
-        wrong: list[dict[str, Any]] = [{"stage": "all"}, {"access": -1}]
-        for options in wrong:
-            with pytest.raises(gi.InvalidArgumentError) as caught:
-                shared.release(commands, **options)
-            assert [caught.value.argument] == list(options)
 
 
 @pytest.mark.parametrize(("call", "beyond"), [("vkCreateBuffer", 1), ("vkCreateBuffer", 0), ("vkAllocateMemory", None)])
@@ -293,18 +269,3 @@ def test_what_the_driver_cannot_allocate_is_told_in_bytes(
     monkeypatch.setitem(application.vk.functions.__dict__, call, lambda *_: -2)
     with pytest.raises(gi.OutOfMemoryError, match=said):
         gi.vulkan.share_buffer(application.vk, device, size)
-
-
-# -- the tests' own ----------------------------------------------------------------------------------------------------
-
-
-def test_arrays_stay_usable_until_the_import_is_closed(application: Application, device: gi.Device) -> None:
-    require_allocations(application, device)
-    with device.allocate(4096) as allocation:
-        imported = gi.vulkan.import_array(application.vk, allocation.buffer.view(4096))
-        allocation.buffer.fill(5)
-        host = np.zeros(4096, np.uint8)
-        imported.buffer.copy_to_host(host)
-        assert (host == 5).all()
-        application.vk.close()
-        closed(lambda: imported.vk_buffer, lambda: imported.vk_memory)
