@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.capabilities import Capabilities, Cell, disable
+from gpuinterop.capabilities import Capabilities, disable
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
 from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
@@ -21,10 +20,9 @@ if TYPE_CHECKING:
         DECLARED_GAPS,
         Application,
         match,
-        require_allocations,
     )
 else:
-    from vulkan_application import DECLARED_GAPS, Application, match, require_allocations
+    from vulkan_application import DECLARED_GAPS, Application, match
 
 
 def fill(application: Application, shared: Any, word: int) -> None:
@@ -35,55 +33,23 @@ def fill(application: Application, shared: Any, word: int) -> None:
     application.run(record)
 
 
-def test_one_buffer_on_both_sides(application: Application, device: gi.Device) -> None:
-    vulkan = application.api
-    with gi.vulkan.share_buffer(application.vk, device, 12288) as shared:
-        assert shared.size == 12288 <= shared.allocation_size
-        assert shared.handle_type is gi.OpaqueFd
-        fill(application, shared, 0xCAFEBABE)
-        host = np.zeros(3072, np.uint32)
-        shared.copy_to_host(host)
-        assert (host == 0xCAFEBABE).all()
-        host[:] = np.arange(3072)
-        shared.copy_from_host(host)
-        # Back through Vulkan: a copy of the first half over the second.
-        region = vulkan.VkBufferCopy(srcOffset=0, dstOffset=6144, size=6144)
-
-        def record(commands: Any) -> None:
-            shared.acquire(commands, stage=vulkan.VK_PIPELINE_STAGE_TRANSFER_BIT)
-            vulkan.vkCmdCopyBuffer(commands, shared.vk_buffer, shared.vk_buffer, 1, [region])
-            shared.release(commands)
-
-        application.run(record)
-        shared.copy_to_host(host)
-        assert (host[1536:] == np.arange(1536)).all()
-        if application.vk.is_cpu:
-            view = np.asarray(shared.view((3072,), "uint32"))
-            assert view.ctypes.data == shared.ptr
-            assert (view == host).all()
-            del view
-        with pytest.raises(
-            gi.ArgumentTypeError, match=r"SharedBuffer; use numpy.asarray\(shared.view\(shape, dtype\)\)"
-        ):
-            np.asarray(shared)
-    application.vk.close()
-    assert shared.vulkan_object.closed
-    with pytest.raises(gi.ResourceClosedError):
-        gi.vulkan.share_buffer(application.vk, device, 4096)
-
-
+# Newer layers say that the extension of the handle types was forgotten, too.
+@pytest.mark.unjustified("VUID-VkExternalMemoryBufferCreateInfo-handleTypes-parameter")
 def test_a_forgotten_extension_is_named(driver: str) -> None:
     application = Application(driver, extensions=False)
-    try:
-        device = match(application.vk)
-        before = descriptors()
-        with pytest.raises(gi.InvalidArgumentError, match="VkDevice was created without VK_KHR_external_memory_fd"):
-            gi.vulkan.share_buffer(application.vk, device, 4096)
-        with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match="VK_KHR_external_semaphore_fd"):
-            gi.vulkan.share_semaphore(application.vk, device, Binary)
-        assert descriptors() == before
-    finally:
-        application.close()
+    device, vk, before = match(application.vk), application.vk, descriptors()
+    with pytest.raises(gi.InvalidArgumentError, match="VkDevice was created without VK_KHR_external_memory_fd"):
+        gi.vulkan.share_buffer(vk, device, 4096)
+    with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match="VK_KHR_external_semaphore_fd"):
+        gi.vulkan.share_semaphore(vk, device, Binary)
+    assert descriptors() == before
+    if device.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd)):
+        with (
+            device.allocate(4096) as allocation,
+            pytest.raises(gi.InvalidArgumentError, match="was created without VK_"),
+        ):
+            gi.vulkan.import_array(vk, allocation.buffer.view(4096))
+    application.close()
 
 
 def test_another_device_is_refused(
@@ -116,39 +82,6 @@ def test_what_a_side_cannot_is_refused(application: Application, device: gi.Devi
             gi.vulkan.share_buffer(vk, device, size)
 
 
-@pytest.mark.parametrize("format", ["R8G8B8A8_UNORM", "VK_FORMAT_R8G8B8A8_UNORM", 37])
-def test_a_linear_image_in_place(application: Application, device: gi.Device, driver: str, format: int | str) -> None:
-    vulkan = application.api
-    with gi.vulkan.share_image(application.vk, device, (100, 50), format, tiling="linear") as shared:
-        assert shared.format == "R8G8B8A8_UNORM"
-        if driver in ("swiftshader", "lavapipe"):
-            assert shared.row_pitch == {"swiftshader": 400, "lavapipe": 448}[driver]
-        everything = vulkan.VkImageSubresourceRange(aspectMask=1, levelCount=1, layerCount=1)
-
-        def record(commands: Any) -> None:
-            shared.acquire(commands)
-            colour = vulkan.VkClearColorValue(float32=[1.0, 0.0, 0.2, 0.4])
-            vulkan.vkCmdClearColorImage(commands, shared.vk_image, 1, colour, 1, [everything])
-            shared.release(commands)
-
-        application.run(record)
-        if application.vk.is_cpu:
-            view = np.asarray(shared.view())
-            assert view.shape == (50, 100, 4)
-            assert view.strides == (shared.row_pitch, 4, 1)
-            assert (view == [255, 0, 51, 102]).all()
-            view[10:20, 30:40] = 9
-            del view
-        with pytest.raises(gi.ArgumentTypeError, match=r"SharedImage; use numpy.asarray\(image.view\(\)\)"):
-            np.asarray(shared)
-
-        def back_and_forth(commands: Any) -> None:
-            shared.acquire(commands)
-            shared.release(commands)
-
-        application.run(back_and_forth)
-
-
 def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None:
     """With a made-up image and memory: the host maps no optimal image."""
     given: dict[str, Any] = {}
@@ -170,32 +103,26 @@ def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None
         assert given == {"levels": 3, "layers": 2, "usage": expected, "label": None}
 
 
-def test_linear_images_of_other_formats(application: Application, device: gi.Device) -> None:
-    for format, dtype, channels in (("R32_SFLOAT", "float32", 1), ("R32G32B32A32_SFLOAT", "float32", 4)):
-        with gi.vulkan.share_image(application.vk, device, (33, 5), format, tiling="linear") as shared:
-            view = shared.view()
-            assert tuple(view.shape) == (5, 33, channels)
-            assert view.dtype == dtype
-            del view
-    one: Any = np.int64(1)
-    with gi.vulkan.share_image(
-        application.vk, device, (33 * one, 5 * one), 9 * one, tiling="linear", levels=one, layers=one
-    ) as shared:
-        assert shared.extent == (33, 5)
-    for arguments, complaint in (
-        (((8,), "R8_UNORM"), "extent"),
-        (((8, 0), "R8_UNORM"), "extent"),
-        (((8, 8), "R9_UNORM"), "expected a VkFormat"),
-        (((8, 8), 987654), "expected a VkFormat"),
-        (((8, 8), 1.5), "format"),
-        (((8, 8), "R5G6B5_UNORM_PACK16"), "channels that are alike"),
-    ):
-        with pytest.raises(gi.InvalidArgumentError, match=complaint):
-            gi.vulkan.share_image(application.vk, device, *arguments, tiling="linear")
-    with pytest.raises(gi.InvalidArgumentError, match="expected 1 for a linear image"):
-        gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="linear", levels=2)
-    with pytest.raises(gi.InvalidArgumentError, match="tiling"):
-        gi.vulkan.share_image(application.vk, device, (8, 8), "R8_UNORM", tiling="swizzled")
+@pytest.mark.parametrize(
+    ("format", "name", "dtype", "channels"),
+    [
+        ("R32_SFLOAT", "R32_SFLOAT", "float32", 1),
+        ("VK_FORMAT_R32G32B32A32_SFLOAT", "R32G32B32A32_SFLOAT", "float32", 4),
+        (np.int64(37), "R8G8B8A8_UNORM", "uint8", 4),
+    ],
+)
+def test_linear_images_of_other_formats(
+    application: Application, device: gi.Device, format: Any, name: str, dtype: str, channels: int
+) -> None:
+    extent: Any = np.int64(33), np.int64(5)
+    with gi.vulkan.share_image(application.vk, device, extent, format, tiling="linear") as shared:
+        view = shared.view()
+        assert (shared.format, shared.extent) == (name, (33, 5))
+        assert (tuple(view.shape), view.dtype) == ((5, 33, channels), dtype)
+        if application.vk.is_cpu:
+            strides = shared.row_pitch, channels * np.dtype(dtype).itemsize, np.dtype(dtype).itemsize
+            assert np.asarray(view).strides == strides
+        del view
 
 
 def test_exports_of_the_applications_own_objects(application: Application, device: gi.Device) -> None:
@@ -210,8 +137,6 @@ def test_exports_of_the_applications_own_objects(application: Application, devic
         host = np.zeros(4096, np.uint8)
         shared.copy_to_host(host)
         assert (host == 3).all()
-        with pytest.raises(gi.InvalidArgumentError, match="handle_type"):
-            gi.vulkan.export_memory(application.vk, shared.vk_memory, size=1, dedicated=False, handle_type=gi.D3D12Heap)
     if not gi.vulkan.capabilities(application.vk).supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
         with pytest.raises(gi.UnsupportedError):
             gi.vulkan.export_semaphore(application.vk, 1, Binary)
@@ -296,30 +221,25 @@ def test_a_handoff_keeps_both_sides_in_step(
         application.idle()
 
 
-def test_a_handoff_on_a_driver_without_semaphores_says_why(application: Application, device: gi.Device) -> None:
-    if modes(application, device):
-        pytest.skip("this driver exports semaphores")
-    with pytest.raises(gi.UnsupportedError, match="VK_KHR_external_semaphore_fd") as caught:
-        gi.vulkan.share_handoff(application.vk, device)
-    assert caught.value.capability.cell == Cell(gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
-    _, both, bridged = str(caught.value).split("\n")  # the reason that they share is told once
-    assert both.startswith("  timeline, binary: import_semaphore:timeline_fd is unsupported on")
-    assert bridged == "  bridged: works here; pass allow=('timeline', 'binary', 'bridged')."
-    with gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged")) as handoff:
-        assert handoff.mode == "bridged"
-    with pytest.raises(gi.InvalidArgumentError, match="allow"):
-        gi.vulkan.share_handoff(application.vk, device, allow=("telepathy",))
-
-
-def test_info_names_the_mode_that_the_driver_gets(application: Application, device: gi.Device) -> None:
-    def works(mode: str) -> bool:
-        with suppress(gi.UnsupportedError), gi.vulkan.share_handoff(application.vk, device, allow=(mode,)):
-            return True
-        return False
-
-    best = next(mode for mode in ("timeline", "binary", "bridged") if works(mode))
-    line = invoke("info").stdout.partition(application.vk.identity.name)[2].partition("; handoff ")[2]
-    assert re.split(r"\W", line)[0] == best
+@pytest.mark.signals_beside
+def test_wait_host_waits_for_the_release(application: Application, device: gi.Device) -> None:
+    if not device.capabilities.supports((gi.Operation.CREATE_SEMAPHORE, gi.TimelineFd)):
+        pytest.skip("the device cannot hold its own stream")
+    allow = "timeline", "binary", "bridged"
+    with (
+        gi.vulkan.share_handoff(application.vk, device, allow=allow) as handoff,
+        device.create_stream() as stream,
+        device.create_semaphore(gi.TimelineFd) as hold,
+    ):
+        handoff.submit()
+        handoff.acquire(stream)
+        hold.wait(stream, 1)
+        handoff.release(stream)
+        with pytest.raises(TimeoutError):
+            handoff.wait_host(0)
+        hold.host_signal(1)
+        handoff.wait_host(30)
+        application.idle()
 
 
 def test_a_handoff_names_the_reason_of_every_mode(
@@ -330,9 +250,12 @@ def test_a_handoff_names_the_reason_of_every_mode(
     for mode in {"timeline", "binary"} - set(possible):
         with pytest.raises(gi.UnsupportedError) as caught:
             gi.vulkan.share_handoff(application.vk, device, allow=(mode,))
-        for other in possible:
+        for other in (*possible, "bridged"):
             assert f"\n  {other}: works here; pass allow={(mode, other)}." in str(caught.value)
-        assert f"\n  bridged: works here; pass allow=('{mode}', 'bridged')." in str(caught.value)
+        assert caught.value.capability.operation is gi.Operation.IMPORT_SEMAPHORE
+    if not possible:
+        _, both, _ = str(caught.value).split("\n")  # the reason that they share is told once
+        assert both.startswith("  timeline, binary: import_semaphore:timeline_fd is unsupported on")
     monkeypatch.setattr(application.vk.physical, "has_timelines", False)
     with pytest.raises(gi.UnsupportedError, match=r"\n  bridged: wait_semaphore:timeline_fd is unsupported") as caught:
         gi.vulkan.share_handoff(application.vk, device, allow=("bridged",))
@@ -345,12 +268,13 @@ def test_a_handoff_names_the_reason_of_every_mode(
 
 
 def test_the_first_mode_that_is_allowed(application: Application, device: gi.Device) -> None:
-    """A bridge is taken where it is asked for first, and never where it is not named."""
-    with gi.vulkan.share_handoff(application.vk, device, allow=("bridged", "timeline", "binary")) as handoff:
-        assert handoff.mode == "bridged"
-    if possible := modes(application, device):
-        with gi.vulkan.share_handoff(application.vk, device, allow=("timeline", "binary", "bridged")) as handoff:
-            assert handoff.mode == possible[0]
+    """A bridge is taken where it is asked for first, and never where it is not named. ``gpuinterop info`` says so."""
+    best = [*modes(application, device), "bridged"][0]
+    for allow, mode in ((("bridged", "timeline", "binary"), "bridged"), (("timeline", "binary", "bridged"), best)):
+        with gi.vulkan.share_handoff(application.vk, device, allow=allow) as handoff:
+            assert handoff.mode == mode
+    line = invoke("info").stdout.partition(application.vk.identity.name)[2].partition("; handoff ")[2]
+    assert re.split(r"\W", line)[0] == best
 
 
 @pytest.mark.signals_beside
@@ -377,33 +301,3 @@ def test_a_bridge_of_the_callers(application: Application, device: gi.Device) ->
         gi.vulkan.share_handoff(application.vk, device, allow=("bridged",), bridge=bridge)
     with pytest.raises(gi.ArgumentTypeError, match="bridge"):
         gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=device)  # type: ignore[call-overload]
-
-
-def test_a_devices_allocation_in_vulkan(application: Application, device: gi.Device) -> None:
-    require_allocations(application, device)
-    with (
-        device.allocate(8192) as allocation,
-        gi.vulkan.import_array(application.vk, allocation.buffer.view(allocation.size)) as imported,
-    ):
-        fill(application, imported, 0x11223344)
-        host = np.zeros(allocation.size // 4, np.uint32)
-        allocation.buffer.copy_to_host(host)
-        assert (host == 0x11223344).all()
-        # And the other way: the device writes, Vulkan copies it on into a shared buffer.
-        allocation.buffer.fill(0x5A)
-        with gi.vulkan.share_buffer(application.vk, device, 8192) as shared:
-            region = application.api.VkBufferCopy(size=8192)
-
-            def record(commands: Any) -> None:
-                imported.acquire(commands)
-                application.api.vkCmdCopyBuffer(commands, imported.vk_buffer, shared.vk_buffer, 1, [region])
-                imported.release(commands)
-                shared.release(commands)
-
-            application.run(record)
-            seen = np.zeros(8192, np.uint8)
-            shared.copy_to_host(seen)
-            assert (seen == 0x5A).all()
-    imported.close()
-    with pytest.raises(gi.ResourceClosedError):
-        _ = imported.vk_buffer

@@ -105,6 +105,35 @@ class Application:
         self.api.vkDestroyInstance(self.instance, None)
 
 
+class Calls:
+    """Functions of a context's VkDevice: those that were called, in order; told to, one fails after so many."""
+
+    def __init__(self, vk: Any, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.made: list[str] = []
+        self.failing: dict[str, int] = {}
+        for name in names:
+            monkeypatch.setitem(vk.functions.__dict__, name, self._counted(name, getattr(vk.functions, name)))
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            if self.failing.get(name) == self.made.count(name):
+                return -1  # VK_ERROR_OUT_OF_HOST_MEMORY
+            self.made.append(name)
+            return real(*arguments)
+
+        return call
+
+    def level(self) -> bool:
+        """Whether what was made is destroyed."""
+        made, ends = self.made, {"Create": "Destroy", "Allocate": "Free"}
+        return all(
+            made.count(name) == made.count(name.replace(make, end))
+            for name in made
+            for make, end in ends.items()
+            if make in name
+        )
+
+
 class HeldQueue:
     """The application's queue, at work until it is let go: by hand, or at the block's end."""
 
