@@ -98,10 +98,7 @@ NOT_READY: Final = 1
 TIMEOUT: Final = 2
 
 _RESULTS: Final = {
-    0: ("VK_SUCCESS", ""),
-    1: ("VK_NOT_READY", ""),
     2: ("VK_TIMEOUT", ""),
-    5: ("VK_INCOMPLETE", ""),
     -1: ("VK_ERROR_OUT_OF_HOST_MEMORY", "the driver could not allocate host memory"),
     -2: ("VK_ERROR_OUT_OF_DEVICE_MEMORY", "the driver could not allocate device memory"),
     -3: ("VK_ERROR_INITIALIZATION_FAILED", "the driver could not be initialised"),

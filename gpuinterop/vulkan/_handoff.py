@@ -360,10 +360,8 @@ class SharedHandoff(Shared, Handoff):
                     parts.callback(part.close, timeout)
 
     def _end_use(self) -> None:
-        try:
-            self._back._end_use()
-        finally:
-            self._forth._end_use()
+        for one in {self._back, self._forth}:
+            one._end_use()
 
 
 def share_handoff(

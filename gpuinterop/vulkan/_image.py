@@ -320,9 +320,7 @@ class _ImagePlan:
         offered = [name for name, usage in _USAGES.items() if shares(usage)]
         if not offered:
             return InvalidArgumentError("format", f"expected {here}, got none; use another format.")
-        asked = [1 << bit for bit in range(self.usage.bit_length()) if self.usage >> bit & 1]
-        names = {usage: name for name, usage in _USAGES.items()}
-        failing = [names.get(usage, hex(usage)) for usage in asked if not shares(usage)]
+        failing = [name for name, usage in _USAGES.items() if self.usage & usage and name not in offered]
         return InvalidArgumentError(
             "usage",
             f"expected usages of {here}: {', '.join(offered)}; got {', '.join(failing) or 'some of these together'}; "

@@ -12,6 +12,7 @@ from gpuinterop.capabilities import Capabilities, disable
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
 from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
+from gpuinterop.vulkan._query import PhysicalDevice
 from tests.cli.invoke import invoke
 from tests.validation import descriptors
 
@@ -80,6 +81,23 @@ def test_what_a_side_cannot_is_refused(application: Application, device: gi.Devi
     for size in (0, -4):
         with pytest.raises(gi.InvalidArgumentError, match="size"):
             gi.vulkan.share_buffer(vk, device, size)
+
+
+def test_the_choice_of_memory(application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dedicated where the driver wants that; the type that has all preferred flags, else the first."""
+    monkeypatch.setattr(PhysicalDevice, "buffer_features", lambda *_: 0x1 | 0x2)  # DEDICATED_ONLY, EXPORTABLE
+    with gi.vulkan.share_buffer(application.vk, device, 4096) as shared:
+        assert shared.dedicated
+
+    def three(_: Any, found: Any) -> None:
+        found.memoryTypeCount = 3
+        for index, flags in enumerate((0, 1, 7)):
+            found.memoryTypes[index].propertyFlags = flags
+
+    functions = application.vk.instance_functions.__dict__
+    monkeypatch.setitem(functions, "vkGetPhysicalDeviceMemoryProperties", three)
+    for bits, preferred, expected in ((7, (7, 6), (2, 7)), (3, (7, 1), (1, 1)), (6, (8,), (1, 1)), (4, (1,), (2, 7))):
+        assert application.vk._memory_type(bits, *preferred) == expected
 
 
 def test_an_optimal_images_usage_is_the_arrays(application: Application) -> None:
