@@ -16,6 +16,7 @@ import mmap
 import os
 import platform
 import queue
+import struct
 import sys
 import threading
 import time
@@ -30,7 +31,6 @@ from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Sc
 from ..errors import (
     ArgumentTypeError,
     BackendUnavailableError,
-    DriverError,
     HandleError,
     InvalidArgumentError,
     PeerError,
@@ -77,79 +77,56 @@ class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
+def _timespec(seconds: float) -> _Timespec:
+    return _Timespec(int(seconds), int(seconds % 1 * 1e9))
+
+
 class _Libc:
     """The calls into libc; all of them release the GIL."""
 
     def __init__(self) -> None:
         machine = _MACHINES.get(platform.machine())
-        if sys.platform != "linux":
+        glibc = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+        if machine is None or not glibc:
             raise BackendUnavailableError(
-                f"the memfd exporter needs memfds and futexes, which {sys.platform} does not have.",
-                fix="Use it on Linux, or the Vulkan exporter here.",
-            )
-        if machine is None or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
-            raise BackendUnavailableError(
-                "the memfd exporter knows the pthread objects of glibc on x86-64 and aarch64 only.",
+                "the memfd exporter needs Linux, and glibc on x86-64 or aarch64, whose pthread objects it knows.",
                 fix="Use the Vulkan exporter here.",
             )
         self.mutex_size, self._futex_number = machine
         c = ctypes.CDLL(None, use_errno=True)
-        pointer, integer, size, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_long
-        c.mmap.argtypes, c.mmap.restype = (pointer, size, integer, integer, integer, long), pointer
-        c.munmap.argtypes = (pointer, size)
+        pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
         c.syscall.argtypes = (long, pointer, integer, ctypes.c_uint32, pointer, pointer, integer)
         c.syscall.restype = long
         for name in ("mutex_lock", "mutex_unlock", "cond_broadcast"):
             getattr(c, f"pthread_{name}").argtypes = (pointer,)
-        c.pthread_mutex_timedlock.argtypes = (pointer, pointer)
-        c.pthread_mutex_init.argtypes = c.pthread_cond_init.argtypes = (pointer, pointer)
-        self._c = c
+        for name in ("mutex_timedlock", "mutex_init", "cond_init"):
+            getattr(c, f"pthread_{name}").argtypes = (pointer, pointer)
+        self.c = c
 
-    def map(self, fd: int, size: int) -> int:
-        address = self._c.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
-        if address in (None, ctypes.c_void_p(-1).value):
-            code = ctypes.get_errno()
-            raise DriverError("mmap", code, errno.errorcode.get(code, "?"), os.strerror(code))
-        return int(address)
-
-    def unmap(self, address: int, size: int) -> None:
-        self._c.munmap(address, size)
-
-    def init_mutex(self, address: int) -> None:
+    def init(self, kind: str, address: int) -> None:
+        """Make a ``mutex`` or a ``cond`` that processes share."""
         attributes = ctypes.create_string_buffer(64)
-        self._c.pthread_mutexattr_init(attributes)
-        self._c.pthread_mutexattr_setpshared(attributes, 1)
-        self._c.pthread_mutex_init(address, attributes)
-        self._c.pthread_mutexattr_destroy(attributes)
-
-    def init_cond(self, address: int) -> None:
-        attributes = ctypes.create_string_buffer(64)
-        self._c.pthread_condattr_init(attributes)
-        self._c.pthread_condattr_setpshared(attributes, 1)
-        self._c.pthread_cond_init(address, attributes)
-        self._c.pthread_condattr_destroy(attributes)
-
-    def broadcast(self, cond: int) -> None:
-        self._c.pthread_cond_broadcast(cond)
+        getattr(self.c, f"pthread_{kind}attr_init")(attributes)
+        getattr(self.c, f"pthread_{kind}attr_setpshared")(attributes, 1)
+        getattr(self.c, f"pthread_{kind}_init")(address, attributes)
 
     @contextlib.contextmanager
     def locked(self, mutex: int) -> Iterator[None]:
         """Hold a binary semaphore's mutex."""
         until = time.time() + _LOCK_LIMIT  # timedlock counts by the wall clock
-        limit = _Timespec(int(until), int(until % 1 * 1e9))
-        if code := self._c.pthread_mutex_timedlock(mutex, ctypes.byref(limit)):
+        if code := self.c.pthread_mutex_timedlock(mutex, ctypes.byref(_timespec(until))):
             raise _no_lock("a binary semaphore", errno.errorcode.get(code, str(code)))
         try:
             yield
         finally:
-            self._c.pthread_mutex_unlock(mutex)
+            self.c.pthread_mutex_unlock(mutex)
 
     def futex_wait(self, address: int, expected: int, seconds: float) -> None:
-        limit = _Timespec(int(seconds), int(seconds % 1 * 1e9))
-        self._c.syscall(self._futex_number, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0)
+        limit = ctypes.byref(_timespec(seconds))
+        self.c.syscall(self._futex_number, address, _FUTEX_WAIT, expected, limit, None, 0)
 
     def futex_wake(self, address: int) -> None:
-        self._c.syscall(self._futex_number, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
+        self.c.syscall(self._futex_number, address, _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)
 
 
 def _no_lock(what: str, why: str) -> PeerError:
@@ -177,59 +154,43 @@ def _alone(fd: int) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _memfd(name: str, size: int) -> int:
-    """A sealed memfd."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
 class _Object:
-    """A mapped memfd, unmapped after its last use. It owns `fd` from the moment that it is made."""
+    """A mapped memfd, whose descriptor it owns; the mapping ends with its last user."""
 
-    def __init__(self, libc: _Libc, fd: int, size: int) -> None:
-        self.libc = libc
+    def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
-        self._address = libc.map(fd, size)
-        self.size = size
-        self.closed = False
-        self._users = 0
-        self._idle = threading.Condition()
+        self._mapped: mmap.mmap | None = mmap.mmap(fd, size)
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[int]:
-        """The address, valid inside the block."""
-        with self._idle:
-            if self.closed:
-                raise ResourceClosedError("the exporter's object was closed.")
-            self._users += 1
+    @classmethod
+    def make(cls, name: str, size: int) -> _Object:
+        """A new one, sealed."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            yield self._address
-        finally:
-            with self._idle:
-                self._users -= 1
-                self._idle.notify_all()
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+            return cls(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._mapped is None
+
+    def mapped(self) -> mmap.mmap:
+        """The bytes, which are there for as long as the caller keeps this."""
+        if (found := self._mapped) is None:
+            raise ResourceClosedError("the exporter's object was closed.")
+        return found
 
     def duplicate(self) -> int:
-        with self.in_use():
-            return os.dup(self.fd)
+        self.mapped()
+        return os.dup(self.fd)
 
-    def close(self) -> bool:
-        """End use; False when a user did not let go: then the mapping is left."""
-        with self._idle:
-            if self.closed:
-                return True
-            self.closed = True
-            gone = self._idle.wait_for(lambda: self._users == 0, _PATIENCE)
-        os.close(self.fd)
-        if gone:
-            self.libc.unmap(self._address, self.size)
-        return gone
+    def close(self) -> None:
+        if not self.closed:
+            self._mapped = None
+            os.close(self.fd)
 
 
 class _Pending(Submission):
@@ -285,12 +246,7 @@ class MemfdMemory(ExporterMemory):
         self._imported = handle is not None
         if handle is None:
             self.size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-            fd = _memfd("gpuinterop.exporter.memory", self.size)
-            try:
-                self.object = _Object(exporter.libc, fd, self.size)
-            except BaseException:
-                os.close(fd)
-                raise
+            self.object = _Object.make("gpuinterop.exporter.memory", self.size)
         else:
             self.size = size
 
@@ -302,7 +258,7 @@ class MemfdMemory(ExporterMemory):
                     raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
                 if os.fstat(duplicate.fd).st_size < size:
                     raise InvalidArgumentError("size", f"{size} is beyond the object.")
-                return _Object(exporter.libc, duplicate.fd, size)
+                return _Object(duplicate.fd, size)
 
             self.object = import_duplicate(handle, take, user="MemfdExporter.import_memory()")
         exporter.children.append(self)
@@ -321,13 +277,11 @@ class MemfdMemory(ExporterMemory):
 
     def write(self, offset: int, data: bytes) -> None:
         self.check(offset, len(data))
-        with self.object.in_use() as address:
-            ctypes.memmove(address + offset, data, len(data))
+        self.object.mapped()[offset : offset + len(data)] = data
 
     def read(self, offset: int, size: int) -> bytes:
         self.check(offset, size)
-        with self.object.in_use() as address:
-            return ctypes.string_at(address + offset, size)
+        return self.object.mapped()[offset : offset + size]
 
     def check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
@@ -341,6 +295,23 @@ class MemfdMemory(ExporterMemory):
         self.exporter.forget(self)
 
 
+class _Page:
+    """A semaphore's page: its fields by offset, as ctypes has them."""
+
+    def __init__(self, memory: mmap.mmap, mutex_size: int) -> None:
+        self._memory = memory
+        first = ctypes.c_char.from_buffer(memory)
+        self.address = ctypes.addressof(first)
+        del first
+        self.condition = self.address + mutex_size
+        # Binary: one reference for us, and one for descriptors under way that never come back: at 0 SwiftShader
+        # destroys the mutex, and who imports later finds a dead one.
+        self.references = ctypes.c_int32.from_address(self.condition + _COND_SIZE)
+        self.flag = ctypes.c_uint8.from_address(self.condition + _COND_SIZE + 4)
+        self.version, self.sequence = (ctypes.c_uint32.from_address(self.address + offset) for offset in (8, 12))
+        self.counter = ctypes.c_uint64.from_address(self.address + 16)
+
+
 class MemfdSemaphore(ExporterSemaphore):
     """A page in a memfd, in SwiftShader's layout (binary) or that of `gpuinterop.timeline` (timeline)."""
 
@@ -351,24 +322,19 @@ class MemfdSemaphore(ExporterSemaphore):
         self._order = threading.Lock()
         self.exporter = exporter
         self.libc = libc = exporter.libc
-        name = "gpuinterop.exporter.binary" if kind is Binary else "gpuinterop.exporter.timeline"
-        fd = _memfd(name, mmap.PAGESIZE)
-        try:
-            self.object = _Object(libc, fd, mmap.PAGESIZE)
-        except BaseException:
-            os.close(fd)
-            raise
-        with self.object.in_use() as page:
-            if kind is Binary:
-                libc.init_mutex(page)
-                libc.init_cond(page + libc.mutex_size)
-                # One for us, and one for descriptors under way that never come back: at 0 SwiftShader destroys
-                # the mutex, and who imports later finds a dead one.
-                self._references(page).value = 2
-            else:
-                ctypes.c_uint32.from_address(page + 8).value = 2  # version
-                ctypes.memmove(page, exporter._magic, 8)
+        self.object = _Object.make(f"gpuinterop.exporter.{kind.__name__.lower()}", mmap.PAGESIZE)
+        page = self._page()
+        if kind is Binary:
+            libc.init("mutex", page.address)
+            libc.init("cond", page.condition)
+            page.references.value = 2
+        else:
+            page.version.value = 2
+            self.object.mapped()[:8] = exporter._magic
         exporter.children.append(self)
+
+    def _page(self) -> _Page:
+        return _Page(self.object.mapped(), self.libc.mutex_size)
 
     def export(self) -> AnySemaphoreHandle:
         device = self.exporter.identity
@@ -379,19 +345,18 @@ class MemfdSemaphore(ExporterSemaphore):
         return TimelineFd.adopt(self.object.duplicate(), origin=origin)
 
     def signal(self, value: int = 0) -> None:
-        with self.object.in_use() as page:
-            if self.kind is Binary:
-                with self.libc.locked(page):
-                    self._flag(page).value = 1
-                    self.libc.broadcast(page + self.libc.mutex_size)
-                return
-            counter, sequence = self._counter(page), ctypes.c_uint32.from_address(page + 12)
-            with _alone(self.object.fd):
-                if value <= counter.value:
-                    raise InvalidArgumentError("value", f"the timeline stands at {counter.value}; {value} is no more.")
-                counter.value = value
-                sequence.value += 1
-            self.libc.futex_wake(page + 12)
+        page = self._page()
+        if self.kind is Binary:
+            with self.libc.locked(page.address):
+                page.flag.value = 1
+                self.libc.c.pthread_cond_broadcast(page.condition)
+            return
+        with _alone(self.object.fd):
+            if value <= page.counter.value:
+                raise InvalidArgumentError("value", f"the timeline stands at {page.counter.value}; {value} is no more.")
+            page.counter.value = value
+            page.sequence.value += 1
+        self.libc.futex_wake(page.address + 12)
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
         try:
@@ -400,68 +365,50 @@ class MemfdSemaphore(ExporterSemaphore):
             raise ResourceClosedError("the exporter's object was closed during the wait.") from None
 
     def _wait(self, value: int, deadline: float | None, cancelled: Callable[[], bool]) -> bool:
-        with self.object.in_use() as page:
-            pause = 20e-6
-            while True:
-                sequence = ctypes.c_uint32.from_address(page + 12).value  # before the value, or a wake is missed
-                if self._passed(page, value):
-                    return True
-                left = _SLICE if deadline is None else deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                if self.object.closed or cancelled():
-                    raise _Cancelled
-                if self.kind is Timeline:
-                    self.libc.futex_wait(page + 12, sequence, min(left, _SLICE))
-                    continue
-                # Looked at, not slept on: a process that is killed inside pthread_cond_timedwait leaves its mark in
-                # the condition, over which the peer's next broadcast stumbles.
-                time.sleep(min(left, pause))
-                pause = min(pause * 1.5, 1e-3)
-
-    def _passed(self, page: int, value: int) -> bool:
-        if self.kind is Timeline:
-            if self._counter(page).value < value:
+        page, pause = self._page(), 20e-6
+        while True:
+            sequence = page.sequence.value  # before the value, or a wake is missed
+            if self._passed(page, value):
+                return True
+            left = _SLICE if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 return False
-            if platform.machine() != "x86_64":  # order the data behind the counter
+            if self.object.closed or cancelled():
+                raise _Cancelled
+            if self.kind is Timeline:
+                self.libc.futex_wait(page.address + 12, sequence, min(left, _SLICE))
+                continue
+            # Looked at, not slept on: a process that is killed inside pthread_cond_timedwait leaves its mark in
+            # the condition, over which the peer's next broadcast stumbles.
+            time.sleep(min(left, pause))
+            pause = min(pause * 1.5, 1e-3)
+
+    def _passed(self, page: _Page, value: int) -> bool:
+        if self.kind is Timeline:
+            if page.counter.value < value:
+                return False
+            if platform.machine() != "x86_64":  # order the data after the counter
                 with self._order:
                     pass
             return True
-        if not self._flag(page).value:
+        if not page.flag.value:
             return False
-        with self.libc.locked(page):
-            taken = bool(self._flag(page).value)
-            self._flag(page).value = 0
+        with self.libc.locked(page.address):
+            taken = bool(page.flag.value)
+            page.flag.value = 0
         return taken
-
-    def _references(self, page: int) -> ctypes.c_int32:
-        return ctypes.c_int32.from_address(page + self.libc.mutex_size + _COND_SIZE)
-
-    def _flag(self, page: int) -> ctypes.c_uint8:
-        return ctypes.c_uint8.from_address(page + self.libc.mutex_size + _COND_SIZE + 4)
-
-    @staticmethod
-    def _counter(page: int) -> ctypes.c_uint64:
-        return ctypes.c_uint64.from_address(page + 16)
 
     def hold_lock(self) -> None:
         """Take the object's lock and keep it. For tests of what happens when a process dies inside it."""
-        with self.object.in_use() as page:
-            if self.kind is Binary:
-                self.libc._c.pthread_mutex_lock(page)
-            else:
-                self._held = _alone(self.object.fd)
-                self._held.__enter__()
+        self._held = self.libc.locked(self._page().address) if self.kind is Binary else _alone(self.object.fd)
+        self._held.__enter__()
 
     def close(self) -> None:
         self.exporter.settle(self)
         if self.kind is Binary and not self.object.closed:
-            with (
-                contextlib.suppress(PeerError),
-                self.object.in_use() as page,
-                self.libc.locked(page),
-            ):
-                self._references(page).value -= 1
+            page = self._page()
+            with contextlib.suppress(PeerError), self.libc.locked(page.address):
+                page.references.value -= 1
         self.object.close()
         self.exporter.forget(self)
 
@@ -538,14 +485,9 @@ class MemfdExporter(Exporter):
             for semaphore, value in waits:
                 semaphore._wait(value, None, pending.cancelled.is_set)
             for item in fills:
-                with item.memory.object.in_use() as address:
-                    data = (item.word & 0xFFFFFFFF).to_bytes(4, sys.byteorder) * (item.size // 4)
-                    ctypes.memmove(address + item.offset, data, item.size)
+                item.memory.write(item.offset, struct.pack("=I", item.word) * (item.size // 4))
             for memory, function, arguments in kernels:
-                with (
-                    memory.object.in_use() as address,
-                    memoryview((ctypes.c_char * memory.size).from_address(address)).cast("B") as view,
-                ):
+                with memoryview(memory.object.mapped()) as view:
                     function(view, *arguments)
             for semaphore, value in signals:
                 semaphore.signal(value)
@@ -611,28 +553,28 @@ class MemfdExporter(Exporter):
         return thing
 
 
-_MEMORY = (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER)
 _SEMAPHORES = (
     Operation.IMPORT_SEMAPHORE,
     Operation.SIGNAL_SEMAPHORE,
     Operation.WAIT_SEMAPHORE,
     Operation.WAIT_TIMEOUT,
 )
+_USABLE = frozenset(
+    (
+        Cell(Operation.IMPORT_MEMORY, OpaqueFd),
+        Cell(Operation.MAP_BUFFER, OpaqueFd),
+        Cell(Operation.EXPORT_ALLOCATION, VmmFd),
+        *(Cell(operation, kind) for operation in _SEMAPHORES for kind in (OpaqueFd, TimelineFd)),
+    )
+)
 
 
 def _capability(cell: Cell) -> Capability:
-    yes = (
-        (cell.operation in _MEMORY and cell.handle_type is OpaqueFd)
-        or (cell.operation in _SEMAPHORES and cell.handle_type in (OpaqueFd, TimelineFd))
-        or (cell.operation is Operation.EXPORT_ALLOCATION and cell.handle_type is VmmFd)
-    )
     home = "gpuinterop.exporters.memfd"
-    if cell.operation is Operation.EXPORT_ALLOCATION and yes:
-        return cell.unverified(Scope.PLATFORM, "an allocation that is a memfd is mapped.", home)
+    if cell in _USABLE:
+        return cell.unverified(Scope.PLATFORM, "the other side of it is made, or mapped, with plain memfds.", home)
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
         return cell.gap(Scope.PLATFORM, "plain memfds hold bytes: they have no images, and no tiling.", home)
-    if yes:
-        return cell.unverified(Scope.PLATFORM, "the other side of it is made with plain memfds.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)
 
 
