@@ -103,22 +103,3 @@ def test_what_is_pending_ends_with_an_abort_and_a_close(exporter: Exporter) -> N
                     assert all(submission.done(LIMIT) for submission in submissions)
                 producer.close()
                 assert all(submission.done(LIMIT) for submission in submissions)
-
-
-def test_an_exporter_that_is_closed_first(exporter: Exporter) -> None:
-    kind, exportable = semaphores(exporter)[0]
-    producer, _ = begin(exporter, kind, exportable, 2)
-    exporter.close()
-    producer.close()
-
-
-@pytest.mark.parametrize("kind", [Binary, Timeline])
-def test_semaphores_are_exported_or_refused(exporter: Exporter, kind: type) -> None:
-    if (kind, True) not in semaphores(exporter):
-        with pytest.raises(gi.UnsupportedError):
-            Producer(exporter, SMALL, kind)
-        return
-    with Producer(exporter, SMALL, kind) as producer:
-        assert producer.forth is not None
-        with producer.forth.export() as handle:
-            assert isinstance(handle, HANDLES[kind])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import subprocess
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +12,7 @@ from typing import Any
 import pytest
 
 import gpuinterop
-from gpuinterop._core.registry import GROUP
-from gpuinterop.cli import records
-from gpuinterop.cli.records import recorded_runs, verified_file
+from gpuinterop.cli.records import verified_file
 from tests.cli.invoke import invoke
 from tests.programs import printed
 
@@ -63,21 +60,6 @@ def test_the_report_goes_to_the_backends_package(commands: list[list[str]]) -> N
     assert f"--gpuinterop-report={expected}" in commands[0]
 
 
-@pytest.mark.parametrize("value", ["", "foo:bar:baz", "json.decoder:JSONDecoder", "tarfile", "this:Plugin"])
-def test_what_is_no_package_has_no_record(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    """And takes no other's away."""
-    points = [*entry_points(group=GROUP), EntryPoint("plugin", value, GROUP)]
-    monkeypatch.setattr(
-        records, "entry_points", lambda group, name=None: [one for one in points if name in (None, one.name)]
-    )
-    if value.startswith("json"):
-        assert verified_file("plugin").name == "verified.toml"
-    else:
-        with pytest.raises(gpuinterop.BackendUnavailableError, match="plugin"):
-            verified_file("plugin")
-    assert recorded_runs()["host"]
-
-
 def test_the_document_shows_what_is_recorded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[list[str]]
 ) -> None:
@@ -93,15 +75,6 @@ def test_the_document_shows_what_is_recorded(
     document.write_text("no marks\n", encoding="utf-8")
     assert "lacks the lines" in invoke(*arguments).output
     assert invoke("selftest", "--document", str(document)).exit_code == 2
-
-
-def test_without_pytest(monkeypatch: pytest.MonkeyPatch, commands: list[list[str]]) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "pytest" else found(name))
-    result = invoke("selftest", "--backend", "host")
-    assert result.exit_code == 2
-    assert "pip install 'gpuinterop[test]'" in result.output
-    assert not commands
 
 
 def test_a_wrong_backend(commands: list[list[str]]) -> None:
@@ -122,23 +95,6 @@ def test_multicast_is_a_command_of_its_own(commands: list[list[str]]) -> None:
     assert not commands
     invoke("selftest", "--backend", "host", "-k", "multicast")
     assert commands[0][-2:] == ["-k", "multicast"]
-
-
-@pytest.mark.parametrize("command", [[], ["info"], ["demo"], ["matrix"], ["selftest"], ["selftest", "multicast"]])
-def test_help(command: list[str]) -> None:
-    result = invoke(*command, "--help")
-    assert result.exit_code == 0
-    assert "usage: gpuinterop" in result.output
-
-
-def test_help_has_examples() -> None:
-    text = invoke("--help").output
-    assert "gpuinterop demo --driver lavapipe" in text
-    assert "python -m gpuinterop.testing.simulated cuda -- pytest" in text
-
-
-def test_version() -> None:
-    assert gpuinterop.__version__ in invoke("--version").output
 
 
 def test_python_m() -> None:

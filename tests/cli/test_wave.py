@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -15,11 +14,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.cli.demo import producer
 from gpuinterop.cli.demo.consumer import ArrayConsumer, CopyConsumer
-from gpuinterop.cli.demo.picture import render
 from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
 from gpuinterop.cli.demo.wave import Sync, choose_sync, run_wave
 from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter
 
 from .parties import open_party
 
@@ -122,72 +119,6 @@ def test_a_driver_without_shareable_semaphores_says_why() -> None:
         assert choose_sync(exporter, device, "bridged").reason == ""
 
 
-@pytest.mark.parametrize("mode", ["auto", "bridged"])
-def test_without_words_for_streams_there_is_no_bridge(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_party("lavapipe") as exporter:
-        device = gi.match_device(exporter.identity)
-        cells = [
-            cell.cell.gap(gi.Scope.DEVICE, "its streams wait for no words.", "test")
-            if cell.operation is gi.Operation.STREAM_MEMORY_OPS
-            else cell
-            for cell in device.capabilities.values()
-        ]
-        with pytest.raises(gi.UnsupportedError) as bridgeable:
-            choose_sync(exporter, device, "native")
-        monkeypatch.setattr(device, "capabilities", gi.Capabilities(cells, owner=device.name))
-        if mode == "bridged":
-            with pytest.raises(gi.UnsupportedError, match="wait for no words"):
-                choose_sync(exporter, device, mode)
-            # Nor is it what one is told to take instead: the table's own way around stays.
-            with pytest.raises(gi.UnsupportedError) as alone:
-                choose_sync(exporter, device, "native")
-            assert bridgeable.value.capability.workaround == "sync bridged, or auto."
-            assert (
-                alone.value.capability.workaround
-                == exporter.capabilities.of(
-                    (gi.Operation.IMPORT_SEMAPHORE, alone.value.capability.handle_type)
-                ).workaround
-            )
-            assert "bridged" not in alone.value.capability.workaround
-            return
-        sync = choose_sync(exporter, device, mode)
-        assert (sync.name, sync.kind) == ("host", None)
-        assert "VK_KHR_external_semaphore_fd" in sync.reason  # both reasons: either would do
-        assert "wait for no words" in sync.reason
-        assert run_wave(exporter, device, SMALL, 2, staging=False).sync == sync
-
-
-def test_a_party_whose_semaphores_are_out_of_reach_has_no_bridge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Exporter, "endpoint_gap", "its semaphores are kept elsewhere")
-    with open_party("lavapipe") as exporter:
-        device = gi.match_device(exporter.identity)
-        assert choose_sync(exporter, device).name == "host"
-        with pytest.raises(gi.UnsupportedError, match="kept elsewhere"):
-            choose_sync(exporter, device, "bridged")
-
-
-def test_a_field_that_is_not_the_simulation_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    # An engine that compared nothing would pass everything above.
-    with open_party("memfd") as exporter:
-        device = gi.match_device(exporter.identity)
-        monkeypatch.setattr("gpuinterop.cli.demo.wave.simulate", lambda p, frames, s: simulate(p, frames + 2, s))
-        result = run_wave(exporter, device, SMALL, 5, staging=False)
-    assert result.problem == ""
-    assert not result.correct
-
-
-@pytest.mark.parametrize("hole", [math.nan, math.inf])
-def test_a_field_with_holes_is_wrong_and_can_be_drawn(hole: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_party("memfd") as exporter:
-        device = gi.match_device(exporter.identity)
-        field = np.full((48, 64), hole, np.float32)
-        monkeypatch.setattr("gpuinterop.cli.demo.wave._Run.read", lambda self: np.stack([field, field]))
-        result = run_wave(exporter, device, SMALL, 2, staging=False)
-    assert not result.correct
-    assert result.as_dict()["max_error"] is None
-    assert render(result.field).size == (512, 384)
-
-
 class _Stream:
     """CuPy's ExternalStream, as far as the demo knows it. NumPy does not wait for streams, so entering it does."""
 
@@ -218,25 +149,3 @@ def test_what_consumers_on_a_gpu_do(name: str, consumer: str, monkeypatch: pytes
     assert result.problem == ""
     assert result.correct
     assert result.staging_ratio is not None
-
-
-@pytest.mark.parametrize(
-    ("parameters", "frames", "argument"), [(SMALL, 0, "frames"), (WaveParameters(width=8, height=64), 4, "size")]
-)
-def test_arguments(parameters: WaveParameters, frames: int, argument: str) -> None:
-    with open_party("memfd") as exporter:
-        device = gi.match_device(exporter.identity)
-        with pytest.raises(gi.InvalidArgumentError) as caught:
-            run_wave(exporter, device, parameters, frames)
-    assert caught.value.argument == argument
-
-
-@pytest.mark.parametrize("shape", [(16, 16), (64, 200), (512, 512), (700, 100)])
-def test_the_picture(shape: tuple[int, int]) -> None:
-    field = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    image = render(field)
-    assert image.mode == "RGB"
-    assert max(image.size) >= 512
-    assert image.width * shape[0] == image.height * shape[1]
-    dark = render(np.zeros(shape, np.float32))
-    assert np.asarray(dark).max() < 100

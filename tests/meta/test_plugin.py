@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gpuinterop as gi
 from gpuinterop.capabilities import Cell, VerifiedRun, read_verified
-from gpuinterop.testing import participants
-from gpuinterop.testing.report import format_runs, merge_runs, write_report
+from gpuinterop.testing.report import write_report
 
 OTHERS = """
 import sys
@@ -27,10 +24,9 @@ def test_of_somebody_else():
 IN_PLACE = "ignore:Module already imported so cannot be rewritten; _editable_impl:pytest.PytestAssertRewriteWarning"
 
 
-@pytest.mark.parametrize("chosen", ["", "nonesuch", "\x01 no name"])
-def test_other_peoples_runs(run_pytest: Callable[..., Any], chosen: str) -> None:
+def test_other_peoples_runs(run_pytest: Callable[..., Any]) -> None:
     """A run without our tests loads no backend, prints nothing of ours, and a wrong variable breaks nothing."""
-    environment = {"GPUINTEROP_BACKEND": chosen, "GPUINTEROP_DISABLE": "no such pattern"}
+    environment = {"GPUINTEROP_BACKEND": "nonesuch", "GPUINTEROP_DISABLE": "no such pattern"}
     options = ("-W", "error", "-W", IN_PLACE, "--strict-markers")
     done = run_pytest(*options, kit=False, files={"test_others.py": OTHERS}, environment=environment)
     assert done.status == 0, done.output
@@ -62,47 +58,15 @@ NO_VULKAN = {"VK_DRIVER_FILES": "/nonexistent.json", "VK_ICD_FILENAMES": "/nonex
 SELECTED, REQUIRED = ("--gpuinterop-backend=toy",), ("--gpuinterop-require=toy",)
 LACKING: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "required, and locked": (REQUIRED, {}, LOCKED, KEY),
+    "required in two processes": ((*REQUIRED, "-n2"), {}, LOCKED, KEY),
     "chosen, and locked": ((), {"GPUINTEROP_BACKEND": "toy"}, LOCKED, KEY),
     "required wrongly": (("--gpuinterop-require=tyo",), {}, TOY, "--gpuinterop-require: there is no backend 'tyo'"),
-    "selected wrongly": ((*SELECTED, "--gpuinterop-backend=tyo"), {}, TOY, "-backend: there is no backend 'tyo'"),
-    "chosen wrongly": ((), {"GPUINTEROP_BACKEND": "tyo"}, TOY, "_BACKEND: there is no backend 'tyo'"),
-    "chosen wrongly, to no effect": (
-        SELECTED,
-        {"GPUINTEROP_BACKEND": "tyo"},
-        TOY,
-        "_BACKEND: there is no backend 'tyo'",
-    ),
     "chosen, and empty": (SELECTED, {"GPUINTEROP_BACKEND": ""}, TOY, "GPUINTEROP_BACKEND: expected toy, got ''"),
-    "chosen, empty and alone": ((), {"GPUINTEROP_BACKEND": ""}, TOY, "expected the name of a backend, got ''"),
-    "chosen twice": (
-        REQUIRED,
-        {"GPUINTEROP_BACKEND": "host"},
-        TOY,
-        "GPUINTEROP_BACKEND: expected toy, got 'host'",
-    ),
-    "a variable that there is not": (
-        SELECTED,
-        {"GPUINTEROP_REQUIRE": "toy"},
-        TOY,
-        "GPUINTEROP_REQUIRE: expected GPUINTEROP_BACKEND, .*, got a variable that gpuinterop does not know",
-    ),
-    "one that is nearly the simulated drivers'": (
-        SELECTED,
-        {"GPUINTEROP_SIM_DEVICE": "2"},
-        TOY,
-        "GPUINTEROP_SIM_DEVICE: expected .*GPUINTEROP_SIM_DEVICES",
-    ),
-    "one that is nearly ours": (SELECTED, {"GPUINTEROP_EXPLORER": "1"}, TOY, "GPUINTEROP_EXPLORER: expected "),
+    "chosen twice": (REQUIRED, {"GPUINTEROP_BACKEND": "host"}, TOY, "GPUINTEROP_BACKEND: expected toy, got 'host'"),
+    "a variable that there is not": (SELECTED, {"GPUINTEROP_REQUIRE": "toy"}, TOY, "GPUINTEROP_REQUIRE: expected "),
     "disabled wrongly": (SELECTED, {"GPUINTEROP_DISABLE": "map_bufer"}, TOY, "_DISABLE: .*'map_bufer'"),
-    "disabled wrongly, to no effect": (
-        SELECTED,
-        {"GPUINTEROP_DISABLE": "map_bufer"},
-        LOCKED,
-        "_DISABLE: .*'map_bufer'",
-    ),
     "simulated wrongly": ((*SELECTED, "--gpuinterop-simulated=tyo"), {}, TOY, "-simulated: there is no backend 'tyo'"),
     "a party that cannot be": ((*SELECTED, "--gpuinterop-exporter=mefmd"), {}, TOY, "-exporter: .*got 'mefmd'"),
-    "a party's misspelt place": ((*SELECTED, "--gpuinterop-exporter=memfd@proc"), {}, TOY, "-exporter: .*@proc'"),
     "a party": (SELECTED, {"GPUINTEROP_REQUIRE_VULKAN": "1"}, TOY, "vulkan"),
     "broken": (SELECTED, {}, CRASHING, "RuntimeError.*the toy broke"),
     "mute": (SELECTED, {}, MUTE, "RuntimeError.*the toy is mute"),
@@ -124,39 +88,6 @@ def test_what_is_lacking_fails_once(run_pytest: Callable[..., Any], case: str) -
     assert re.search(reason, failures.partition("gpuinterop conformance")[0]), done.output
 
 
-def test_every_variable_of_the_simulated_drivers_is_known() -> None:
-    """Those that their sources read."""
-    home = Path(gi.__file__).parent / "testing" / "simulated"
-    sources = [file.read_text(encoding="utf-8") for file in (*home.rglob("*.c"), home / "build.py")]
-    read = set(re.findall(r"\"(GPUINTEROP_SIM_\w+)\"", "".join(sources)))
-    assert len(read) > 10
-    known = {name for name in read if name in participants._VARIABLES or participants._OTHERS.fullmatch(name)}
-    assert known == read
-
-
-def test_a_wrong_limit_names_the_variable(run_pytest: Callable[..., Any]) -> None:
-    """And what it takes; nothing runs."""
-    done = run_pytest(limit="abc")
-    assert done.status == 2
-    assert "InvalidArgumentError: GPUINTEROP_KIT_LIMIT: expected seconds" in done.output
-    assert "got 'abc'" in done.output
-    from gpuinterop.testing.suites import base  # collected by then: pytest has it rewritten
-
-    for text in ("nan", "inf", "-1", "0", "1e300", "20 s"):
-        with pytest.raises(gi.InvalidArgumentError, match=f"GPUINTEROP_KIT_LIMIT: .* got '{text}'"):
-            base._limit(text)
-    assert base._limit("0.5") == 0.5
-
-
-def test_what_is_lacking_fails_once_in_several_processes(run_pytest: Callable[..., Any]) -> None:
-    """Under pytest-xdist, in whatever order its processes take the tests."""
-    done = run_pytest("--gpuinterop-require=toy", "-n2", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
-    assert done.status == 1, done.output
-    assert done.failed == {MISSING}, done.output
-    assert done.counts["failed"] == 1
-    assert KEY in done.output
-
-
 def test_what_is_required_is_required_by_tests_without_fixtures_too(run_pytest: Callable[..., Any]) -> None:
     """They may ask for a device themselves; where a backend is only selected, they say so themselves."""
     files = {"test_mine.py": SUBCLASSED, "test_others.py": "def test_of_somebody_else(): pass"}
@@ -169,18 +100,6 @@ def test_what_is_required_is_required_by_tests_without_fixtures_too(run_pytest: 
     # A party they do not use.
     done = run_pytest(*options, kit=False, files=files, environment={**NO_VULKAN, "GPUINTEROP_REQUIRE_VULKAN": "1"})
     assert (done.status, done.counts) == (0, {"passed": 1}), done.output
-
-
-def test_the_kits_own_module_fails_as_a_subclass_does(run_pytest: Callable[..., Any]) -> None:
-    done = run_pytest("--gpuinterop-require=toy", toy=LOCKED)
-    assert (done.status, done.failed) == (1, {MISSING}), done.output
-
-
-def test_unavailable(run_pytest: Callable[..., Any]) -> None:
-    """A backend that this run only selects, and that does not work, is skipped with its reason."""
-    done = run_pytest("--gpuinterop-backend=toy", "-rs", kit=False, files={"test_mine.py": SUBCLASSED}, toy=LOCKED)
-    assert done.status == 0, done.output
-    assert f"gpuinterop: --gpuinterop-backend: the backend 'toy' is not available: {KEY}" in done.output
 
 
 SKIPS = """
@@ -220,41 +139,18 @@ def pytest_runtest_setup(item):
 """
 
 
-@pytest.mark.parametrize(
-    ("options", "environment", "required"),
-    [
-        (("--gpuinterop-backend=toy",), {}, False),
-        (("--gpuinterop-require=toy",), {}, True),
-        ((), {"GPUINTEROP_BACKEND": "toy"}, True),
-    ],
-    ids=["selected", "required", "chosen"],
-)
-def test_skips(
-    run_pytest: Callable[..., Any], options: tuple[str, ...], environment: dict[str, str], required: bool
-) -> None:
+@pytest.mark.parametrize("required", [False, True], ids=["selected", "required"])
+def test_skips(run_pytest: Callable[..., Any], required: bool) -> None:
     """A test of a user's own may skip itself. What the kit skips, and the kit's own tests, must be declared."""
     only = ("-k", "TestMine or test_bare_int", "-rsfE")
     files = {"test_skips.py": SKIPS, "conftest.py": SKIPPING_CONFTEST}
-    done = run_pytest(*options, *only, kit=False, files=files, environment=environment, toy="toybackend:ToyGpu")
+    done = run_pytest(*(REQUIRED if required else SELECTED), *only, kit=False, files=files, toy="toybackend:ToyGpu")
     assert done.status == int(required), done.output
     undeclared = {"TestMine::test_that_the_kit_skips", "TestKit::test_bare_int", "TestMarkedKit::test_bare_int"}
     assert done.failed == (undeclared if required else set())
     unexpected = 0 if required else 3
     counts = f"1 skipped as declared, {unexpected} unexpected skips, 2 skipped by themselves;"
     assert counts in done.output, done.output
-    assert "no mood for it" in done.output
-
-
-@pytest.mark.parametrize(
-    "options", [("--gpuinterop-require=toy",), ("--gpuinterop-backend=toy", "--gpuinterop-strict")]
-)
-def test_a_device_that_shares_with_nobody_fails_once(run_pytest: Callable[..., Any], options: tuple[str, ...]) -> None:
-    """A GPU without its Vulkan driver, say: one failure says so, and hundreds of tests of sharing are skipped."""
-    done = run_pytest(*options, "-k", "TestMemory", toy="toybackend:ToyGpu", seconds=100)
-    assert done.failed == {"gpuinterop::environment"}, done.output
-    assert done.counts["failed"] == 1
-    assert "toy:0: no independent party shares this device; Vulkan: " in done.output
-    assert ", 0 unexpected skips" in done.output
 
 
 KNOWN = """
@@ -304,12 +200,11 @@ def test_that_fails_as_expected():
 """
 
 
-@pytest.mark.parametrize("processes", [(), ("-n2",)], ids=["one process", "xdist"])
-def test_a_strict_run(run_pytest: Callable[..., Any], processes: tuple[str, ...]) -> None:
+def test_a_strict_run(run_pytest: Callable[..., Any]) -> None:
     """What skips itself is red, and what is declared is not."""
+    processes = ("-n2",)
     files = {"test_mine.py": ITSELF}
-    assert run_pytest(*REQUIRED, *processes, kit=False, files=files).status == 0
-    done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, kit=False)
+    done = run_pytest(*REQUIRED, "--gpuinterop-strict", *processes, kit=False, files=files)
     assert (done.status, done.counts) == (1, {"failed": 2, "skipped": 2}), done.output
     assert "--gpuinterop-strict: expected a test that runs, got a skip: no mood for it" in done.output
     files |= {f"test_module_{name}.py": "import pytest; pytest.importorskip('nonesuch')" for name in "ab"}
@@ -344,60 +239,25 @@ def test_hanging(run_pytest: Callable[..., Any]) -> None:
     assert "threading.Event().wait()" in done.output
 
 
-def test_header(run_pytest: Callable[..., Any]) -> None:
-    """The header has versions, drivers and the variables that are set."""
-    environment = {"GPUINTEROP_DISABLE": "graph_capture"}
-    done = run_pytest("--gpuinterop-backend=toy", "-k", "test_total", environment=environment)
-    assert "GPUINTEROP_DISABLE=graph_capture" in done.output
-    assert "gpuinterop device toy:0: Toy (toy 0.1)" in done.output
-    assert "Python " in done.output
-    assert "gpuinterop exporters of toy:0: " in done.output
-
-
 # -- the report ----------------------------------------------------------------------------------------------------
 
 
-def _run(device: str, date: str = "2026-01-02", platform: str = "linux", cells: tuple[str, ...] = ()) -> VerifiedRun:
-    return VerifiedRun(
-        date=date,
-        platform=platform,
-        device=device,
-        versions={"driver": '5 "final"', "a b": "\\x\n"},
-        cells=frozenset(map(Cell.parse, cells or ("map_buffer:opaque_fd", "graph_capture"))),
-    )
-
-
-def test_report_is_read_back(tmp_path: Path) -> None:
+def test_a_run_replaces_the_one_of_its_device_and_command(tmp_path: Path) -> None:
     """What is written is what is read, whatever a driver calls itself."""
-    runs = [_run('Büro "GPU" \\ 7'), _run("other", platform=sys.platform)]
-    (tmp_path / "verified.toml").write_text(format_runs(runs), encoding="utf-8")
-    assert read_verified(tmp_path / "verified.toml") == runs
 
+    def run(device: str, date: str, *cells: str) -> VerifiedRun:
+        versions = {"driver": '5 "final"', "a b": "\\x\n"}
+        found = frozenset(map(Cell.parse, cells or ("map_buffer:opaque_fd", "graph_capture")))
+        return VerifiedRun(date=date, platform="linux", device=device, versions=versions, cells=found)
 
-def test_report_replaces_the_same_device(tmp_path: Path) -> None:
-    """A fresh run replaces the one of the same platform and device, and leaves the others."""
     path = tmp_path / "verified.toml"
-    write_report(path, [_run("one"), _run("two")])
-    write_report(path, [_run("one", date="2026-03-04", cells=("stream_memory_ops",))])
-    found = {run.device: run for run in read_verified(path)}
-    assert found["one"].date == "2026-03-04"
-    assert {str(cell) for cell in found["one"].cells} == {"stream_memory_ops"}
-    assert found["two"].date == "2026-01-02"
+    other = run('Büro "GPU" \\ 7', "2026-01-02")
+    multicast = run("one", "2026-03-04", "create_multicast", "import_multicast:vmm_fd")
+    write_report(path, [other, run("one", "2026-01-02")])
+    write_report(path, [multicast])
+    write_report(path, [run("one", "2026-05-06")])
+    assert read_verified(path) == [other, multicast, run("one", "2026-05-06")]
     assert [path.name] == [entry.name for entry in tmp_path.iterdir()]
-    assert merge_runs([_run("one")], [_run("one", platform="win32")]) == [_run("one"), _run("one", platform="win32")]
-
-
-def test_report_keeps_what_another_command_has_shown(tmp_path: Path) -> None:
-    """The suites' run and that of `gpuinterop selftest multicast` replace their own kind alone."""
-    path = tmp_path / "verified.toml"
-    multicast = ("create_multicast", "import_multicast:vmm_fd")
-    suites = _run("one")
-    write_report(path, [suites])
-    write_report(path, [_run("one", cells=multicast)])
-    write_report(path, [_run("one", date="2026-03-04", cells=multicast)])
-    assert read_verified(path) == [suites, _run("one", date="2026-03-04", cells=multicast)]
-    write_report(path, [_run("one", date="2026-05-06")])
-    assert read_verified(path) == [_run("one", date="2026-03-04", cells=multicast), _run("one", date="2026-05-06")]
 
 
 MULTICAST = """
@@ -426,29 +286,6 @@ calls |= {"capabilities": capabilities, "__module__": TwoToyGpus.__module__}
 ToyMulticast = type("ToyMulticast", (TwoToyGpus, MulticastBackend), calls)
 """
 """A backend of two devices that says that it has multicast, and no simulated driver."""
-
-CLAIMS = """
-from gpuinterop import OpaqueFd, Operation
-from gpuinterop.testing import requires
-from gpuinterop.testing.suites import Suite
-
-class TestMine(Suite):
-    @requires((Operation.IMPORT_MEMORY, OpaqueFd), Operation.CREATE_MULTICAST)
-    def test_it(self, device):
-        pass
-"""
-
-
-def test_the_suites_never_claim_multicast(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """A test that passed with it on a device that is not simulated records the rest alone."""
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}")
-    files = {"test_claims.py": CLAIMS, "toymulticast.py": MULTICAST}
-    done = run_pytest(*options, kit=False, files=files, toy="toymulticast:ToyMulticast")
-    assert done.counts == {"passed": 2}, done.output
-    (run,) = read_verified(report)
-    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd"}
-
 
 NEVER = """
 from gpuinterop.testing.suites import MulticastSuite
@@ -485,19 +322,15 @@ class TestMine(Suite):
 
 
 def test_failed_cells_are_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """A cell counts as exercised when every test that claims it has passed."""
+    """A cell counts as exercised when every test that claims it has passed; a run of a part would replace the whole."""
     report = tmp_path / "verified.toml"
-    run_pytest("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", kit=False, files={"test_fails.py": FAILS})
-    assert report.exists()
-    assert read_verified(report) == []
-
-
-def test_a_part_is_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """A run of a part would replace what the whole has shown."""
-    report = tmp_path / "verified.toml"
-    done = run_pytest("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-k", "test_total")
+    options = (*SELECTED, f"--gpuinterop-report={report}")
+    done = run_pytest(*options, "-k", "test_that_passes", kit=False, files={"test_fails.py": FAILS})
     assert not report.exists()
     assert "was not written" in done.output
+    run_pytest(*options, kit=False)
+    assert report.exists()
+    assert read_verified(report) == []
 
 
 # -- pytest-xdist --------------------------------------------------------------------------------------------------

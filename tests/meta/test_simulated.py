@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import gpuinterop as gi
-from gpuinterop.capabilities import read_verified
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.handles import Binary, DeviceIdentity
@@ -75,39 +73,6 @@ def test_each_device_has_parties_of_its_own(run_pytest: Callable[..., Any]) -> N
     assert done.counts["passed"] >= 4
 
 
-MIXED = """
-from gpuinterop import OpaqueFd, Operation
-from gpuinterop.testing import requires
-from gpuinterop.testing.requirements import skip_declared
-from gpuinterop.testing.suites import Suite
-
-class TestMine(Suite):
-    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_of_all(self, harness):
-        pass
-
-    @requires((Operation.MAP_BUFFER, OpaqueFd))
-    def test_of_the_simulated(self, harness):
-        if not harness.simulated:
-            skip_declared("not for this one")
-"""
-
-
-def test_only_real_devices_are_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """Beside a real device a simulated one adds nothing: no run, no party, and no cell of a driver's."""
-    reports = tmp_path / "verified.toml", tmp_path / "exporters.toml"
-    options = (f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}")
-    chosen = ("--gpuinterop-backend=host", "--gpuinterop-backend=toy")
-    files = {"test_mixed.py": MIXED}
-    done = run_pytest(*chosen, "--gpuinterop-simulated=toy", *options, kit=False, files=files, toy=GPU)
-    assert done.status == 0, done.output
-    (run,) = read_verified(reports[0])
-    assert run.device == gi.get_backend("host").device().name
-    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd"}
-    for driver in read_verified(reports[1]):
-        assert {str(cell) for cell in driver.cells} == {"import_memory:opaque_fd"}
-
-
 @pytest.mark.parametrize("process", [False, True], ids=["here", "process"])
 @pytest.mark.parametrize("name", ["memfd", "vulkan"])
 def test_what_is_said_of_the_origin(name: str, process: bool) -> None:
@@ -127,30 +92,3 @@ def test_what_is_said_of_the_origin(name: str, process: bool) -> None:
                     assert not handle.origin.device.is_cpu
     with open_exporter(name, process=process, **options) as exporter:
         assert exporter.identity.is_cpu
-
-
-TWINS = """
-from gpuinterop import OpaqueFd, Operation
-from gpuinterop.testing import requires
-from gpuinterop.testing.suites import Suite
-
-class TestMine(Suite):
-    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_of_both(self, device):
-        pass
-
-    @requires((Operation.MAP_BUFFER, OpaqueFd))
-    def test_of_one(self, device):
-        assert device.ordinal == 0
-"""
-
-
-def test_twins_are_one_run(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """Two real GPUs of one name are reported once, with what has failed on neither."""
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}")
-    done = run_pytest(*options, kit=False, files={"test_twins.py": TWINS}, toy="toybackend:TwoToyGpus")
-    assert done.counts == {"passed": 3, "failed": 1}
-    (run,) = read_verified(report)
-    assert run.device == "Toy GPU"
-    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tomllib
 from collections.abc import Callable
@@ -44,15 +43,6 @@ def test_the_example_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> N
         "signal_semaphore:timeline_fd",
         "wait_semaphore:timeline_fd",
     }
-
-
-def test_the_tree_in_the_manual() -> None:
-    """It names the example's files, and no others."""
-    manual = (EXAMPLE.parents[1] / "backends" / "writing.md").read_text()
-    tree = manual[manual.index("docs/examples/backend/") :].partition("```")[0]
-    named = re.findall(r"^ +([\w.]+\.\w+)", tree, re.MULTILINE)
-    there = [path.name for path in EXAMPLE.rglob("*.*") if path.suffix in (".py", ".toml")]
-    assert sorted(named) == sorted(there)
 
 
 def test_the_example_keeps_the_rules_of_our_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
