@@ -168,15 +168,6 @@ class AllocationSuite(Suite):
 
         leaves_nothing(round_trip)
 
-    @requires(EXPORT)
-    @pytest.mark.parametrize("size", [1, 4096, 4097, 1 << 20])
-    def test_sizes(self, device: Device, size: int) -> None:
-        """Any size is rounded up to what the device can do, and all of it is usable."""
-        with device.allocate(size) as allocation:
-            assert allocation.size >= size
-            allocation.buffer.fill(0x3E)
-            assert read(allocation.buffer, allocation.size - 1, 1) == b"\x3e"
-
     # -- several devices ---------------------------------------------------------------------------------------------
 
     @requires(EXPORT)

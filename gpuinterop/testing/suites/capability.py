@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
 from typing import Any
 
 import pytest
@@ -26,20 +23,6 @@ from ...sharing.attachment import device_for
 from ...sharing.descriptor import Contents, Region
 from ...sharing.origin import check_block
 from .base import NotToBeCalled, Suite, same_file
-
-_DISABLED = textwrap.dedent(
-    """
-    import json, os, sys, gpuinterop as gi
-    device = gi.get_backend(sys.argv[1]).device(int(sys.argv[2]))
-    states = {str(gi.Cell(*key)): found.support.value for key, found in device.capabilities.items()}
-    try:
-        device.create_semaphore(gi.TimelineFd)
-        raised = None
-    except gi.UnsupportedError as error:
-        raised = str(error)
-    print(json.dumps({"states": states, "raised": raised}))
-    """
-)
 
 
 class BackendSuite(Suite):
@@ -89,26 +72,6 @@ class CapabilitySuite(Suite):
                 assert len(found.reason) > 10, found
                 assert found.reference, found
 
-    def test_a_pair_without_meaning_is_a_gap(self, device: Device) -> None:
-        """A pair outside `DOMAIN` is a gap with a reason, never a `KeyError`."""
-        for operation in Operation:
-            found = device.capabilities.of((operation, _Meaningless))
-            assert not found
-            assert found.reason
-
-    def test_missing_and_require(self, device: Device) -> None:
-        """`missing`, `supports` and `require` agree on every cell."""
-        table = device.capabilities
-        for key, found in table.items():
-            assert table.missing(key) == ([] if found.usable else [found])
-            assert table.supports(key) is found.usable
-            if found.usable:
-                table.require(key)
-            else:
-                with pytest.raises(UnsupportedError) as caught:
-                    table.require(key)
-                assert caught.value.capability is found
-
     def test_gap_is_refused(self, device: Device, gap: Cell, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
         """A declared gap raises `UnsupportedError` that carries it: no driver called, nothing consumed."""
         forbidden = NotToBeCalled(device.driver, nothing=("prepare", "semaphore_pointer"))
@@ -129,35 +92,6 @@ class CapabilitySuite(Suite):
             if before is not None and attempt.fd is not None:
                 assert same_file(attempt.fd, before), "the caller's descriptor was touched"
             attempt.close()
-
-    def test_disabled_cells_are_gaps(self, device: Device) -> None:
-        """What ``GPUINTEROP_DISABLE`` turns off is DISABLED, refused, and nothing else changes."""
-        import json
-
-        before = os.environ.get("GPUINTEROP_DISABLE", "")
-        environment = {**os.environ, "GPUINTEROP_DISABLE": f"{before},create_semaphore,*:opaque_fd"}
-        done = subprocess.run(
-            [sys.executable, "-c", _DISABLED, device.backend, str(device.ordinal)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        answer = json.loads(done.stdout)
-        assert answer["raised"]
-        for key, found in device.capabilities.items():
-            cell = Cell(*key)
-            off = cell.operation is Operation.CREATE_SEMAPHORE or str(cell).endswith(":opaque_fd")
-            wanted = Support.DISABLED if off and found.usable else found.support
-            assert answer["states"][str(cell)] == wanted.value, cell
-
-
-class _Meaningless(Handle):
-    """A handle type that no operation knows."""
-
-    type_name = "meaningless"
 
 
 class _Attempt:

@@ -10,7 +10,7 @@ import pytest
 
 from ...capabilities import Operation
 from ...errors import GpuInteropError
-from ...handles import Binary, Timeline
+from ...handles import Timeline
 from ..requirements import requires
 from .base import GRACE, KINDS, LIMIT, Harness, Suite, args, held, raises
 from .semaphores import IMPORT, MEMORY, SIGNAL, TIMELINE, WAIT
@@ -214,17 +214,3 @@ class GraphSuite(Suite):
         buffer.fill(8, size=64, stream=stream)
         stream.synchronize(LIMIT)
         assert memory.read(0, 64) == b"\x08" * 64
-
-    @requires(CAPTURE, IMPORT, SIGNAL)
-    @pytest.mark.parametrize("kind", [Binary], ids=["binary"])
-    def test_round_after_round_leaves_nothing(self, harness: Harness, kind: type) -> None:
-        """Capture, launch and close, again and again."""
-        theirs, ours = harness.semaphore(kind)
-        stream = harness.stream()
-        for _ in range(10):
-            with stream.capture() as graph:
-                ours.signal(stream)
-            graph.launch(stream)
-            assert theirs.wait(timeout=LIMIT)
-            stream.synchronize(LIMIT)
-            graph.close(timeout=LIMIT)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-from ..._core.memory import Buffer
 from ...capabilities import Operation
-from ...errors import ArgumentTypeError, HandleError, InvalidArgumentError
+from ...errors import ArgumentTypeError, InvalidArgumentError
 from ...handles import OpaqueFd
 from ..requirements import requires
-from .base import LIMIT, Harness, Suite, differ, fds, leaves_nothing, pattern, raises, read, write
+from .base import LIMIT, Harness, Suite, differ, leaves_nothing, pattern, raises, read, write
 from .libraries import libraries, read_capsule, read_interface
 
 PAGE = 4096
@@ -47,18 +45,6 @@ class MemorySuite(Suite):
         ours.fill(0)
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
-    def test_copies_at_offsets(self, harness: Harness) -> None:
-        """Copies touch exactly their range, at any offset and length."""
-        theirs, ours = harness.buffer(2 * PAGE)
-        theirs.write(0, bytes(theirs.size))
-        expected = bytearray(theirs.size)
-        for offset, size in ((0, 1), (1, 2), (13, 1021), (PAGE - 1, 2), (2 * PAGE - 3, 3)):
-            data = pattern(size, offset)
-            write(ours, data, offset)
-            expected[offset : offset + size] = data
-            assert read(ours, offset, size) == data
-        assert theirs.read(0, theirs.size) == bytes(expected)
-
     def test_asynchronous_copies(self, harness: Harness) -> None:
         """Copies on a stream happen in its order; the caller's arrays may be dropped at once."""
         theirs, ours = harness.buffer(1 << 20)
@@ -69,18 +55,6 @@ class MemorySuite(Suite):
         ours.copy_to_host(target, stream=stream)
         stream.synchronize(LIMIT)
         assert target.tobytes() == pattern(1 << 20, 7) == theirs.read(0, 1 << 20)
-
-    @pytest.mark.parametrize(("offset", "size"), [(0, PAGE), (PAGE, PAGE), (2 * PAGE, 2 * PAGE), (PAGE, 3 * PAGE)])
-    def test_map_at_offset(self, harness: Harness, offset: int, size: int) -> None:
-        """A mapping begins at its offset and has its size."""
-        theirs, memory = harness.memory(4 * PAGE)
-        data = pattern(theirs.size, 3)
-        theirs.write(0, data)
-        with memory.map_buffer(offset, size) as ours:
-            assert (ours.offset, ours.size) == (offset, size)
-            assert read(ours) == data[offset : offset + size]
-            ours.fill(0x3C, offset=8, size=8)
-        assert theirs.read(offset + 7, 10) == data[offset + 7 : offset + 8] + b"\x3c" * 8 + data[offset + 16 :][:1]
 
     def test_two_mappings(self, harness: Harness) -> None:
         """Ranges that do not overlap are mapped side by side; closing one leaves the other."""
@@ -139,17 +113,6 @@ class MemorySuite(Suite):
         ):
             here.fill(0x11)
             assert read(there, 0, 8) == b"\x11" * 8 == theirs.read(0, 8)
-
-    def test_import_consumes(self, harness: Harness) -> None:
-        """A successful import consumes the handle; using it again says by whom, and what to do."""
-        theirs = harness.export(PAGE)
-        handle = theirs.export()
-        with harness.device.import_memory(handle, size=theirs.size) as memory:
-            assert handle.closed
-            assert memory.size == theirs.size
-            assert memory.handle_type is OpaqueFd
-            error = raises(HandleError, lambda: harness.device.import_memory(handle, size=theirs.size))
-            assert "duplicate" in str(error)
 
     def test_dedicated_is_taken_from_the_origin(self, harness: Harness) -> None:
         """Whether the allocation is a dedicated one comes with the handle; a contradiction is refused."""
@@ -288,19 +251,3 @@ class MemorySuite(Suite):
                 memory.close(timeout=LIMIT)
 
         leaves_nothing(round_trip, rounds=12)
-
-    def test_failed_import_leaves_nothing(self, harness: Harness) -> None:
-        """An import that is refused leaves the handle the caller's, and no descriptor behind."""
-        theirs = harness.export(PAGE)
-        with theirs.export() as handle:
-            before = fds()
-            for _ in range(5):
-                raises(
-                    InvalidArgumentError,
-                    lambda: harness.device.import_memory(handle, size=theirs.size * 1000),
-                    argument="size",
-                )
-            assert fds() == before
-            assert not handle.closed
-            with harness.device.import_memory(handle, size=theirs.size) as memory, memory.map_buffer() as ours:
-                assert isinstance(ours, Buffer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
@@ -19,7 +18,6 @@ from ...capabilities import Operation
 from ...errors import (
     GpuInteropError,
     InvalidArgumentError,
-    ResourceBusyError,
     ResourceClosedError,
     SemaphoreTimeoutError,
     UnsupportedError,
@@ -184,19 +182,6 @@ class SemaphoreSuite(Suite):
         assert back_theirs.wait(60, timeout=LIMIT)
 
     @KINDS
-    @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
-    def test_signal_comes_after_the_work(self, harness: Harness, kind: type) -> None:
-        """What a stream did before its signal is there for who has waited for it."""
-        memory, buffer = harness.buffer(1 << 22)
-        theirs, ours = harness.semaphore(kind)
-        stream = harness.stream()
-        for value in range(1, 6):
-            buffer.fill(value, stream=stream)
-            ours.signal(stream, *args(kind, value))
-            assert theirs.wait(value, timeout=LIMIT)
-            assert memory.read((1 << 22) - 64, 64) == bytes([value]) * 64
-
-    @KINDS
     @requires(IMPORT, WAIT, SIGNAL)
     def test_batch(self, harness: Harness, kind: type) -> None:
         """A batch waits for all of its semaphores, and signals all of them."""
@@ -340,30 +325,6 @@ class SemaphoreSuite(Suite):
 
         leaves_nothing(round_trip)
 
-    @KINDS
-    @requires(IMPORT, SIGNAL)
-    def test_wrong_value_is_refused(self, harness: Harness, kind: type) -> None:
-        """A value for a binary semaphore, none for a timeline, and a timeline that does not grow are refused."""
-        theirs, ours = harness.semaphore(kind)
-        stream = harness.stream()
-        if kind is Binary:
-            raises(GpuInteropError, lambda: ours.signal(stream, 1), argument="value")
-            raises(GpuInteropError, lambda: ours.wait(stream, 0), argument="value")
-            ours.signal(stream)
-            assert theirs.wait(timeout=LIMIT)
-            return
-        raises(GpuInteropError, lambda: ours.signal(stream), argument="value")
-        raises(GpuInteropError, lambda: ours.wait(stream), argument="value")
-        raises(GpuInteropError, lambda: ours.signal(stream, -1), argument="value")
-        raises(GpuInteropError, lambda: ours.signal(stream, 1 << 64), argument="value")
-        ours.signal(stream, 5)
-        for value in (5, 4, 0):
-            raises(GpuInteropError, lambda value=value: ours.signal(stream, value), argument="value")
-        ours.signal(stream, 6)
-        stream.synchronize(LIMIT)
-        assert theirs.wait(6, timeout=LIMIT)
-        assert not theirs.wait(7, timeout=GRACE)
-
 
 CREATE = (Operation.CREATE_SEMAPHORE, KIND)
 
@@ -476,15 +437,12 @@ class CreatedSemaphoreSuite(Suite):
     @requires(CREATE)
     def test_values(self, stream: Any, kind: type, made: Any) -> None:
         """Wrong values are refused, on a stream and off it, and change nothing; all are taken up to 2**63 - 1."""
-        if kind is Binary:
-            for call in (made.signal, made.wait):
-                raises(GpuInteropError, lambda call=call: call(stream, 1), argument="value")
-            raises(GpuInteropError, lambda: made.host_signal(1), argument="value")
-            raises(SemaphoreTimeoutError, lambda: made.host_wait(timeout=0.0))
-            return
-        for value in (None, -1, 1 << 64):
+        for value in (1,) if kind is Binary else (None, -1, 1 << 64):
             for call in (lambda v: made.signal(stream, v), lambda v: made.wait(stream, v), made.host_signal):
                 raises(GpuInteropError, lambda call=call, value=value: call(value), argument="value")
+        if kind is Binary:
+            raises(SemaphoreTimeoutError, lambda: made.host_wait(timeout=0.0))
+            return
         large = 2**63 - 1
         made.signal(stream, 5)
         made.host_wait(5, timeout=LIMIT)
@@ -516,32 +474,6 @@ class CreatedSemaphoreSuite(Suite):
         batch.signal(stream, None if kind is Binary else (3, 4))
         made.host_wait(*args(kind, 3), timeout=LIMIT)
         second.host_wait(*args(kind, 4), timeout=LIMIT)
-
-    @KINDS
-    @requires(CREATE, *MEMORY)
-    def test_signal_comes_after_the_work(self, harness: Harness, kind: type, made: Any) -> None:
-        """What a stream did before its signal is there for who has waited for it."""
-        memory, buffer = harness.buffer(1 << 22)
-        stream = harness.stream()
-        for value in range(1, 6):
-            buffer.fill(value, stream=stream)
-            made.signal(stream, *args(kind, value))
-            made.host_wait(*args(kind, value), timeout=LIMIT)
-            assert memory.read((1 << 22) - 64, 64) == bytes([value]) * 64
-        stream.synchronize(LIMIT)
-
-    @KINDS
-    @requires(CREATE)
-    def test_across_processes(self, stream: Any, kind: type, made: Any, peer: BackendPeer) -> None:
-        """Another process imports it and is ordered by it, both ways."""
-        peer.import_semaphore(made.export())
-        made.wait(stream, *args(kind, 1))
-        assert held(stream)
-        peer.signal(1)
-        stream.synchronize(LIMIT)
-        assert not peer.wait(2, timeout=0.0)
-        made.signal(stream, *args(kind, 2))
-        assert peer.wait(2, timeout=LIMIT)
 
     @KINDS
     @requires(CREATE)
@@ -659,23 +591,6 @@ class CreatedSemaphoreSuite(Suite):
         other.host_signal(*args(kind, 3))
         assert becomes_idle(stream)
         stream.synchronize(LIMIT)
-
-    @KINDS
-    @requires(CREATE)
-    def test_close_with_timeout(self, device: Device, scope: Any, kind: type) -> None:
-        """`close(timeout)` gives a pending wait that long, and says that it is pending still."""
-        made: Any = device.create_semaphore(HANDLE_TYPES[kind])
-        other: Any = scope.enter_context(device.import_semaphore(made.export()))
-        stream = device.create_stream()
-        try:
-            made.wait(stream, *args(kind, 3))
-            raises(ResourceBusyError, lambda: made.close(timeout=GRACE))
-            other.host_signal(*args(kind, 3))
-            with contextlib.suppress(ResourceClosedError):  # where the driver could cancel the wait, the stream failed
-                stream.synchronize(LIMIT)
-            made.close(timeout=LIMIT)
-        finally:
-            stream.close()
 
     @KINDS
     @requires(CREATE)

@@ -21,7 +21,7 @@ import pytest
 
 from ..._core.device import Device
 from ..._core.stream import Stream
-from ..._core.stream_memory import PinnedWords, stream_words
+from ..._core.stream_memory import stream_words
 from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import OpaqueFd
@@ -277,26 +277,3 @@ class StreamWordsSuite(Suite):
         finally:
             if fd >= 0:
                 os.close(fd)
-
-    def test_pinned_words(self, device: Device, streams: list[Stream], scope: ExitStack) -> None:
-        """`PinnedWords`: each word is its own, seen by stream and CPU."""
-        words = PinnedWords(device)
-        scope.callback(words.close)
-        stream = streams[0]
-        used = (0, 1, words.COUNT - 1)
-        try:
-            for index in used:
-                assert words.load(index) == 0
-                words.wait(stream._known_as(), index, 5 + index)
-            words.write(stream._known_as(), 2, 9)
-            for index in used:
-                assert held(stream)
-                words.store(index, 5 + index)
-            assert becomes_idle(stream)
-            assert words.load(2) == 9
-            assert [words.load(index) for index in used] == [5 + index for index in used]
-            assert words.load(3) == 0
-        finally:
-            for index in used:
-                words.store(index, MAX)
-            stream.synchronize(LIMIT)

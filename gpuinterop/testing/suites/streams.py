@@ -71,11 +71,6 @@ class StreamSuite(Suite):
         raises(ResourceClosedError, lambda: other.wait_stream(stream))
         other.close(timeout=LIMIT)
 
-    def test_synchronize_checks_its_timeout(self, stream: Stream) -> None:
-        """A time-out is seconds, 0 or more."""
-        raises(InvalidArgumentError, lambda: stream.synchronize(-1), argument="timeout")
-        raises(InvalidArgumentError, lambda: stream.synchronize(float("nan")), argument="timeout")
-
     def test_device_synchronize(self, device: Device, stream: Stream) -> None:
         """`Device.synchronize` returns with every stream idle."""
         stream.record()
@@ -178,43 +173,27 @@ class StreamWorkSuite(Suite):
                 assert library.bytes_of(make(ours.view(1 << 22))) == b"\x08" * (1 << 22)
 
     def test_consumers_stream_is_ordered(self, harness: Harness) -> None:
-        """The stream that a DLPack consumer names waits for the buffer's streams; with -1 it does not."""
+        """The stream that a DLPack consumer names waits for every stream that used the buffer; with -1 for none."""
         theirs, ours = harness.buffer()
         if harness.device.info.dlpack[0] == 1:
             skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
-        gate, stream, consumer, free = Gate(harness), harness.stream(), harness.stream(), harness.stream()
-        ours.fill(1)
-        gate.block(stream)
-        ours.fill(2, stream=stream)
-        view = ours.view(ours.size)
-        assert view.__cuda_array_interface__["stream"] == stream.ptr
-        capsules = view.__dlpack__(stream=consumer.ptr), view.__dlpack__(stream=-1)
-        assert held(consumer), "the consumer's stream does not wait for the buffer's"
-        assert becomes_idle(free)
-        assert theirs.read(0, 1) == b"\x01"
-        gate.open()
-        consumer.synchronize(LIMIT)
-        assert theirs.read(0, ours.size) == b"\x02" * ours.size
-        stream.synchronize(LIMIT)
-        del capsules
-
-    def test_consumers_stream_is_behind_all(self, harness: Harness) -> None:
-        """The consumer's stream waits for every stream that used the buffer, not for the latest alone."""
-        theirs, ours = harness.buffer()
-        if harness.device.info.dlpack[0] == 1:
-            skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
-        gate, first, second, consumer = Gate(harness), harness.stream(), harness.stream(), harness.stream()
+        gate, first, second = Gate(harness), harness.stream(), harness.stream()
+        consumer, free = harness.stream(), harness.stream()
         ours.fill(1)
         gate.block(first)
         ours.fill(2, size=16, stream=first)
         ours.fill(3, offset=16, size=16, stream=second)
-        capsule = ours.view(ours.size).__dlpack__(stream=consumer.ptr)
+        view = ours.view(ours.size)
+        assert view.__cuda_array_interface__["stream"] in (first.ptr, second.ptr)
+        capsules = view.__dlpack__(stream=consumer.ptr), view.__dlpack__(stream=-1)
         assert held(consumer), "the consumer's stream does not wait for the first"
+        assert becomes_idle(free)
+        assert theirs.read(0, 1) == b"\x01"
         gate.open()
         consumer.synchronize(LIMIT)
         assert theirs.read(0, 32) == b"\x02" * 16 + b"\x03" * 16
         first.synchronize(LIMIT)
-        del capsule
+        del capsules
 
     def test_streams_of_another_kind_are_refused(self, harness: Harness) -> None:
         """A bare pointer is refused: it has to be wrapped."""
