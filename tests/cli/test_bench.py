@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +11,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop import system
-from gpuinterop.cli.bench import calls, clock, command, frames, page, processes, rig
+from gpuinterop.cli.bench import calls, clock, command, frames, page, rig
 from gpuinterop.exporters.vulkan import list_drivers
 from tests.programs import python
 
@@ -161,13 +157,13 @@ def test_frames_do_their_work(
 
 def test_what_the_device_cannot_do_is_left_out_with_the_reason() -> None:
     """A process of its own: a device keeps the table that it begins with."""
-    names = ["signal and wait", "views", "wakes between two processes"]
+    names = ["signal and wait", "views", "threads"]
     words = [part for name in names for part in ("--only", name)]
     command = ("-W", "error", "-m", "gpuinterop", "bench", "--backend", "host", "--quick", "--json", *words)
     done = python(*command, GPUINTEROP_DISABLE="*_semaphore:timeline_fd")
     assert (done.returncode, done.stderr) == (0, "")
     figures = {one["name"]: one for one in json.loads(done.stdout)["figures"]}
-    assert list(figures) == [names[0], "view + np.from_dlpack", names[2]]
+    assert list(figures) == [names[0], names[2], "view + np.from_dlpack"]
     for name in (names[0], names[2]):
         assert "semaphore TimelineFd: turned off by GPUINTEROP_DISABLE" in figures[name]["problem"]
 
@@ -214,53 +210,6 @@ def test_a_file_that_is_not_a_run_is_refused(text: str, tmp_path: Path) -> None:
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"expected what gpuinterop bench --json has printed, got {file}" in done.stderr
     assert written.read_text() == before
-
-
-# -- two processes -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memfds and futexes are Linux's")
-def test_two_processes_exchange_every_value(host: rig.Bench) -> None:
-    """By each means: what lies in the memory that both share is the last value, there and back."""
-    shared = os.memfd_create("page")
-    os.ftruncate(shared, system.PAGE)
-    try:
-        with processes.players(host, shared) as (game, means):
-            assert list(means) == ["gpuinterop", processes.PTHREAD, processes.FUTEX]
-            for count, (name, (there, back)) in enumerate(means.items(), 5):
-                game.play(name, there, back, count)
-                assert game.play_late(name, there, back) > 0
-            ours: Any = means["gpuinterop"]
-            for one in ours:
-                with one._semaphore.export() as handle:
-                    assert struct.unpack("=Q", os.pread(handle.fd, 8, 16)) == (6,)
-        assert [struct.unpack("=Q", os.pread(shared, 8, place))[0] for place in (0, 128)] == [7, 7]
-        assert [struct.unpack("=I", os.pread(shared, 4, place))[0] for place in (256, 384)] == [8, 8]
-    finally:
-        os.close(shared)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memfds and futexes are Linux's")
-def test_a_process_that_is_gone_is_told(host: rig.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not answer, neither at the beginning of a set nor within one."""
-    monkeypatch.setattr(processes, "PATIENCE_S", 1)
-    with processes.players(host) as (game, means):
-        game.peer.kill()
-        game.peer.wait(20)
-        for name, (there, back) in means.items():
-            with pytest.raises(gi.PeerError, match="expected the other process to say 'go', got ''"):
-                game.play(name, there, back, 1)
-            with pytest.raises((gi.PeerError, gi.SemaphoreTimeoutError)):
-                back.wait(1)
-            there.signal(1)
-            there.wait(1)
-
-
-def test_wakes() -> None:
-    found = parsed("--only", "wakes")["figures"]
-    assert list(found) == ["a wake in another process, at once", "a wake in another process, which sleeps"]
-    for figure in found.values():
-        assert contenders(figure) == ["gpuinterop", processes.PTHREAD, processes.FUTEX]
 
 
 # -- the clock -----------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ ALWAYS = {
     "wait, timeline of our own": ["gpuinterop", "by hand"],
     "import + map + close": ["gpuinterop", "by hand"],
     "import + map + close, among 256 streams and 1,000 objects": ["gpuinterop", "gpuinterop, alone", "by hand"],
-    "a wake in another process, at once": ["gpuinterop", "a pthread mutex and condition", "a futex"],
-    "a wake in another process, which sleeps": ["gpuinterop", "a pthread mutex and condition", "a futex"],
     "import gpuinterop": ["gpuinterop", "import numpy"],
 }
 REUSED, ANEW = "by hand, reused structs", "by hand, new structs"

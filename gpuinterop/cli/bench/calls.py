@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +14,7 @@ from ..._core.semaphore import SemaphoreBatch
 from ...capabilities import Operation
 from ...errors import DriverError
 from ...handles import FdHandle, HandleOrigin, OpaqueFd, OriginKind, Timeline, TimelineFd
-from .clock import OURS, Contender, Figure, Values, calls_of, in_turns
+from .clock import OURS, Contender, Figure, Spread, Values, calls_of, in_turns
 from .floor import Compute, Memory
 
 if TYPE_CHECKING:
@@ -262,6 +264,18 @@ def views(bench: Bench) -> Iterator[Figure]:
         yield Figure(name, "array", in_turns(contenders, calls=20, rounds=bench.rounds(300)))
 
 
+def package(bench: Bench) -> Iterator[Figure]:
+    """How long ``import gpuinterop`` takes in a new process, beside ``import numpy``."""
+    program = "import time; began = time.perf_counter_ns(); import {}; print(time.perf_counter_ns() - began)"
+    times: dict[str, list[float]] = {"gpuinterop": [], "numpy": []}
+    for _ in range(bench.rounds(20)):
+        for name, found in times.items():
+            command = [sys.executable, "-c", program.format(name)]
+            found.append(int(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) / 1000)
+    spreads = {OURS: Spread.of(times["gpuinterop"]), "import numpy": Spread.of(times["numpy"])}
+    yield Figure("import gpuinterop", "import", spreads)
+
+
 PARTS: Final = {
     "signal and wait": semaphores,
     "batches": batch,
@@ -269,5 +283,6 @@ PARTS: Final = {
     "threads": threads,
     "import + map + close": imports,
     "views": views,
+    "import of the package": package,
 }
 """Functions that measure the figures."""

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from ... import __version__
 from ...errors import DeviceNotFoundError, InvalidArgumentError, UnsupportedError
 from ..console import cell_name, note, progress, say
-from . import calls, frames, processes
+from . import calls, frames
 from .clock import OURS, Figure, Spread
 from .page import rewrite
 from .rig import Bench
@@ -25,7 +25,7 @@ __all__ = ["add_arguments", "command"]
 FORMAT: Final = 1
 _NAME: Final = 29
 Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Figure]]]
-_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **processes.PARTS}
+_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def command(given: argparse.Namespace) -> int:
 
     Each figure stands beside its yardsticks, which are measured in turns with it: the same calls by the vendor's
     binding alone, with structs that are made once or anew; vkQueueSubmit alone; the same in C, where there is a
-    compiler; a mutex, a condition and a futex between processes; copies through the host. A ratio below 1 is less than
+    compiler; copies through the host. A ratio below 1 is less than
     the yardstick. What the device cannot do is left out, with the reason. Without a GPU it measures the host backend,
     over a software Vulkan driver if there is one.
 

@@ -31,7 +31,7 @@ from .consumer import Consumer, open_consumer
 from .producer import Producer
 from .simulation import Field, Sources, WaveParameters, simulate
 
-__all__ = ["Hold", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
+__all__ = ["Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
 TOLERANCE = 1e-4
 """The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by flushed denormals."""
@@ -52,18 +52,6 @@ class Sabotage(Enum):
     CONSUMER_WAIT = "consumer_wait"
     CONSUMER_SIGNAL = "consumer_signal"
     EXPORTER_WAIT = "exporter_wait"
-
-
-class Hold(Enum):
-    """Who is held back in each frame, so that a missing wait shows every time instead of sometimes."""
-
-    PRODUCER = "producer"
-    """The exporter's frame is submitted when the consumer has done its own, or `patience` is over."""
-    CONSUMER = "consumer"
-    """The consumer, admitted to frame k, works when the exporter has done frame k + 1, or `patience` is over."""
-
-
-_HOLDS = {Sabotage.CONSUMER_WAIT: Hold.PRODUCER, Sabotage.EXPORTER_WAIT: Hold.CONSUMER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +224,6 @@ def run_wave(
     staging: bool = True,
     tick: Callable[[int, int], object] | None = None,
     sabotage: Sabotage | None = None,
-    hold: Hold | None = None,
-    patience: float = 0.02,
 ) -> WaveRun:
     """Run the wave and check it.
 
@@ -260,12 +246,8 @@ def run_wave(
     tick : callable, optional
         Called after each frame, with how many are done, of how many.
     sabotage : Sabotage, optional
-        Take this out, and hold the other side so that it shows.
-    hold : Hold, optional
-        Hold as a sabotage does, with nothing taken out: the control.
-    patience : float
-        Seconds that a hold of the control lasts, since what it waits for comes only afterwards. One of a sabotage
-        ends when the other side is done.
+        Take this out. Where it is a wait, the other side is held back in each frame until the side without the wait
+        is done, so that it shows every time instead of sometimes.
 
     Raises
     ------
@@ -276,12 +258,12 @@ def run_wave(
     """
     _check(parameters, frames)
     chosen = choose_sync(exporter, device) if sync is None else sync
-    if chosen.name == "host" and (sabotage or hold):
+    if chosen.name == "host" and sabotage:
         raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
     with ExitStack() as cleanup:
         exportable = chosen.name != "bridged"
         producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
-        run = _Run(producer, device, frames, timeout, tick, sabotage, hold, patience, chosen, cleanup)
+        run = _Run(producer, device, frames, timeout, tick, sabotage, chosen, cleanup)
         result = _result(run, exporter, parameters, staging=staging)
         del run
     return result
@@ -333,16 +315,12 @@ class _Run:
     timeout: float
     tick: Callable[[int, int], object] | None
     sabotage: Sabotage | None
-    hold: Hold | None
-    patience: float
     sync: Sync
     cleanup: InitVar[ExitStack]
 
     def __post_init__(self, cleanup: ExitStack) -> None:
         producer, device, timeout, sync = self.producer, self.device, self.timeout, self.sync
         self.sources = Sources(producer.parameters.width, producer.parameters.height)
-        if self.sabotage:
-            self.hold, self.patience = _HOLDS.get(self.sabotage, self.hold), timeout
         self.frame_us: list[float] = []
         self.semaphore_handle: str | None = None
         self._submissions: dict[int, Submission] = {}
@@ -402,13 +380,13 @@ class _Run:
             start = time.perf_counter()
             if self.handoff is None:
                 self._by_host(frame)
-            elif self.hold is Hold.PRODUCER:
+            elif self.sabotage is Sabotage.CONSUMER_WAIT:
                 self._with_producer_held(frame)
             else:
                 if frame not in self._submissions:
                     self._submit(frame)
                 self._acquire(frame)
-                if self.hold is Hold.CONSUMER and frame + 1 < self.frames:
+                if self.sabotage is Sabotage.EXPORTER_WAIT and frame + 1 < self.frames:
                     self._until_next_is_done(frame)
                 self.consumer.work(frame, self._patient)
                 self._release(frame)
@@ -442,8 +420,6 @@ class _Run:
             raise SemaphoreTimeoutError(f"the exporter's {what} is not done after {self.timeout:g} s.")
 
     def _acquire(self, frame: int) -> None:
-        if self.sabotage is Sabotage.CONSUMER_WAIT:
-            return
         assert self.shared is not None
         assert self.handoff is not None
         self._awaited = frame
@@ -476,38 +452,31 @@ class _Run:
         self.stream.synchronize(self.timeout)
 
     def _with_producer_held(self, frame: int) -> None:
-        """Submit the exporter's frame when the consumer is idle, or when it has had its time and still waits."""
+        """Submit the exporter's frame when the consumer, which does not wait for it, is idle."""
         idle = threading.Event()
 
         def submit() -> Submission:
-            idle.wait(self.patience)
+            idle.wait(self.timeout)
             return self._submit(frame)
 
         with ThreadPoolExecutor(1, "gpuinterop-demo-producer") as thread:
             submitted = thread.submit(submit)
             try:
-                self._acquire(frame)
                 self.consumer.work(frame, self._patient)
                 self.stream.synchronize(self._patient)
             finally:
                 idle.set()
         self._finish(submitted.result())
-        if self.sabotage is Sabotage.CONSUMER_WAIT:
-            self._settle_at(2 * frame + 1)
+        self._settle_at(2 * frame + 1)
         self._release(frame)
 
     def _until_next_is_done(self, frame: int) -> None:
-        """Hold the consumer, which was admitted to `frame`, until the exporter has done the next, if that can be."""
+        """Hold the consumer, which was admitted to `frame`, until the exporter has done the next: it does not wait."""
         self.stream.synchronize(self._patient)
-        if frame and self.sabotage is Sabotage.EXPORTER_WAIT:
+        if frame:
             self._settle_at(2 * frame + 2)
-        submission = self._submit(frame + 1)
-        if self.sabotage is None:
-            submission.done(self.patience)
-        else:
-            self._finish(submission)
-        if self.sabotage is Sabotage.EXPORTER_WAIT:
-            self._settle_at(2 * frame + 3)
+        self._finish(self._submit(frame + 1))
+        self._settle_at(2 * frame + 3)
 
     def _settle_at(self, value: int) -> None:
         """Wait until a bridged timeline has come to `value`, with a wait taken out that would have seen to that.

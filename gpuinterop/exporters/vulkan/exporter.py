@@ -54,7 +54,6 @@ class Pending(Submission):
     commands: Any
     _finished: bool = False
     _waiters: int = 0
-    sent: bool = False  # whether the queue may have it
 
     def done(self, timeout: float = 0.0) -> bool:
         exporter = self.exporter
@@ -302,27 +301,17 @@ class VulkanExporter(Exporter):
             info = _submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
             fence = self.fence()
             pending = Pending(self, fence, tuple(waits), tuple(signals), uses, commands)
-            submit, target = vk.functions.vkQueueSubmit, vk.queue if queue is None else queue
+            # On the list before: after an interrupt, what may be on the queue keeps its fence, its commands and its
+            # semaphores until the fence says so.
+            self._pending.append(pending)
             try:
-                # Ctrl-C raises between two steps of Python, also right after the call has returned. So the work is on
-                # the list before, and `sent` in the step before: what may be on the queue keeps its fence, its
-                # commands and its semaphores until the fence says so.
-                self._pending.append(pending)
-                pending.sent = True
-                code = submit(target, 1, info, fence)
-                check("vkQueueSubmit", code)
-            except BaseException as error:
-                if not pending.sent or isinstance(error, DriverError):
-                    self._take_back(pending)
+                vk._call("vkQueueSubmit", vk.queue if queue is None else queue, 1, info, fence)
+            except DriverError:
+                self._pending.remove(pending)
+                self._fences.append(fence)
+                self._free(commands)
                 raise
         return pending
-
-    def _take_back(self, pending: Pending) -> None:
-        """Take back what never got onto the queue."""
-        if pending in self._pending:
-            self._pending.remove(pending)
-        self._fences.append(pending.fence)
-        self._free(pending.commands)
 
     def fence(self) -> Any:
         vk = self.vk
@@ -371,21 +360,6 @@ class VulkanExporter(Exporter):
                 self._rescuer = _Rescuer(self._instance, self.physical)
             self._rescuer.signal(payload)
 
-    def _abort(self, *semaphores: VulkanSemaphore) -> bool:
-        """Release work that waits for these, one submission at a time: each signal lets one wait pass."""
-        for pending in list(self._pending):
-            if not any(semaphore in semaphores for semaphore, _ in pending._waits):
-                continue
-            try:
-                # The signal may be on its way after all; a second one would be left over.
-                if not pending.done(0.0):
-                    pending.release()
-                    if not pending.done(_PATIENCE) and not self._unblock(pending):
-                        return False
-            except DriverError:  # a lost device has no pending work
-                return True
-        return True
-
     def _unblock(self, stuck: Pending) -> bool:
         """A queue runs in order: release all that waits up to `stuck`."""
         for pending in list(self._pending):
@@ -405,16 +379,17 @@ class VulkanExporter(Exporter):
         """
         if self._stuck or self._closed:
             return False
-        if not self._abort(*(thing for thing in things if isinstance(thing, VulkanSemaphore))):
-            return self._give_up()
-        for pending in list(self._pending):
-            if things and pending.uses.isdisjoint(things):
-                continue
-            try:
-                if not pending.done(_PATIENCE) and not self._unblock(pending):
+        try:
+            for pending in list(self._pending):
+                doomed = any(semaphore in things for semaphore, _ in pending._waits)
+                if (things and pending.uses.isdisjoint(things)) or pending.done(0.0 if doomed else _PATIENCE):
+                    continue
+                if doomed:
+                    pending.release()
+                if not (doomed and pending.done(_PATIENCE)) and not self._unblock(pending):
                     return self._give_up()
-            except DriverError:  # a lost device has no pending work
-                return True
+        except DriverError:  # a lost device has no pending work
+            pass
         return True
 
     def _give_up(self) -> bool:
