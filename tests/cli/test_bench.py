@@ -200,18 +200,6 @@ def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text(encoding="utf-8") == (docs / name).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("text", ["", '{"format": 2}', '{"format": 1, "figures": [{"name": "a"}]}'])
-def test_a_file_that_is_not_a_run_is_refused(text: str, tmp_path: Path) -> None:
-    written, file = tmp_path / "page.md", tmp_path / "run.json"
-    before = f"{page.BEGIN}\n{page.END}\n"
-    written.write_text(before)
-    file.write_text(text)
-    done = invoke("bench", "--page", str(written), str(file))
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert f"expected what gpuinterop bench --json has printed, got {file}" in done.stderr
-    assert written.read_text() == before
-
-
 # -- the clock -----------------------------------------------------------------------------------------------------
 
 

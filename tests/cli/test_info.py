@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gpuinterop.capabilities import DOMAIN, Scope, Support
-from gpuinterop.testing.simulated.build import build
 from tests.programs import printed, python
 
 from .invoke import invoke
@@ -126,15 +125,6 @@ def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> No
     assert "exports memory VmmFd; arrays OpaqueFd; semaphores OpaqueFd, TimelineFd" in lines["host:0"]
 
 
-def test_what_is_disabled_says_so() -> None:
-    found, _ = info(GPUINTEROP_DISABLE="import_memory:opaque_fd")
-    for backend in found["backends"]:
-        for device in backend["devices"]:
-            gap = cell(device["capabilities"], "import_memory", "opaque_fd")
-            assert gap["support"] == "disabled"
-            assert "GPUINTEROP_DISABLE" in gap["reason"]
-
-
 DRIVERS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 BROKEN: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
     "a library that is none": ({"libcuda.so.1": "none"}, {}, "cuda", "file too short. Install the NVIDIA driver again"),
@@ -157,21 +147,6 @@ def test_what_is_broken_is_told_with_what_to_do(case: str, tmp_path: Path) -> No
     assert lines[label].startswith(("does not work [", "no driver works ["))
     assert words in reasons[number(lines[label])]
     assert lines["host:0"].startswith("works")
-
-
-def test_a_gpu_without_a_vulkan_driver_of_its_own() -> None:
-    library = build("cuda")
-    path = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-    require_driver("swiftshader")
-    variables = {"LD_LIBRARY_PATH": path, "GPUINTEROP_SIM_DEVICES": "2"}
-    lines, reasons = answer(printed("-W", "error", "-m", "gpuinterop", "info", **variables))
-    assert lines["cuda:1"].startswith("works: Simulated GPU 1 [")
-    assert "no Vulkan driver here is this device" not in lines["cuda:0"]  # it is SwiftShader's
-    assert "no Vulkan driver here is this device" in lines["cuda:1"]
-    numbers = re.findall(r"\[(\d+)\]", lines["cuda:1"])
-    assert str(library) in reasons[numbers[0]]
-    assert "Install the Vulkan driver of this GPU" in reasons[numbers[1]]
-    assert "with cuda:0: memory OpaqueFd; handoff binary" in lines["vulkan:0"]
 
 
 _LIGHT = """

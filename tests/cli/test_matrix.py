@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +163,6 @@ def test_names_of_rows(tmp_path: Path) -> None:
 EVIL = "\udce9 <script>alert(1)</script> | `x` [a](javascript:1) \x1b[2J\n# heading"
 
 
-class _Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.seen.add(tag)
-
-
 def test_a_strangers_words(tmp_path: Path) -> None:
     """What a report says is text: in a terminal, in a forge's summary and in a browser."""
     tests = [*PASSED, _test(EVIL, "failed", reason=EVIL), _test("test_b", "gap", reason=EVIL)]
@@ -181,9 +171,7 @@ def test_a_strangers_words(tmp_path: Path) -> None:
     done = invoke("matrix", report, "--html", str(page), "--markdown", str(summary))
     assert done.exit_code == 1
     assert "\x1b" not in done.output
-    tags = _Tags()
-    tags.feed(page.read_text())
-    assert "script" not in tags.seen
+    assert "<script" not in page.read_text()
     assert "alert(1)" in page.read_text()
     text = summary.read_text()
     assert not re.search(r"(?<!\\)(<script|\[a)", text)

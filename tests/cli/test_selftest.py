@@ -77,13 +77,6 @@ def test_the_document_shows_what_is_recorded(
     assert invoke("selftest", "--document", str(document)).exit_code == 2
 
 
-def test_a_wrong_backend(commands: list[list[str]]) -> None:
-    result = invoke("selftest", "--backend", "nowhere")
-    assert result.exit_code == 2
-    assert "no backend 'nowhere'" in result.output
-    assert not commands
-
-
 def test_multicast_is_a_command_of_its_own(commands: list[list[str]]) -> None:
     """It runs nothing where it cannot; behind an option the word is pytest's, or a mistake that is explained."""
     result = invoke("selftest", "multicast", "--backend", "host")

@@ -26,7 +26,6 @@ from gpuinterop.exporters.base import (
     Exporter,
     ExporterMemory,
     Fill,
-    ImageParameters,
     Kernel,
 )
 from gpuinterop.exporters.process import ProcessExporter
@@ -102,14 +101,6 @@ def test_errors_are_ours(exporter: Exporter) -> None:
             exporter.create_semaphore(int)
     with pytest.raises(ResourceClosedError):
         memory.read(0, 1)
-
-
-def test_images_are_a_declared_gap(exporter: Exporter) -> None:
-    """Plain memfds have none, and say so."""
-    parameters = ImageParameters(format="R8_UNORM", width=4, height=4)
-    assert "no images" in exporter.image_gap(parameters)
-    with pytest.raises(UnsupportedError, match="map_mipmapped_array:opaque_fd"):
-        exporter.create_image(parameters)
 
 
 def test_errors_cross_processes() -> None:

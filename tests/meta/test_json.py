@@ -112,19 +112,6 @@ def test_tests_of_a_users_own(run_pytest: Callable[..., Any], tmp_path: Path, pr
     assert properties["gpuinterop.cells"] == "import_memory:opaque_fd map_buffer:opaque_fd"
 
 
-def test_a_file_that_cannot_be_written(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """Before the run it is refused; a disk that is full during the run fails it in the end, and not its tests."""
-    done = run_pytest(
-        f"--gpuinterop-json={tmp_path}/none/run.json", kit=False, files={"test_one.py": "test_one = print"}
-    )
-    assert (done.status, "--gpuinterop-json: expected a file that can be written" in done.output) == (4, True)
-    assert "Traceback" not in done.output
-    done = run_pytest("--gpuinterop-json=/dev/full", kit=False, files={"test_one.py": "def test_one(): pass"})
-    assert done.status == 1
-    assert done.counts == {"passed": 1}, done.output
-    assert "the report is not whole" in done.output
-
-
 def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """However it was chosen: pytest deselects nothing for --lf and for -x."""
     file = tmp_path / "run.json"
@@ -134,21 +121,6 @@ def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -
         end = read_run(file).end
         assert end is not None
         assert end["partial"] == bool(options), options
-
-
-def test_a_backend_that_does_not_work(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """Its tests are skipped where it is only selected; where it is required one test fails. The report says both."""
-    file = tmp_path / "run.json"
-    for option, status in (("backend", 0), ("require", 1)):
-        options = (f"--gpuinterop-{option}=toy", f"--gpuinterop-json={file}")
-        done = run_pytest(*options, kit=False, files={"test_own.py": OWN}, toy="toybackend.broken:Unavailable")
-        assert done.status == status, done.output
-        content, tests = _read(file)
-        assert tests["test_backend[toy]"]["outcome"] == "gap"
-        assert content["devices"] == {}
-        assert "the toy box is locked" in content["backends"][0]["problem"]
-        failed = {name: entry["reason"] for name, entry in tests.items() if entry["outcome"] == "failed"}
-        assert set(failed) == ({"environment"} if status else set())
 
 
 HANGS = """

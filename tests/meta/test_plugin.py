@@ -153,31 +153,6 @@ def test_skips(run_pytest: Callable[..., Any], required: bool) -> None:
     assert counts in done.output, done.output
 
 
-KNOWN = """
-import gpuinterop as gi
-
-gi.get_backend("host").driver.known_failures = {FAILURES}
-"""
-FAILS_IN_ONE = """
-class TestMine:
-    def test_it(self, gpuinterop_device):
-        raise AssertionError
-
-    def test_another(self, gpuinterop_device):
-        pass
-"""
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_what_a_drivers_version_fails_in_is_expected(run_pytest: Callable[..., Any], known: bool) -> None:
-    failures = {"TestMine.test_it": "this version keeps imports (hip_vm.cpp:246)"} if known else {}
-    files = {"test_fails.py": FAILS_IN_ONE, "conftest.py": KNOWN.replace("FAILURES", repr(failures)[1:-1])}
-    done = run_pytest("--gpuinterop-require=host", "-rx", kit=False, files=files, toy=None)
-    assert done.status == int(not known), done.output
-    assert ("this version keeps imports (hip_vm.cpp:246)" in done.output) is known
-    assert ("1 failed as expected" in done.output) is known
-
-
 ITSELF = """
 import pytest
 from gpuinterop.testing.requirements import skip_declared
@@ -212,31 +187,6 @@ def test_a_strict_run(run_pytest: Callable[..., Any]) -> None:
     assert (done.status, done.failed) == (1, {MISSING}), done.output
     for name in "ab":
         assert f"expected the tests of test_module_{name}.py, got a skip: could not import 'nonesuch'" in done.output
-
-
-HANGS = """
-import threading
-import pytest
-from gpuinterop.testing.suites import Suite
-
-class TestMine(Suite):
-    @pytest.mark.timeout(1, method="thread")
-    def test_that_hangs(self, device):
-        threading.Event().wait()
-
-    def test_marked(self, device, request):
-        assert request.node.get_closest_marker("timeout").args[0] > 10
-"""
-
-
-def test_hanging(run_pytest: Callable[..., Any]) -> None:
-    """A test that hangs is ended, and the stacks are shown; every test of a suite has such a limit."""
-    done = run_pytest("--gpuinterop-backend=toy", "-k", "marked", kit=False, files={"test_hangs.py": HANGS})
-    assert done.status == 0, done.output
-    done = run_pytest("--gpuinterop-backend=toy", "-k", "hangs", kit=False)
-    assert done.status != 0
-    assert "in test_that_hangs" in done.output
-    assert "threading.Event().wait()" in done.output
 
 
 # -- the report ----------------------------------------------------------------------------------------------------
@@ -376,20 +326,3 @@ def test_side_by_side(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     (run,) = read_verified(report)
     assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd", "map_buffer:opaque_fd"}
     assert (run.tests["passed"], run.tests["failed"]) == (3, 1)
-
-
-def test_a_worker_that_crashes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """What it has counted is lost, and the rest is not reported; in other people's runs nothing of ours is printed."""
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-n2")
-    done = run_pytest(*options, kit=False, files={"test_side.py": SIDE_BY_SIDE.format(does="os._exit(1)")})
-    assert done.status == 1
-    assert not report.exists()
-    assert f"{report} was not written" in done.output
-    assert "(a part of the suite)" in done.output
-    done = run_pytest(
-        "-n2", "test_others.py", kit=False, files={"test_others.py": "import os; test_it = lambda: os._exit(1)"}
-    )
-    assert done.status == 1
-    assert "crashed while running" in done.output
-    assert "conformance" not in done.output

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import list_drivers
-from gpuinterop.handles import Binary, DeviceIdentity
 from gpuinterop.testing.missing_vulkan import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
 GPU = "toybackend:ToyGpu"
 SIMULATED = ("--gpuinterop-require=toy", "--gpuinterop-simulated=toy")
-IDENTITY = DeviceIdentity(name="a simulated GPU", uuid=bytes(range(16)), pci_bus_id="0000:17:00.0")
 
 
 def _need_swiftshader() -> None:
@@ -71,24 +68,3 @@ def test_each_device_has_parties_of_its_own(run_pytest: Callable[..., Any]) -> N
     done = run_pytest(*SIMULATED, kit=False, files={"test_mine.py": EACH_ITS_OWN}, toy="toybackend:TwoToyGpus")
     assert done.status == 0, done.output
     assert done.counts["passed"] >= 4
-
-
-@pytest.mark.parametrize("process", [False, True], ids=["here", "process"])
-@pytest.mark.parametrize("name", ["memfd", "vulkan"])
-def test_what_is_said_of_the_origin(name: str, process: bool) -> None:
-    """`identity` is what the exporter says of itself, and what every handle says of where it comes from."""
-    options: dict[str, Any] = {}
-    if name == "vulkan":
-        _need_swiftshader()
-        options["driver"] = "swiftshader"
-    with open_exporter(name, process=process, identity=IDENTITY, **options) as exporter:
-        assert exporter.identity == IDENTITY
-        with exporter.create_memory(4096) as memory, exporter.create_semaphore(Binary) as semaphore:
-            for thing in (memory, semaphore):
-                with thing.export() as handle:
-                    assert handle.origin is not None
-                    assert handle.origin.device is not None
-                    assert handle.origin.device.uuid == IDENTITY.uuid
-                    assert not handle.origin.device.is_cpu
-    with open_exporter(name, process=process, **options) as exporter:
-        assert exporter.identity.is_cpu
