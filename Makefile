@@ -143,7 +143,7 @@ test-lowest-hip: $(VENV)/.test drivers
 
 # What takes long: test-main and test-cuda leave it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
-    tests/core/test_pairs.py tests/core/test_pip_install.py tests/graphics/test_vulkan_validation.py
+    tests/core/test_pip_install.py tests/graphics/test_vulkan_validation.py
 TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
 
 test-main: $(VENV)/.test drivers
@@ -167,7 +167,6 @@ docs: $(VENV)/.docs
 check-docs: docs
 	@$(BIN)/python tools/measure_pages.py docs/_build/html
 
-# -rP: how many pairs, schedules and points each call had.
 test-kit: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 	@$(TESTED); GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) $(TWO_PROCESSES) $(ARGS) || $(NONE_SELECTED)
@@ -176,10 +175,9 @@ test-kit: $(VENV)/.test drivers
 test-workflows: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
-# One more pre-emption, the pairs that test-main excludes. -rP shows what was counted.
+# One more pre-emption. -rP shows how many schedules each scene had.
 explore: $(VENV)/.test
-	@$(CLEAN); GPUINTEROP_EXPLORE=1 $(PYTEST) -rP $(addprefix tests/core/test_,$(addsuffix .py,explorer pairs scenes)) \
-	    $(ARGS) || $(NONE_SELECTED)
+	@$(CLEAN); GPUINTEROP_EXPLORE=1 $(PYTEST) -rP tests/core/test_explorer.py $(ARGS) || $(NONE_SELECTED)
 
 test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BINDINGS)) drivers
 	@$(TESTED); $(if $(CUDA_BINDINGS),export GPUINTEROP_TEST_CUDA_BINDINGS=$(CUDA_BINDINGS) \

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import gpuinterop as gi
 
-from .fake import LIMIT, VIOLATIONS, FakeBackend, FakeDriver, Handle
+from .fake import VIOLATIONS, FakeBackend, FakeDriver, Handle
 
 
 @pytest.fixture
@@ -49,16 +47,6 @@ def test_what_is_dead_is_refused_also_where_nobody_sees_the_error(noted: list[st
     backend.destroy_event(event)
 
 
-def test_an_adopted_stream_is_dead_when_the_test_says_so(noted: list[str]) -> None:
-    backend = FakeBackend()
-    stream = backend.adopt_stream(0, 64)
-    backend.destroy_event(backend.record(stream))
-    backend.gone.add(64)
-    with pytest.raises(AssertionError, match="dead adopted"):
-        backend.record(stream)
-    assert noted
-
-
 @pytest.mark.parametrize("place", ["start", "inside"])
 def test_nothing_is_released_while_a_call_with_it_is_under_way(noted: list[str], place: str) -> None:
     backend = FakeBackend()
@@ -88,21 +76,6 @@ def test_a_parent_goes_last_and_work_is_done_first(noted: list[str]) -> None:
     assert len(noted) == 3
 
 
-def test_what_stands_behind_a_wait_happens_when_it_has_passed() -> None:
-    backend = FakeDriver()
-    first, second, semaphore, answer = (*(stream_of(backend) for _ in "12"), *(semaphore_of(backend) for _ in "12"))
-    byte = ctypes.create_string_buffer(1)
-    backend.wait((semaphore,), first, (3,), None)
-    backend.fill(first, ctypes.addressof(byte), 7, 1)
-    backend.signal((answer,), first, (1,))
-    backend.wait((answer,), second, (1,), None)
-    event = backend.record(second)
-    backend.arrive(semaphore, 2)
-    assert (backend.is_idle(first), backend.is_done(event), byte.raw) == (False, False, b"\0")
-    backend.arrive(semaphore, 3)
-    assert (backend.is_idle(first), backend.is_done(event), byte.raw) == (True, True, b"\7")
-
-
 def test_a_release_behind_a_wait_of_its_device_is_refused(noted: list[str]) -> None:
     backend = FakeDriver()
     gate, mine, theirs = semaphore_of(backend), semaphore_of(backend), semaphore_of(backend, device=1)
@@ -113,31 +86,3 @@ def test_a_release_behind_a_wait_of_its_device_is_refused(noted: list[str]) -> N
     backend.pass_all()
     backend.destroy_semaphore(mine)
     assert len(noted) == 1
-
-
-def test_while_a_release_is_under_way_other_calls_stand() -> None:
-    backend = FakeDriver()
-    semaphore, stream = semaphore_of(backend), stream_of(backend)
-    thread = threading.Thread(target=lambda: backend.record(stream))
-
-    def release() -> None:
-        thread.start()
-        thread.join(0.05)
-        assert backend.count("event") == 0
-
-    backend.on_release = release
-    backend.destroy_semaphore(semaphore)
-    thread.join(LIMIT)
-    assert backend.count("event") == 1
-
-
-def test_bindings_that_keep_the_gil_stop_everybody(noted: list[str]) -> None:
-    backend = FakeDriver()
-    backend.holds_gil = True
-    semaphore, stream = semaphore_of(backend), stream_of(backend)
-    backend.blocked.add(stream[1])
-    with pytest.raises(AssertionError, match="keeps the GIL"):
-        backend.destroy_semaphore(semaphore)
-    with pytest.raises(AssertionError, match="keeps the GIL"):
-        backend.synchronize(stream)
-    assert len(noted) == 2
