@@ -34,7 +34,7 @@ from ..handles import (
     Win32Handle,
 )
 from .allocation import Allocation
-from .drain import drain, make_room, tell_struck, tidy, wait_for
+from .drain import drain, make_room, tidy, wait_for
 from .gate import Gate
 from .graph import Graph, capture
 from .handle_checks import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated
@@ -688,7 +688,6 @@ class Device(NoCopy):
                 continue
             if not (wait_for(lifetime, left) or lifetime.stays):
                 raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
-        tell_struck()
 
     # -- inside ------------------------------------------------------------------------------------------------
 

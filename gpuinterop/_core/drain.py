@@ -2,8 +2,8 @@
 
 Import, create, allocate, close, synchronize and drain release. One thread releases one object; threads do not wait for
 each other's drains. A retired object is in one place, which hands it on: in `waiting_for_a_look`, behind a fence, at
-the gate, or under what stands on it, also an array. It stays in the queue while threads look at it: what an exception
-strikes there is looked at again. (So two threads may look at one object, and one of them once too often.)
+the gate, or under what stands on it, also an array. It stays in the queue while threads look at it. (So two threads may
+look at one object, and one of them once too often.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
@@ -26,15 +26,12 @@ from .lifetime import (
     RELEASING,
     RETIRED,
     Lifetime,
-    Marks,
     Standing,
     alive,
     endings,
     leave,
     retire,
     retire_dropped,
-    strike,
-    struck,
     waiting_for_a_look,
 )  # fmt: skip
 from .monitor import after_fork, dropped, interrupted, lingering, locked
@@ -54,9 +51,8 @@ _exiting = False
 class _Here(threading.local):
     """State of the calling thread."""
 
-    def __init__(self) -> None:
-        self.calling_back: list[None] = Marks()
-        """A mark while the thread runs callbacks."""
+    calling_back = False
+    """Whether the thread runs callbacks."""
 
 
 _here: Final = _Here()
@@ -313,19 +309,9 @@ def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
         leave(lifetime)
         lifetime.release = None
         lifetime.state = RELEASED
-    elif isinstance(problem, Exception):  # the parents stay: the driver may have the object
-        lifetime.problem = str(problem)
+    else:  # the parents stay: the driver may have the object
+        lifetime.problem = str(problem) or repr(problem)
         lifetime.state = LEAKED
-    else:
-        strike(lifetime, "released")
-
-
-def tell_struck() -> None:
-    """Warn in one line of what exceptions have left since the last time."""
-    if struck:
-        names = ", ".join(lifetime.label for lifetime in struck)
-        struck.clear()
-        warn_leak(f"{names}: an exception struck there; these stay until the exit, with what they stand on")
 
 
 def call_back() -> None:
@@ -333,50 +319,37 @@ def call_back() -> None:
 
     What ends meanwhile has its turn afterwards: a chain of callbacks does not nest.
     """
-    calling_back = _here.calling_back
-    if calling_back:
-        return
-    calling_back += MARK
-    try:
-        _call_all()
-    finally:
-        del calling_back[-1]
+    while endings and not _here.calling_back:
+        for lifetime in endings.copy():
+            _here.calling_back = True
+            try:
+                _call_back(lifetime)
+            finally:
+                _here.calling_back = False
 
 
-def _call_all() -> None:
-    """A function of its own: from Python 3.13 on the jump back of a loop in `try` is not covered by `finally`."""
-    while endings:
-        _call_back()
-
-
-def _call_back() -> None:
+def _call_back(lifetime: Lifetime) -> None:
     """Run the callbacks of one released object."""
-    marked: list[list[Any]] = []
+    tellers = lifetime.tellers
+    tellers += MARK
     try:
-        callbacks, _kept = _take(marked)
+        callbacks, _kept = _take(lifetime)
         for callback in callbacks:
             shown(callback)
     finally:
-        for tellers in marked:
-            del tellers[-1]
+        del tellers[-1]
 
 
 @locked
-def _take(marked: list[list[Any]]) -> tuple[list[Callable[[], None]], object]:
+def _take(lifetime: Lifetime) -> tuple[list[Callable[[], None]], object]:
     """Take what a released object has to tell, and what it has kept, which the caller drops."""
-    if not endings:  # another thread was first
-        return [], None
-    lifetime = next(iter(endings))
-    kept = endings.pop(lifetime)
     callbacks, lifetime.callbacks = lifetime.callbacks, []
-    marked += (lifetime.tellers,)
-    lifetime.tellers += MARK
-    return callbacks, kept
+    return callbacks, endings.pop(lifetime, None)
 
 
 @after_fork
 def _forked() -> None:
-    _here.calling_back = Marks()  # the child begins anew, also where the fork was in a callback
+    _here.calling_back = False  # the child begins anew, also where the fork was in a callback
 
 
 @atexit.register
@@ -391,7 +364,6 @@ def _drain_at_exit() -> None:
         return not any(lifetime.state is RETIRED and lifetime.behind and not lifetime.stays for lifetime in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
-    tell_struck()
 
 
 def open_at_exit() -> str:

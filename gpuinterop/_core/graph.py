@@ -285,7 +285,7 @@ class Graph(Resource, Enqueues):
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
-        self._kept: dict[Lifetime, object] = {}
+        self._kept: list[ExternalSemaphore[Any]] = []  # during the capture: the steps name them
         self.lifetime.open()
 
     @property
@@ -360,11 +360,9 @@ class Graph(Resource, Enqueues):
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
         return self._made
 
-    def _hold(self, lifetime: Lifetime, semaphore: ExternalSemaphore[Any] | None = None) -> None:
-        """Keep an object that captured work uses, and of a semaphore also the public one, which the steps name."""
+    def _hold(self, lifetime: Lifetime) -> None:
+        """Keep an object that captured work uses."""
         hold(lifetime, self.lifetime)
-        if semaphore is not None:
-            self._kept[lifetime] = semaphore
 
     def _note(self, mapping: Mapping, start: int, end: int) -> None:
         """Note bytes that each launch will use."""
@@ -401,10 +399,10 @@ class Graph(Resource, Enqueues):
                 known.graph = None
                 known.captured = False
                 known.note_odd()
-                self._joined.remove(known)  # last: an exception may strike before, and this is called again
+                self._joined.remove(known)
 
     def _end(self, known: KnownStream) -> None:
-        """End the capture, also a failed one: then the stream runs again. Called again where an exception struck."""
+        """End the capture, also a failed one: then the stream runs again. Idempotent."""
         if self._joined and self._made is None:
             self._leave()
             with suppress(GpuInteropError):  # an invalid capture, without a graph
@@ -413,6 +411,7 @@ class Graph(Resource, Enqueues):
             with suppress(GpuInteropError):
                 known.broken = known.ask(self.driver.is_capturing, False)
         self._part(self._joined.copy())
+        self._kept.clear()
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended; waits as `enter` does."""
@@ -454,16 +453,14 @@ def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
     known = stream._known_as()
     graph = Graph(device, backend, label)
     try:
-        try:
-            graph._enter(known)
-            known.use(backend.begin_capture)
-            graph._join(known)
-            yield graph
-            graph._leave()
-            graph._finish(known)
-        finally:
-            graph._end(known)
+        graph._enter(known)
+        known.use(backend.begin_capture)
+        graph._join(known)
+        yield graph
+        graph._leave()
+        graph._finish(known)
+        graph._end(known)
     except BaseException:
-        graph._end(known)  # again: an exception may have struck in the first
+        graph._end(known)
         graph.close()
         raise

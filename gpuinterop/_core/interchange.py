@@ -9,7 +9,7 @@ import ctypes
 import functools
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import BuiltinFunctionType
@@ -124,38 +124,16 @@ class Layout:
         """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
 
 
-_layouts: dict[Any, Layout] = {}
-_LAYOUTS: Final = 256
+_known_layout = functools.lru_cache(256)(Layout)
 
 
-def known_layout(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout | None:
-    """The layout that a caller names, if it was made before."""
-    dims = (shape,) if isinstance(shape, int) else shape
-    try:
-        found = _layouts.get((dims, dtype, strides))
-    except TypeError:  # a list, or a dtype without a hash
-        found = None
-    if found is not None and dims is found.shape and strides is None:
-        return found
-    if found is None or not _PLAIN.issuperset(map(type, (*dims, *(strides or ())))):  # True equals 1, and is refused
-        return None
-    return found
-
-
-def layout_of(shape: int | Sequence[int], dtype: object, strides: Sequence[int] | None) -> Layout:
+def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None) -> Layout:
     """The layout that a caller names, checked."""
-    dims = resolve_ints(shape if isinstance(shape, Iterable) else (shape,), "shape", minimum=0)
+    one = type(shape) is not tuple and not isinstance(shape, Iterable)
+    dims = resolve_ints((shape,) if one else shape, "shape", minimum=0)  # type: ignore[arg-type]
     steps = None if strides is None else resolve_ints(strides, "strides")
-    try:
-        found = _layouts.get((dims, dtype, steps))
-    except TypeError:  # a dtype without a hash
-        return Layout(dims, dtype, steps)
-    if found is None:
-        found = Layout(dims, dtype, steps)
-        if len(_layouts) >= _LAYOUTS:
-            _layouts.clear()
-        _layouts[dims, dtype, steps] = found
-    return found
+    make = _known_layout if isinstance(dtype, Hashable) else Layout
+    return make(dims, dtype, steps)
 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------

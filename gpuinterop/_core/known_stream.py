@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
 from .lifetime import GONE, LIVE, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
-from .monitor import after_fork, dropped, locked
+from .monitor import after_fork, locked
 
 if TYPE_CHECKING:
     from ..backend import Backend, DriverHandle
@@ -278,22 +278,8 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend",
-        "bare",
-        "broken",
-        "captured",
-        "failure",
-        "fences",
-        "graph",
-        "key",
-        "limit",
-        "odd",
-        "owned",
-        "pointer",
-        "thread",
-        "told",
-        "voids",
-        "waits",
+        "backend", "bare", "broken", "captured", "failure", "fences", "graph", "key", "limit", "odd", "owned", "pointer",
+        "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool, label: str | None = None) -> None:
@@ -505,10 +491,6 @@ class KnownStream(Lifetime):
             raise
         except GpuInteropError:
             return None
-        except BaseException:
-            if fence not in self.fences:  # else no list has what the driver has made
-                dropped.append(fence)
-            raise
         return fence
 
     def last_fence(self) -> Fence | None:
@@ -669,18 +651,12 @@ def _intern(
         revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
-            if wrapper.naming[2] or not (stream.naming[2] and _is_wrapped(stream)):
+            if wrapper.naming[2] or not stream.naming[2]:
                 stream.naming = wrapper.naming
         wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
     return stream
-
-
-def _is_wrapped(stream: KnownStream) -> bool:
-    """Whether a wrapper is in use. A name that outlived its wrappers may be another stream's, with the same number."""
-    ended = dropped.copy()
-    return any(how is Standing.CHILD and one.state is LIVE and one not in ended for one, how in stream.standing.items())
 
 
 def _forget(device: Streams) -> None:

@@ -8,8 +8,8 @@ Invariants of this module and of those that stand on it (`known_stream`, `gate`,
 4. A pipeline that is never idle still releases.
 5. Work is ordered behind all earlier work on the same bytes.
 6. A native call that fails in a drain is reported; the drain does not raise it, and it does not mask other errors.
-7. After an exception at any point, no lock is held and no mark is left. At most the object that was being made or
-   released, and what it stands on, stays until the exit.
+7. After an exception at any point, no lock is held and no mark is left. What was being made or released may stay until
+   the exit.
 8. Objects made before a fork are dead in the child.
 9. The exit takes two seconds in all; from then on finalizers do nothing.
 
@@ -24,8 +24,7 @@ A call takes no lock. It marks every object that it uses, then looks at their st
         del calls[-1]
 
 `retire` changes the state, and a drain looks at the marks later: it sees a call that marked before that look, and a
-call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so no exception strikes
-there.
+call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so no mark is left.
 
 An exported array marks its mapping in the same way for as long as it lives (`memory.Hold`). Its end takes the mark off,
 then looks at the state: if a drain still saw the mark, the mapping was closed by then, and the array's end queues it.
@@ -86,8 +85,6 @@ waiting_for_a_look: dict[Lifetime, None] = {}
 """Retired objects that may be ready for release."""
 endings: dict[Lifetime, object] = {}
 """Released objects whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
-struck: list[Lifetime] = []
-"""Objects that an exception struck while they were made or released; nothing tells how far the driver got."""
 
 
 def _name(noun: str, number: int, given: str | None, *_: object) -> str:
@@ -325,16 +322,10 @@ def _failed(lifetime: Lifetime, error: BaseException) -> None:
             lifetime.release = lifetime.gate = None
             lifetime.behind = []
             lifetime.state = LIVE
-        else:
-            strike(lifetime, "made")
+        else:  # nothing tells how far the driver got: the object stays until the exit, and its parents
+            lifetime.problem = repr(error)
+            lifetime.state = LEAKED
     _retire(lifetime)
-
-
-def strike(lifetime: Lifetime, what: str) -> None:
-    """Give up an object that an exception struck while it was made or released. Called under the monitor."""
-    lifetime.problem = f"an exception struck while it was {what}"
-    struck.append(lifetime)
-    lifetime.state = LEAKED  # the parents stay: the driver may have the object
 
 
 def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
@@ -438,5 +429,5 @@ def alive() -> list[Lifetime]:
 def _forked() -> None:
     for lifetime in _alive:
         lifetime.state = DEAD
-    for shared in (_alive, waiting_for_a_look, endings, struck):
+    for shared in (_alive, waiting_for_a_look, endings):
         shared.clear()

@@ -5,16 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes
+from .._arguments import NoCopy, NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
 from .array import MipmappedArray, array_layout
 from .drain import drain, tidy, wait_for
-from .interchange import HostArray, View, known_layout, layout_of
+from .interchange import HostArray, View, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
 from .resource import Resource
@@ -203,7 +203,7 @@ def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
     return known
 
 
-class Hold:
+class Hold(NoCopy):
     """Keeps bytes mapped while alive. The caller then looks whether the buffer is open, as a call does."""
 
     __slots__ = ("_buffer",)
@@ -215,15 +215,6 @@ class Hold:
         self._buffer = buffer  # no call in between: the finalizer finds the mark
         if not mapping.untracked:
             mapping.expose()
-
-    def __copy__(self) -> Self:
-        return self  # a second one would take off a mark that it has not put on
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("expected an object of this process alone to be held; a hold cannot be pickled.")
 
     def __del__(self) -> None:
         try:  # no call may come first: CPython loses what is raised in a finalizer
@@ -321,7 +312,7 @@ class Buffer(Sized):
         """
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()
-        layout = known_layout(shape, dtype, strides) or layout_of(shape, dtype, strides)
+        layout = layout_of(shape, dtype, strides)
         start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:

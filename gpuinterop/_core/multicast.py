@@ -22,7 +22,7 @@ from .allocation import Allocation
 from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
 from .drain import drain, wait_for
 from .handle_checks import HandleTypes, check_handle, check_handle_types, check_origin
-from .lifetime import BORN, LEAKED, LIVE, MARK, RELEASED, RETIRED, Lifetime, Marks, alive, hold
+from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .monitor import locked
 from .ownership import import_duplicate
@@ -153,23 +153,8 @@ def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObje
     return multicast
 
 
-class _Range:
-    """Bytes of the object that are bound to one device's memory; kept until the driver has unbound them."""
-
-    def __init__(self, device: Device, offset: int, size: int) -> None:
-        self.device = device
-        self.offset = offset
-        self.size = size
-
-    def __str__(self) -> str:
-        return f"device {self.device.ordinal}, offset={self.offset}, size={self.size}"
-
-    def overlaps(self, other: _Range) -> bool:
-        return (
-            self.device is other.device
-            and self.offset < other.offset + other.size
-            and other.offset < self.offset + self.size
-        )
+def _bytes_of(device: Device, offset: int, size: int) -> str:
+    return f"device {device.ordinal}, offset={offset}, size={size}"
 
 
 def _mapping_at(device: Device, address: int) -> Mapping | None:
@@ -265,8 +250,7 @@ class MulticastObject(Sized):
         self._lock = threading.RLock()
         # Binds and maps that are done or under way: their callers have said that every device was added.
         self._seals: list[Any] = Marks()
-        self._bound: dict[_Range, Lifetime] = {}  # kept until the driver has unbound them
-        self._bindings: dict[Lifetime, MulticastBinding] = {}
+        self._taken: dict[MulticastBinding, None] = {}  # also those that the driver has not unbound yet
         self.handle_types = handle_types
         self._needs = needs
         self._exportable = exportable
@@ -279,7 +263,7 @@ class MulticastObject(Sized):
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
         """Open bindings."""
-        return tuple(binding for binding in self._bindings.copy().values() if not binding.closed)
+        return tuple(binding for binding in self._taken.copy() if not binding.closed)
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -380,14 +364,14 @@ class MulticastObject(Sized):
         at = self._offset(offset, "offset", self._size)
         first = self._offset(start, "start", allocation.size)
         count = min(self._size - at, allocation.size - first) if size is None else size
-        bound = self._device_range(allocation.device, at, count)
-        allocation._check_range(first, bound.size)
-        handle = allocation.device._handle
+        count = self._count_at(at, count)
+        allocation._check_range(first, count)
+        device = allocation.device
 
         def bind() -> None:
-            self.driver.bind_memory(self._handle, handle, at, allocation._handle, first, bound.size)
+            self.driver.bind_memory(self._handle, device._handle, at, allocation._handle, first, count)
 
-        return self._bind(bound, bind, allocation, allocation.lifetime, assume_all_added)
+        return self._bind(device, at, count, bind, allocation, allocation.lifetime, assume_all_added)
 
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
@@ -435,20 +419,19 @@ class MulticastObject(Sized):
         buffer = address if isinstance(address, Buffer) else None
         number = buffer.ptr if buffer is not None else check_nbytes(address, "address")
         at = self._offset(offset, "offset", self._size)
-        bound = self._device_range(device, at, size)
+        count = self._count_at(at, size)
         if buffer is None:
             self._check_added(device, "device")
             self._multiple(number, "address")
         else:
-            self._check_buffer(device, buffer, bound.size)
-        handle = device._handle
+            self._check_buffer(device, buffer, count)
 
         def bind() -> None:
             self._check_shareable(device, number)  # inside: only now the buffer stays mapped
-            self.driver.bind_address(self._handle, handle, at, number, bound.size)
+            self.driver.bind_address(self._handle, device._handle, at, number, count)
 
         behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
-        return self._bind(bound, bind, buffer, behind, assume_all_added)
+        return self._bind(device, at, count, bind, buffer, behind, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """End a binding as `MulticastBinding.close` does (``cuMulticastUnbind``, after pending work).
@@ -484,10 +467,10 @@ class MulticastObject(Sized):
             if binding.device is device and (binding.offset, binding.size) == (at, count):
                 binding.close()
                 return
-        there = "; ".join(str(binding._bound) for binding in self.bindings) or "none"
+        there = "; ".join(binding._bytes for binding in self.bindings) or "none"
         raise InvalidArgumentError(
             "offset",
-            f"expected exactly the bytes of a binding, got {_Range(device, at, count)}; bound: {there}.",
+            f"expected exactly the bytes of a binding, got {_bytes_of(device, at, count)}; bound: {there}.",
         )
 
     def map(self, devices: Sequence[Device] | None = None, *, assume_all_added: bool = False) -> MulticastMapping:
@@ -654,69 +637,67 @@ class MulticastObject(Sized):
             raise InvalidArgumentError(argument, f"expected less than {end} bytes, got {offset}.")
         return offset
 
-    def _device_range(self, device: Device, offset: int, size: int) -> _Range:
+    def _count_at(self, offset: int, size: int) -> int:
         count = self._multiple(check_nbytes(size), "size")
         self._check_range(offset, count)
-        return _Range(device, offset, count)
+        return count
 
     def _bind(
-        self,
-        bound: _Range,
-        call: Callable[[], None],
-        memory: Allocation | Buffer | None,
-        behind: Lifetime | None,
-        assume_all_added: bool,
-    ) -> MulticastBinding:
+        self, device: Device, offset: int, size: int, call: Callable[[], None], memory: Allocation | Buffer | None,
+        behind: Lifetime | None, assume_all_added: bool,
+    ) -> MulticastBinding:  # fmt: skip
         self._check_complete("binding", assume_all_added)
         drain()  # before the marks: callbacks run here
-        for there in self._overlapping(bound).values():
-            if there.state is not LIVE:  # the driver may only need a moment to see work as done
-                wait_for(there, MOMENT_S)
-        return self._sealed(lambda: MulticastBinding(self, bound, memory, behind, call))
+        for there in self._overlapping(device, offset, size):
+            if there.closed:  # the driver may only need a moment to see work as done
+                wait_for(there.lifetime, MOMENT_S)
+        return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, behind, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
         """Bind or map: afterwards devices can no longer be added, unless the call was refused."""
-        seals = self._seals
-        seals += MARK
-        try:
-            system.under(self._lock, lambda: None)  # after a device that is being added
-            # Without the lock: while the driver blocks, another thread may make the call that it waits for.
+        system.under(self._lock, self._seals.append, None)  # after a device that is being added
+        try:  # without the lock: while the driver blocks, another thread may make the call that it waits for
             return make()
         except BaseException:
-            del seals[-1]
+            del self._seals[-1]
             raise
 
     def _reserve(self, binding: MulticastBinding) -> None:
-        wanted = binding._bound
-        for range_, there in _reserve(self, binding).items():
-            if there.state in (BORN, LIVE):
-                raise InvalidArgumentError("offset", f"{wanted} overlaps the binding of {range_}; unbind that first.")
-            if there.state is LEAKED:
-                raise ResourceBusyError(
-                    f"{range_} was bound, and its unbind failed, so the driver may still bind it; make a new multicast "
-                    "object."
-                )
-            raise ResourceBusyError(
-                f"{range_} was bound, and is not unbound yet ({there.what_holds()}); call close(timeout=...) on that "
-                "binding."
+        there = _claim(self, binding)
+        if there is None:
+            return
+        state, taken = there.lifetime.state, there._bytes
+        if state in (BORN, LIVE):
+            raise InvalidArgumentError(
+                "offset", f"{binding._bytes} overlaps the binding of {taken}; unbind that first."
             )
+        if state is LEAKED:
+            raise ResourceBusyError(
+                f"{taken} was bound, and its unbind failed: the driver may still bind it; make a new multicast object."
+            )
+        holds = there.lifetime.what_holds()
+        raise ResourceBusyError(
+            f"{taken} was bound, and is not unbound yet ({holds}); call close(timeout=...) on that binding."
+        )
 
-    def _overlapping(self, wanted: _Range) -> dict[_Range, Lifetime]:
-        return {there: lifetime for there, lifetime in self._bound.copy().items() if there.overlaps(wanted)}
+    def _overlapping(self, device: Device, offset: int, size: int) -> list[MulticastBinding]:
+        return [
+            one
+            for one in self._taken.copy()
+            if one.device is device and one.offset < offset + size and offset < one.offset + one.size
+        ]
 
 
 @locked
-def _reserve(multicast: MulticastObject, binding: MulticastBinding) -> dict[_Range, Lifetime]:
-    for there, lifetime in list(multicast._bound.items()):
-        if lifetime.state is RELEASED or (lifetime.state is BORN and not lifetime.calls.copy()):
-            del multicast._bound[there]
-        if there not in multicast._bound or lifetime.state not in (BORN, LIVE):
-            multicast._bindings.pop(lifetime, None)  # closing the memory may have closed it already
-    taken = multicast._overlapping(binding._bound)
-    if not taken:
-        multicast._bound[binding._bound] = binding.lifetime
-        multicast._bindings[binding.lifetime] = binding
-    return taken
+def _claim(multicast: MulticastObject, binding: MulticastBinding) -> MulticastBinding | None:
+    """Take a binding's bytes, or return one that has some of them: it is bound, or not unbound yet."""
+    for one in list(multicast._taken):
+        if one.lifetime.state is RELEASED:
+            del multicast._taken[one]
+    there = next(iter(multicast._overlapping(binding.device, binding.offset, binding.size)), None)
+    if there is None:
+        multicast._taken[binding] = None
+    return there
 
 
 class MulticastBinding(Sized):
@@ -749,35 +730,26 @@ class MulticastBinding(Sized):
     def __init__(
         self,
         multicast: MulticastObject,
-        bound: _Range,
+        device: Device,
+        offset: int,
+        size: int,
         memory: Allocation | Buffer | None,
         behind: Lifetime | None,
         call: Callable[[], None],
     ) -> None:
-        backend, group = multicast.driver, multicast.lifetime
-        handle, offset, size = bound.device._handle, bound.offset, bound.size
+        backend, group, handle = multicast.driver, multicast.lifetime, device._handle
         parents = (group,) if behind is None else (group, behind)
         lifetime = Lifetime(
             "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
         )
         super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
-        self.device, self._size = bound.device, size
-        self.lifetime.untracked = tuple(device.streams for device in multicast.devices)
-        self._bound = bound
+        self.lifetime.untracked = tuple(one.streams for one in multicast.devices)
         self.multicast = multicast
-        self.offset = offset
+        self.device, self.offset, self._size = device, offset, size
+        self._bytes = _bytes_of(device, offset, size)
         self.memory = memory
-        making = self.lifetime.calls  # the range is taken while it is marked or bound
-        making += MARK
-        try:
-            multicast._reserve(self)
-            self.lifetime.create(call)
-        except BaseException:
-            if self.closed:
-                multicast._bindings.pop(self.lifetime, None)
-            raise
-        finally:
-            del making[-1]
+        multicast._reserve(self)
+        self.lifetime.create(call)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         """Do nothing: a binding is dropped only with its object, which unbinds it after unmapping."""
@@ -785,7 +757,8 @@ class MulticastBinding(Sized):
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`)."""
         super().close(timeout)
-        self.multicast._bindings.pop(self.lifetime, None)
+        if self.lifetime.state is RELEASED:
+            self.multicast._taken.pop(self, None)
 
 
 class MulticastMapping(Resource, NotAnArray):

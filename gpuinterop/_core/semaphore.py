@@ -418,43 +418,26 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             ...
         gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
         """
-        if type(value) is int and self.takes_value and 0 <= value <= self.max_value:
-            number = value
-        else:
-            number = self._checked(value)
         limit = check_timeout(timeout)
-        lifetime = self.lifetime
-        calls = lifetime.calls
-        calls += MARK
-        try:
-            if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self._check_open()
-                self._check_host_side()
-            reached = self._wait_in_slices(lifetime, number, limit)
-        finally:
-            del calls[-1]
-        if not reached:
+        deadline = None if limit is None else time.monotonic() + limit
+
+        def wait(handle: DriverHandle, number: int) -> bool:
+            piece = system.SLICE  # so that close() can end it
+            while True:
+                if deadline is not None:
+                    piece = min(piece, max(0.0, deadline - time.monotonic()))
+                if self._calls.host_wait(handle, number, piece):
+                    return True
+                if self.closed:
+                    raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
+                if deadline is not None and time.monotonic() >= deadline:
+                    return False
+
+        if not self._on_host(value, wait):
             raise SemaphoreTimeoutError(
                 f"{self.label} was not signalled{f' to {value}' if self.takes_value else ''} in {limit:g} s; "
                 "is the other side alive?"
             )
-
-    def _wait_in_slices(self, lifetime: Lifetime, value: int, limit: float | None) -> bool:
-        """Wait in slices, so that close() can end it.
-
-        A function of its own: from CPython 3.13 on no `finally` covers the jump back from an `if` in a loop.
-        """
-        deadline = None if limit is None else time.monotonic() + limit
-        piece = system.SLICE
-        while True:
-            if deadline is not None:
-                piece = min(piece, max(0.0, deadline - time.monotonic()))
-            if self._calls.host_wait(lifetime.handle, value, piece):
-                return True
-            if lifetime.state is not LIVE:
-                raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
-            if deadline is not None and time.monotonic() >= deadline:
-                return False
 
     def host_signal(self, value: int | None = None) -> None:
         """Signal from the calling thread at once, without a stream.
@@ -476,10 +459,11 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
         """
-        if type(value) is int and self.takes_value and 0 <= value <= self.max_value:
-            number = value
-        else:
-            number = self._checked(value)
+        calls = self._calls
+        self._on_host(value, lambda handle, number: calls.host_signal(handle, number))  # noqa: PLW0108 - some have none
+
+    def _on_host(self, value: int | None, call: Callable[[Any, int], T]) -> T:
+        number = self._checked(value)
         lifetime = self.lifetime
         calls = lifetime.calls
         calls += MARK
@@ -487,7 +471,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if lifetime.state is not LIVE or self._cannot_on_host is not None:
                 self._check_open()
                 self._check_host_side()
-            self._calls.host_signal(lifetime.handle, number)
+            return call(lifetime.handle, number)
         finally:
             del calls[-1]
 
@@ -548,7 +532,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         return note_told([self.lifetime], known)[0]
 
     def _hold_in(self, graph: Graph) -> None:
-        graph._hold(self.lifetime, self)
+        graph._hold(self.lifetime)
+        graph._kept.append(self)
 
     def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
         """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""

@@ -30,7 +30,6 @@ from gpuinterop._core.resource import Resource
 from gpuinterop.backend import DriverHandle
 from tests.beside import beside, elsewhere
 from tests.programs import python
-from tests.strikes import strikes, unnamed
 
 from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
 
@@ -122,43 +121,6 @@ def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     gc.collect()
     assert alive() is None
     settle(device, backend, stream, memory, gate)
-
-
-def _capture(captured: gi.Stream, joined: gi.Stream, signalled: Any, *, fails: bool) -> None:
-    with contextlib.suppress(NotImplementedError), captured.capture():
-        joined.wait_stream(captured)
-        signalled.signal(joined, 1)
-        captured.wait_stream(joined)
-        if fails:
-            raise NotImplementedError
-
-
-@pytest.mark.parametrize("what", ["copy", "close", "capture", "failed capture"])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Python drops one in a finalizer
-def test_wherever_an_exception_strikes_nothing_stays_that_is_not_named(what: str) -> None:
-    """At the entry of each function of the library in turn, until none is left to strike."""
-    number, struck = 0, True
-    while struck:
-        number, before = number + 1, set(alive())
-        device, backend = everything()
-        streams = [device.create_stream() for _ in range(3)]
-        memory, semaphore = memory_of(device), semaphore_of(device)
-        buffer = memory.map_buffer()
-        backend.blocked.add(streams[0].ptr)
-        buffer.fill(1, stream=streams[0])
-        call: Callable[[], object] = memory.close
-        if what == "copy":
-            call = functools.partial(buffer.copy_to_host, np.ones(64, "uint8"), stream=streams[0])
-        elif what != "close":
-            call = functools.partial(_capture, streams[1], streams[2], semaphore, fails=what != "capture")
-        struck = strikes(call, number)
-        backend.blocked.clear()
-        for one in (*streams, memory, semaphore):
-            one.close()
-        gc.collect()
-        device.drain()
-        assert unnamed(before) == [], f"behind an exception at call {number}"
-    assert number > 20
 
 
 def test_a_failed_stream_fails_its_own_buffers_copies_only(host: Device) -> None:

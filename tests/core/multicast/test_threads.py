@@ -45,9 +45,9 @@ def test_bytes_are_reserved_by_one_thread_at_a_time(devices: Devices, monkeypatc
     with gi.create_multicast(devices[:1], SIZE) as multicast, devices[0].allocate(SIZE) as memory:
         overlapping, seen = multicast._overlapping, list[bool]()
 
-        def look(wanted: Any) -> dict[Any, Any]:
+        def look(*wanted: Any) -> Any:
             seen.append(is_held(monitor._lock))
-            return overlapping(wanted)
+            return overlapping(*wanted)
 
         monkeypatch.setattr(multicast, "_overlapping", look)
         multicast.bind_memory(memory)
