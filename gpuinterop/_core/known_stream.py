@@ -278,8 +278,8 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend", "bare", "broken", "captured", "failure", "fences", "graph", "key", "limit", "odd", "owned", "pointer",
-        "thread", "told", "voids", "waits",
+        "backend", "bare", "broken", "captured", "failure", "fences", "graph", "key", "limit", "odd", "owned",
+        "pointer", "thread", "told", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool, label: str | None = None) -> None:
