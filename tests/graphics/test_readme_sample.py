@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-import gpuinterop as gi
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -42,11 +39,9 @@ class SlowRenderer:
     The log is Vulkan's own, and is read back through Vulkan.
     """
 
-    def __init__(self, application: Application, frames: int, *, hold: bool) -> None:
+    def __init__(self, application: Application, frames: int) -> None:
         self.application = application
         self.frames = frames
-        self.hold = hold
-        self.held: list[Any] = []
         self.count = 0
         self.buffer: Any = None
         vulkan = application.api
@@ -106,9 +101,7 @@ class SlowRenderer:
             pCommandBuffers=[self.record()],
             pSignalSemaphores=waits["signal_semaphores"],
         )
-        self.held.append(info)
-        if not self.hold:
-            self.let_go()
+        vulkan.vkQueueSubmit(self.application.queue, 1, [info], None)
 
     def give(self) -> dict[str, Any]:
         """The names that the README's sample uses without making them."""
@@ -119,22 +112,10 @@ class SlowRenderer:
             "queue": self.application.queue,
             "queue_family": 0,
             "size": SIZE,
-            "frames": self.numbers(),
+            "frames": (frame % 256 for frame in range(self.frames)),
             "commands": None,
             "submit": self.submit,
         }
-
-    def numbers(self) -> Iterator[int]:
-        """The sample's `frames`. Held: a frame is submitted when the consumer has done all that it does for it."""
-        for frame in range(self.frames):
-            yield frame % 256
-            if self.hold:
-                self.let_go()
-                self.application.idle()  # a binary signal that nobody waits for is lost: one frame at a time
-
-    def let_go(self) -> None:
-        while self.held:
-            self.application.api.vkQueueSubmit(self.application.queue, 1, [self.held.pop(0)], None)
 
     def finish(self) -> list[int]:
         """Log the last frame too, and read the log through Vulkan."""
@@ -156,10 +137,10 @@ class SlowRenderer:
             self.application.api.vkFreeMemory(self.application.device, memory, None)
 
 
-def run(application: Application, frames: int, *, hold: bool = False) -> list[int]:
+def run(application: Application, frames: int) -> list[int]:
     """What Vulkan found in the buffer after each frame."""
     setup, loop = sample()
-    renderer = SlowRenderer(application, frames, hold=hold)
+    renderer = SlowRenderer(application, frames)
     names = renderer.give()
     exec(compile(setup, str(README), "exec"), names)
     renderer.buffer = names["buffer"]
@@ -176,11 +157,3 @@ def run(application: Application, frames: int, *, hold: bool = False) -> list[in
 
 def test_a_thousand_frames(application: Application) -> None:
     assert run(application, 1000) == [left(frame) for frame in range(1000)]
-
-
-# The layer is right: a bridged answer is signalled before what it answers.
-@pytest.mark.unjustified("VUID-VkSubmitInfo-pSignalSemaphores-03242")
-def test_without_the_wait_every_frame_is_wrong(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gi.ExternalSemaphore, "wait", lambda *_arguments, **_options: None)
-    found = run(application, 20, hold=True)
-    assert [value == left(frame) for frame, value in enumerate(found)] == [False] * 20

@@ -146,28 +146,6 @@ def test_an_immutable_array_is_read(application: Application, allocation: gi.All
                 write()
 
 
-def test_frames_of_an_array(application: Application, device: gi.Device, allocation: gi.Allocation) -> None:
-    """The handoff is that of a shared buffer; a command buffer is recorded once."""
-    field, stream = pattern(allocation).view(np.uint32), device.wrap_stream(0)
-    with gi.bridge.Bridge(device) as bridge:
-        handoff = gi.vulkan.share_handoff(application.vk, device, allow=("binary", "bridged"), bridge=bridge)
-        shared = gi.vulkan.import_array(application.vk, field)
-
-        def work(commands: Any) -> None:
-            shared.acquire(commands)
-            application.api.vkCmdFillBuffer(commands, shared.vk_buffer, 0, SIZE, 7)
-            shared.release(commands)
-
-        commands = application.record(work)
-        for _ in range(20):
-            handoff.submit(command_buffers=[commands])
-            handoff.acquire(stream)
-            assert (field == 7).all()
-            field[:] = 1
-            handoff.release(stream)
-        application.vk.close()
-
-
 # -- what is refused, and what fails ---------------------------------------------------------------------------------
 
 
@@ -413,19 +391,3 @@ def test_the_array_is_kept_as_long_as_the_queue_may_use_it(application: Applicat
     application.vk.close()
     gc.collect()
     assert alive() is None
-
-
-@pytest.mark.parametrize("application", [False], ids=["typed"], indirect=True)
-def test_a_thousand_imports(application: Application, allocation: gi.Allocation) -> None:
-    def used() -> int:
-        return sum(len(one.addresses) for one in system.mappings())
-
-    memory = pattern(allocation)
-    for turn in range(1100):
-        gi.vulkan.import_array(application.vk, memory).close()
-        if turn == 100:
-            gc.collect()
-            before = descriptors(), used()
-    gc.collect()
-    assert descriptors() == before[0]
-    assert used() - before[1] < SIZE * 100, "each tenth would have left its memory"

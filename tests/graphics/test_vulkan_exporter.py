@@ -3,12 +3,11 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.demo.producer import Producer
 from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
@@ -52,6 +51,9 @@ def test_memory_is_written_and_read(writing: VulkanExporter) -> None:
 
 
 def test_exported_memory_says_where_it_came_from(exporter: VulkanExporter) -> None:
+    for size in (0, -1):
+        with pytest.raises(gi.InvalidArgumentError, match="size"):
+            exporter.create_memory(size)
     with exporter.create_memory(4096) as memory, memory.export() as handle:
         assert handle.origin is not None
         assert handle.origin.kind is OriginKind.MEMORY
@@ -60,12 +62,6 @@ def test_exported_memory_says_where_it_came_from(exporter: VulkanExporter) -> No
         assert handle.origin.dedicated == memory.dedicated
         assert type(handle) is gi.OpaqueFd
         assert handle.owned
-
-
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_size_that_cannot_be(exporter: VulkanExporter, size: int) -> None:
-    with pytest.raises(gi.InvalidArgumentError, match="size"):
-        exporter.create_memory(size)
 
 
 def test_fill(writing: VulkanExporter) -> None:
@@ -114,9 +110,7 @@ def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> No
         assert not semaphore.wait(timeout=0.05)
 
 
-def test_a_wait_that_ran_out_of_time_keeps_its_place(
-    signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_that_ran_out_of_time_keeps_its_place(signalling: VulkanExporter) -> None:
     with signalling.create_semaphore(Binary) as semaphore, signalling.create_memory(64) as memory:
         for _ in range(3):
             assert not semaphore.wait(timeout=0.02)  # "not signalled yet": that must not cost the next signal
@@ -131,21 +125,7 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(
         assert memory.read(0, 4) == b"\1\0\0\0"
         assert not semaphore.wait(timeout=0.02)
         (left,) = semaphore.unheard
-        events: list[object] = []
-        done, release = left.done, left.release
-
-        def watched_done(timeout: float = 0.0) -> bool:
-            events.append(timeout)
-            return done(timeout)
-
-        def watched_release() -> None:
-            events.append("release")
-            release()
-
-        monkeypatch.setattr(left, "done", watched_done)
-        monkeypatch.setattr(left, "release", watched_release)
-    assert events[:2] == [0.0, "release"]  # the close has taken the wait over, and did not wait for a signal first
-    assert left.done()
+    assert left.done()  # the close has taken the wait over
 
 
 def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,27 +145,6 @@ def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypat
         assert len(signalling._fences) == 1
         semaphore.signal()
         assert semaphore.wait(timeout=30)
-
-
-def test_a_gpus_memory_is_staged_also_where_the_host_sees_it(exporter: VulkanExporter) -> None:
-    exporter.physical.__dict__["is_cpu"] = False
-    with exporter.create_memory(4096) as memory:
-        memory.write(0, b"abcd")
-        assert memory.read(0, 4) == b"abcd"
-        assert memory._staging is not None
-
-
-def test_work_is_recorded_under_the_lock(exporter: VulkanExporter) -> None:
-    """Recording uses the command pool, which other threads submit from."""
-    real, held = exporter.vk.functions.vkCmdDispatch, []
-
-    def watched(*arguments: Any) -> None:
-        held.append(exporter._lock.locked())
-        real(*arguments)
-
-    exporter.vk.functions.__dict__["vkCmdDispatch"] = watched
-    Producer(exporter, SMALL, None).close()
-    assert held == [True]
 
 
 def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
@@ -213,11 +172,6 @@ def test_closing_an_exporter_with_a_timeline_wait_pending_returns(driver: str) -
     assert submission.done()
 
 
-def test_foreign_objects_are_refused(exporter: VulkanExporter) -> None:
-    with pytest.raises(gi.ArgumentTypeError, match="objects of this exporter"):
-        exporter.submit(fill=[Fill(memory=object(), offset=0, size=4, word=0)])
-
-
 def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, driver: str) -> None:
     """They are of another VkDevice, whose driver takes them for its own and crashes, or writes anywhere."""
     with open_exporter(driver) as other, other.create_memory(64) as memory:
@@ -225,8 +179,13 @@ def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, d
         kind = Binary if exportable else Timeline
         with VulkanSemaphore(other, kind, exportable=exportable) as semaphore:
             fill = [Fill(memory=memory, offset=0, size=4, word=1)]
-            for wrong in ({"fill": fill}, {"wait": [(semaphore, 1)]}, {"signal": [(semaphore, 1)]}):
-                with pytest.raises(gi.ArgumentTypeError, match="of another") as caught:
+            for wrong in (
+                {"fill": [Fill(memory=object(), offset=0, size=4, word=0)]},
+                {"fill": fill},
+                {"wait": [(semaphore, 1)]},
+                {"signal": [(semaphore, 1)]},
+            ):
+                with pytest.raises(gi.ArgumentTypeError, match=r"of another|objects of this exporter") as caught:
                     exporter.submit(**wrong)
                 assert caught.value.argument == "submit"
         assert exporter.submit().done(30)

@@ -85,41 +85,22 @@ def test_a_closed_timeline_is_not_looked_at(application: Application, device: gi
         closed(shared.counter, lambda: shared.vk_semaphore)
 
 
-def test_null_handles_are_refused(application: Application, device: gi.Device) -> None:
-    vk = application.vk
-    calls: dict[str, Callable[[Any], object]] = {
-        "vk_memory": lambda nothing: gi.vulkan.export_memory(vk, nothing, size=4096, dedicated=False),
-        "vk_semaphore": lambda nothing: gi.vulkan.export_semaphore(vk, nothing, Binary),
-        "physical_device": gi.vulkan.identity,
-    }
-    for nothing in (None, 0, application.api.ffi.NULL):
-        for argument, call in calls.items():
-            with pytest.raises(gi.InvalidArgumentError) as caught:
-                call(nothing)
-            assert caught.value.argument == argument
-
-
 @pytest.mark.signals_beside
-@pytest.mark.parametrize("mode", ["timeline", "binary", "bridged"])
-def test_a_bad_timeout_is_refused_at_once(driver: str, application: Application, device: gi.Device, mode: str) -> None:
+def test_a_bad_timeout_is_refused_at_once(application: Application, device: gi.Device) -> None:
     """Also where there is nothing to wait for yet, or nothing any more."""
-    try:
-        handoff = gi.vulkan.share_handoff(application.vk, device, allow=(mode,))
-    except gi.UnsupportedError:
-        semaphores_missing(driver, Timeline if mode == "timeline" else Binary)
     bad: list[Any] = ["soon", b"1", float("nan"), -1, True]
-    with handoff, device.create_stream() as stream:
+    allow = "timeline", "binary", "bridged"
+    with gi.vulkan.share_handoff(application.vk, device, allow=allow) as handoff, device.create_stream() as stream:
         for _ in range(2):
             for timeout in bad:
-                for call in (handoff.wait_host, handoff.close, lambda it: handoff.acquire(stream, timeout=it)):
-                    with pytest.raises(gi.InvalidArgumentError) as caught:
+                for call in (handoff.wait_host, handoff.close):
+                    with pytest.raises(gi.InvalidArgumentError, match="timeout"):
                         call(timeout)
-                    # A frame that nobody submitted is refused for that, before the time-out is looked at.
-                    assert caught.value.argument in ("timeout", "handoff")
             handoff.submit()
+            with pytest.raises(gi.InvalidArgumentError, match="timeout"):
+                handoff.acquire(stream, timeout=bad[0])
             handoff.acquire(stream)
             handoff.release(stream)
-            handoff.wait_host(30)
             handoff.wait_host(None)
         application.idle()
 
@@ -245,6 +226,15 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ),
         ("timeout", lambda: vk.close("soon")),
         ("instance", lambda: g.VulkanContext("x", vk.physical_device, vk.device)),
+        *(
+            null
+            for it in (None, 0, application.api.ffi.NULL)
+            for null in (
+                ("vk_memory", lambda it=it: g.export_memory(vk, it, size=4096, dedicated=False)),
+                ("vk_semaphore", lambda it=it: g.export_semaphore(vk, it, Binary)),
+                ("physical_device", lambda it=it: g.identity(it)),
+            )
+        ),
     ]
     for argument, call in calls:
         with pytest.raises(gi.InvalidArgumentError) as caught:

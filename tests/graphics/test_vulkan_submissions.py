@@ -163,7 +163,3 @@ def test_what_no_earlier_frame_returned_takes_no_turn(handoff: Any, wrong: objec
         handoff.vulkan_submit(into=wrong)
     with pytest.raises(gi.InvalidArgumentError, match="undo_submit is out of turn; call submit or vulkan_submit for"):
         handoff.undo_submit()
-
-
-def test_it_is_a_handoff(handoff: Any) -> None:
-    assert isinstance(handoff, gi.Handoff)
