@@ -10,7 +10,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.exporters.base import ExporterImage, ImageParameters
 from gpuinterop.exporters.vulkan import VulkanExporter
-from gpuinterop.handles import ArrayUsage, OriginKind
+from gpuinterop.handles import ArrayUsage
 from gpuinterop.vulkan import _api as c
 
 if TYPE_CHECKING:
@@ -71,16 +71,6 @@ def test_images_are_written_and_read(exporter: VulkanExporter, format: str, shap
         assert _contents(image) == first, "reading changes nothing"
         assert _fill(image, 2) == _contents(image)
         assert image.size >= sum(map(parameters.level_bytes, range(parameters.levels)))
-
-
-def test_exported_images_say_where_they_came_from(exporter: VulkanExporter) -> None:
-    with exporter.create_image(PLAIN) as image, image.export() as handle:
-        assert type(handle) is gi.OpaqueFd
-        assert handle.owned
-        assert handle.origin is not None
-        assert handle.origin.kind is OriginKind.MEMORY
-        assert handle.origin.device == exporter.identity
-        assert (handle.origin.size, handle.origin.dedicated) == (image.size, True)
 
 
 def test_usage(exporter: VulkanExporter) -> None:

@@ -22,7 +22,6 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.handles import Binary, Timeline
-from gpuinterop.vulkan import VulkanContext
 from tests.beside import beside
 
 if TYPE_CHECKING:
@@ -48,14 +47,9 @@ class Program:
     def __init__(self, driver: str) -> None:
         self.driver = driver
         self.application = Application(driver)
-        self.application.vk.close()  # this one's is:
-        self.vk = self.context()
+        self.vk = self.application.vk
         self.device = match(self.vk)
         self.ended = False
-
-    def context(self, *, queue: bool = True) -> VulkanContext:
-        a = self.application
-        return VulkanContext(a.instance, a.physical_device, a.device, a.queue if queue else None, 0)
 
     def handoff(self, mode: str) -> Any:
         """Or a skip, where the driver is known to have none of this mode."""
@@ -190,28 +184,11 @@ def held(program: Program, shared: Any) -> HeldQueue:
     return HeldQueue(program.application, lambda commands: fill(commands, shared.vk_buffer, 0, shared.size, 0x01010101))
 
 
-def test_vulkans_own_queue_is_waited_for(program: Program) -> None:
-    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
-    mapped = program.bytes_of(shared)
-    array = np.asarray(shared.view(4096))
-    ended = threading.Event()
-
-    def close() -> None:
-        program.vk.close(LIMIT)
-        ended.set()
-
-    with held(program, shared) as queue, beside(close):
-        assert not ended.wait(0.2), "the queue is at work with the buffer"
-        queue.let_go()
-        assert ended.wait(LIMIT)
-    program.end()
-    assert bytes(mapped) == b"\1" * 4096
-    stays_right(array, mapped)
-
-
-def test_two_threads_close_one_context(program: Program) -> None:
-    """Each has a fence behind the queue's work, and whoever comes first destroys both."""
-    shared = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+@pytest.mark.parametrize("closers", [1, 2])
+def test_vulkans_own_queue_is_waited_for(program: Program, closers: int) -> None:
+    """Each thread that closes has a fence behind the queue's work, and whoever comes first destroys all."""
+    shared: Any = gi.vulkan.share_buffer(program.vk, program.device, 4096)
+    mapped, array = program.bytes_of(shared), np.asarray(shared.view(4096))
     status = program.vk.functions.vkGetFenceStatus
     looking: set[int] = set()
 
@@ -220,10 +197,14 @@ def test_two_threads_close_one_context(program: Program) -> None:
         return int(status(device, fence))
 
     program.vk.functions.__dict__["vkGetFenceStatus"] = look
-    with held(program, shared) as queue, beside(*[lambda: program.vk.close(LIMIT)] * 2):
-        assert system.until(lambda: len(looking) == 2, LIMIT)
+    with held(program, shared) as queue, beside(*[lambda: program.vk.close(LIMIT)] * closers):
+        assert system.until(lambda: len(looking) == closers, LIMIT)
+        assert not shared.vulkan_object.closed, "the queue is at work with the buffer"
         queue.let_go()
     assert shared.vulkan_object.closed
+    program.end()
+    assert bytes(mapped) == b"\1" * 4096
+    stays_right(array, mapped)
 
 
 @pytest.mark.parametrize("raises", [False, True])
@@ -310,15 +291,6 @@ def test_a_lost_device_is_not_waited_for(program: Program, call: str) -> None:
     program.vk.functions.__dict__[call] = lost
     program.vk.close()
     assert shared.vulkan_object.closed
-
-
-def test_a_context_without_a_queue_leaves_that_to_the_application(program: Program) -> None:
-    with program.context(queue=False) as vk:
-        shared = gi.vulkan.share_buffer(vk, program.device, 4096)
-        mapped = program.bytes_of(shared)
-        with held(program, shared):
-            pass
-    assert bytes(mapped) == b"\1" * 4096
 
 
 # -- one at a time -----------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan._query import PhysicalDevice, Support
 
 if TYPE_CHECKING:
-    from tests.graphics.vulkan_application import Application, match, require_allocations, semaphores_missing
+    from tests.graphics.vulkan_application import Application, semaphores_missing
 else:
-    from vulkan_application import Application, match, require_allocations, semaphores_missing
+    from vulkan_application import Application, semaphores_missing
 
 
 @pytest.fixture
@@ -171,18 +170,6 @@ def test_an_image_over_the_limits_is_refused(
     refused("layers", 16, 8, layers=4)
 
 
-def test_a_dropped_import_is_destroyed_with_the_context(driver: str) -> None:
-    application = Application(driver)
-    device = match(application.vk)
-    require_allocations(application, device)
-    with device.allocate(8192) as allocation:
-        imported = gi.vulkan.import_array(application.vk, allocation.buffer.view(8192))
-        with pytest.warns(gi.LeakedResourceWarning, match=r"imported array #\d+ .* was dropped without close"):
-            del imported
-            gc.collect()
-        application.close()  # the layer complains of what a VkDevice is destroyed with
-
-
 def test_bad_arguments_are_named(application: Application, device: gi.Device) -> None:
     vk: Any = application.vk
     g: Any = gi.vulkan
@@ -194,14 +181,12 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ("vk", lambda: g.export_memory(None, 1, size=1, dedicated=False)),
         ("device", lambda: g.share_buffer(vk, 0, 4096)),
         ("size", lambda: g.share_buffer(vk, dev, 1 << 63)),
-        ("usage", lambda: g.share_buffer(vk, dev, 4096, usage="x")),
         ("usage", lambda: g.share_buffer(vk, dev, 4096, usage=0)),
         ("usage", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", usage=-1, **linear)),
-        ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=gi.OpaqueFd)),
         ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[gi.TimelineFd])),
         ("handle_types", lambda: g.share_buffer(vk, dev, 4096, handle_types=[])),
         ("extent", lambda: g.share_image(vk, dev, 8, "R8_UNORM", **linear)),
-        ("extent", lambda: g.share_image(vk, dev, (8.5, 8), "R8_UNORM", **linear)),
+        ("format", lambda: g.share_image(vk, dev, (8, 8), "R8G8B8_UNORM", **linear)),  # no driver has linear ones
         ("extent", lambda: g.share_image(vk, dev, (8,), "R8_UNORM", **linear)),
         ("extent", lambda: g.share_image(vk, dev, (8, 0), "R8_UNORM", **linear)),
         ("levels", lambda: g.share_image(vk, dev, (8, 8), "R8_UNORM", levels="2")),

@@ -146,13 +146,6 @@ def test_an_instance_that_has_extensions_names_alone(application: Application) -
     assert asked.count(b"vkGetPhysicalDeviceProperties2KHR") == 2
 
 
-def test_a_thing_that_is_no_handle(application: Application) -> None:
-    with pytest.raises(gi.ArgumentTypeError, match="VkPhysicalDevice"):
-        gi.vulkan.identity("device")
-    with pytest.raises(gi.InvalidArgumentError, match="device: the VkDevice is null"):
-        gi.vulkan.VulkanContext(application.instance, application.physical_device, 0)
-
-
 def test_capabilities(application: Application, driver: str) -> None:
     table = gi.vulkan.capabilities(application.physical_device)
     assert len(table) == len(DOMAIN)

@@ -135,7 +135,7 @@ def test_linear_images_of_other_formats(
     extent: Any = np.int64(33), np.int64(5)
     with gi.vulkan.share_image(application.vk, device, extent, format, tiling="linear") as shared:
         view = shared.view()
-        assert (shared.format, shared.extent) == (name, (33, 5))
+        assert (shared.format, shared.extent, shared.dedicated) == (name, (33, 5), True)
         assert (tuple(view.shape), view.dtype) == ((5, 33, channels), dtype)
         if application.vk.is_cpu:
             strides = shared.row_pitch, channels * np.dtype(dtype).itemsize, np.dtype(dtype).itemsize

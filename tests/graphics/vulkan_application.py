@@ -125,13 +125,8 @@ class Calls:
 
     def level(self) -> bool:
         """Whether what was made is destroyed."""
-        made, ends = self.made, {"Create": "Destroy", "Allocate": "Free"}
-        return all(
-            made.count(name) == made.count(name.replace(make, end))
-            for name in made
-            for make, end in ends.items()
-            if make in name
-        )
+        pairs = ("vkCreateBuffer", "vkDestroyBuffer"), ("vkAllocateMemory", "vkFreeMemory")
+        return all(self.made.count(make) == self.made.count(end) for make, end in pairs)
 
 
 class HeldQueue:
