@@ -133,8 +133,8 @@ test:
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
     test-lowest-cuda test-lowest-hip
 
-# What does not go through the bindings is not run again.
-ONCE = ARGS="$(or $(ARGS),-k 'not interrupts and not simulated_command and not bench and not yardsticks and not demo')"
+# What goes through the bindings: the kit, and each call of the table.
+ONCE = ARGS="$(or $(ARGS),-k 'test_conformance or test_facts or test_unknown_status')"
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.1 $(ONCE)
 

@@ -96,9 +96,10 @@ class Rehearsal:
         """What the steps of a row came to; they run the first time."""
         if name not in self._ran:
             with self._broken(name):
-                given = inputs(
-                    self._workflow, rows="", limit="30", lock=str(self._temporary / "lock"), tests="-k 'not nonesuch'"
-                )
+                options = {"limit": "15", "lock": str(self._temporary / "lock"), "tests": "-k 'not nonesuch'"}
+                if self._ran:  # the library is there
+                    options["install"] = "true"
+                given = inputs(self._workflow, rows="", **options)
                 row = {"name": name, **ROWS[name]}
                 self._ran[name] = self._runner(name).run(
                     self._workflow["jobs"]["test"], inputs=given, matrix={"row": row}
@@ -115,12 +116,9 @@ class Rehearsal:
         return runner.run(self._workflow["jobs"]["table"], inputs=given), runner.file("GITHUB_STEP_SUMMARY").read_text()
 
     def _runner(self, row: str) -> Runner:
-        """The machine; that of CUDA's row is fresh, and has what this row installs alone."""
-        temporary = self._temporary / "fresh" if row == "cuda" else self._temporary
-        temporary.mkdir(exist_ok=True)
         pip = {"PIP_FIND_LINKS": str(self._index), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         wide = {"COLUMNS": "400"}  # a row of the table is one line
-        return Runner(self.library, temporary, {**variables(), **pip, **wide, **_driver(row)})
+        return Runner(self.library, self._temporary, {**variables(), **pip, **wide, **_driver(row)})
 
     @contextmanager
     def _broken(self, row: str) -> Iterator[None]:
