@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import sysconfig
 import types
@@ -55,22 +54,6 @@ def test_every_public_name_has_an_example() -> None:
     assert len(PUBLIC) > 200
     bare = {name for name, there in PUBLIC.items() if there not in SHOWN and there not in EXCERPTS}
     assert bare == EXEMPT.keys()
-
-
-def test_sphinx_takes_no_words_for_a_type() -> None:
-    """Napoleon takes what a value's first line has before a colon for its type; in Attributes, names before a comma."""
-    taken = []
-    for name, one in ALL.items():
-        owner, _, last = name.rpartition(".")
-        if {name, owner}.isdisjoint(PUBLIC.values()) or last.startswith("_"):
-            continue
-        first, _, rest = one.text.partition("\n")
-        if one.of_value and ": " in re.sub(r"``.*?``|`.*?`", "", first):
-            taken.append(f"{name}: {first}")
-        attributes = re.search(r"Attributes\n *-+\n(.*?)(\n\n|$)", rest, re.DOTALL)
-        listed = attributes[1].splitlines() if attributes else []
-        taken += [f"{name}: {line}" for line in listed if re.match(r" *\w+, [\w, ]+( : .*)?$", line)]
-    assert not taken
 
 
 BRIDGED: Final = {name for name, one in ON_THE_HOST.items() if "bridge" in one.text.lower()}

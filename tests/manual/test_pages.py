@@ -105,30 +105,9 @@ def test_each_block_is_marked() -> None:
     assert not unmarked, "say where each of these runs: " + ", ".join(unmarked)
 
 
-def test_a_page_that_needs_more_than_a_backend_says_so_first() -> None:
-    silent = []
-    for page in manual.pages():
-        for block in manual.blocks(page):
-            if manual.KINDS & set(block.marks) or MATCHES_VULKAN in block.code:
-                before = (ROOT / page).read_text(encoding="utf-8").split("\n")[: block.line]
-                silent += [str(block)] * (not re.search(r"\bneeds?\b", "\n".join(before)))
-    assert not silent
-
-
 def test_a_block_is_no_wider_than_a_page() -> None:
     blocks = (block for page in manual.pages() for block in manual.blocks(page))
     assert [str(block) for block in blocks if any(len(line) > WIDTH for line in block.code.splitlines())] == []
-
-
-def test_an_indented_block_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        "Words:\n\n    code = 1\n\n- an item:\n\n    its words\n\n```python host\n\n    pass\n```\n\n\tcode\n",
-        encoding="utf-8",
-    )
-    assert list(manual.indented(str(page))) == [f"{page}:3"]
-    page.write_text("- an item\n\nWords:\n\n\tcode\n    more\n", encoding="utf-8")
-    assert list(manual.indented(str(page))) == [f"{page}:5"]
 
 
 def test_what_a_reader_runs_is_there() -> None:
@@ -166,61 +145,17 @@ def test_an_excerpt_stands_in_its_file() -> None:
     assert found
 
 
-def test_a_change_of_what_ran_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Also of the output that the page promises, and of the programs and shaders that it uses; not of its words."""
-    page, shader = tmp_path / "page.md", tmp_path / "wave.spv"
-    uses = {
-        tmp_path / "uses_it.py": b"SHADER = 'wave.spv'\n",
-        tmp_path / "wave.comp": b"void main() {}",
-        shader: b"\x03\xff",
-    }
-    for path, content in uses.items():
-        path.write_bytes(content)
-    monkeypatch.setattr(manual, "EXAMPLES", tmp_path)
-    source = "```python gpu\nimport uses_it\nprint(1)\n```\n\n```text output\n1\n```\n"
-    page.write_text(source, encoding="utf-8")
-    before = manual.digest(str(page))
-    page.write_text(source + "\nWords.\n\n```python host\nprint(3)\n```\n\n```text output\n3\n```\n", encoding="utf-8")
-    assert manual.digest(str(page)) == before
-    for old, new in (("print(1)", "print(2)"), ("output\n1", "output\n2")):
-        page.write_text(source.replace(old, new), encoding="utf-8")
-        assert manual.digest(str(page)) != before, old
-    page.write_text(source, encoding="utf-8")
-    for path, content in uses.items():
-        path.write_bytes(content + b"\n")
-        assert manual.digest(str(page)) != before, path.name
-        path.write_bytes(content)
-    assert manual.digest(str(page)) == before
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("```python host\nprint(1)\n```\n\n```text output\n2\n```\n", "expected"),
-        ("```python host\nraise SystemExit(3)\n```\n", ""),
-        ("```console host\n$ echo 1\n2\n```\n", "expected"),
         ("```console host\n$ false\n```\n", "ended with status 1"),
         (
             "```python host\nimport gpuinterop as gi\ngi.device().allocate(4096).export()\n```\n",
             "LeakedResourceWarning",
         ),
-        (
-            "```console host\n$ python -c 'import gpuinterop as gi; gi.device().allocate(4096)'\n```\n",
-            "LeakedResourceWarning",
-        ),
-        ("```python host\nprint(1)\n```\n", "expected"),
-        ("<!-- host\nname = 1\n-->\n\n```python host\nname += 1\n```\n", "'name' is not defined"),
     ],
-    ids=[
-        "another output",
-        "an exit",
-        "a command's output",
-        "a command's status",
-        "a leak",
-        "a child's leak",
-        "an output that the page does not have",
-        "a name of a comment",
-    ],
+    ids=["another output", "a command's status", "a leak"],
 )
 def test_a_wrong_page_fails(tmp_path: Path, text: str, said: str) -> None:
     page = tmp_path / "page.md"
@@ -241,34 +176,6 @@ def test_every_page_is_in_the_navigation() -> None:
     assert missing == ["README.md", "docs/index.md"]
 
 
-def test_a_page_links_each_word_of_the_glossary_where_it_first_uses_it() -> None:
-    """Headings, code, and links to other places may have the word before."""
-    glossary = "docs/reference/glossary.md"
-    words = re.findall(r"^## (.+)$", (ROOT / glossary).read_text(encoding="utf-8"), re.MULTILINE)
-    assert words
-    unlinked = []
-    for page in set(manual.pages()) - {"README.md", glossary}:
-        text = (ROOT / page).read_text(encoding="utf-8")
-        text = re.sub(r"^ *```.*?^ *```$|<!--.*?-->|^#+ [^\n]*$", "", text, flags=re.MULTILINE | re.DOTALL)
-        text = re.sub(r"\[[^\]]*\]\([^)\s]*glossary\.md#([\w-]+)\)", r"<\1>", text)
-        text = re.sub(r"\[[^\]]*\]\([^)]*\)", "", text)
-        for word in words:
-            link = f"<{word.lower().removesuffix('()')}>"
-            use = rf"`(?:\w+\.)*{re.escape(word)}`" if word.endswith("()") else rf"\b{word}(?:s|d|ed)?\b"
-            prose = text if word.endswith("()") else re.sub(r"`[^`]*`", "", text)
-            first = re.search(f"{link}|{use}", prose, re.IGNORECASE)
-            if first and first[0] != link:
-                unlinked.append(f"{page}: {word}")
-    assert sorted(unlinked) == []
-
-
-def test_the_text_of_a_link_to_a_page_is_a_title() -> None:
-    """A reader of the built manual sees no files."""
-    for page in manual.pages():
-        text = (ROOT / page).read_text(encoding="utf-8")
-        assert re.findall(r"\[[^\]]*\.md\]\(|\[[\w-]+(?:/[\w-]+)+\]\(", text) == [], page
-
-
 def _public() -> set[str]:
     """Every name of a module's ``__all__``, by the shortest way to it."""
     import gpuinterop as gi
@@ -286,24 +193,6 @@ def test_every_public_name_stands_in_the_reference() -> None:
     suites = {"gpuinterop.testing.suites.Suite", "gpuinterop.testing.suites.base.Harness"}
     assert sorted((_public() | suites) - listed) == []
     assert "_generated/suites.md" in pages["testing.md"], "the other suites"
-
-
-def test_every_public_name_stands_where_a_task_needs_it() -> None:
-    """In a how-to page, a concept, an example, or the page of bridges; other pages of the reference tell no task."""
-    tasks = (
-        "README.md",
-        "docs/start.md",
-        "docs/performance.md",
-        "docs/howto/",
-        "docs/concepts/",
-        "docs/examples/",
-        "docs/backends/writing.md",
-        "docs/reference/bridge.md",
-    )
-    told = [(ROOT / page).read_text(encoding="utf-8") for page in manual.pages() if page.startswith(tasks)]
-    told += [path.read_text(encoding="utf-8") for path in manual.EXAMPLES.rglob("*.py")]
-    words = set(re.findall(r"\w+", "\n".join(told)))
-    assert sorted(name for name in _public() if name.rpartition(".")[2] not in words) == []
 
 
 def test_a_stand_in_device_is_never_shown_as_a_run() -> None:
