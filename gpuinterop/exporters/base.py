@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from .._arguments import MAX_32, NoCopy, check_int
+from .._arguments import NoCopy, check_int
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
@@ -274,15 +274,6 @@ class Kernel:
             given = getattr(self, name)
             if given and not all(given.partition(":")):
                 raise InvalidArgumentError(name, f"expected {form}, got {given!r}.")
-        if len(self.groups) != 3:
-            raise InvalidArgumentError("groups", f"expected three numbers, got {self.groups!r}.")
-        for count in self.groups:
-            check_int(count, "groups", minimum=1, maximum=MAX_32)
-        if len(self.arguments) > 32:  # what every Vulkan driver has room for
-            raise InvalidArgumentError("arguments", f"expected 32 or fewer, got {len(self.arguments)}.")
-        for number in self.arguments:
-            if not isinstance(number, float):
-                check_int(number, "arguments", minimum=0, maximum=MAX_32)
 
     def program(self, form: str) -> str:
         """The name in one form, ``function`` or ``shader``.

@@ -14,7 +14,7 @@ from ...capabilities import Operation
 from ...errors import LeakedResourceWarning, ResourceBusyError, ResourceClosedError
 from ...handles import OpaqueFd
 from ..requirements import requires
-from .base import LIMIT, Gate, Harness, Suite, args, held, mappings, raises, read
+from .base import LIMIT, Gate, Harness, Suite, held, mappings, raises, read
 from .libraries import libraries, read_capsule, read_interface
 from .streams import in_this_process
 
@@ -59,25 +59,6 @@ class LifetimeSuite(Suite):
         memory.close()
         raises(ResourceClosedError, memory.map_buffer)
         raises(ResourceClosedError, lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4)))
-
-    def test_closed_semaphore(self, harness: Harness) -> None:
-        """A closed semaphore neither waits nor signals, and is taken into no batch."""
-        gate, stream = Gate(harness), harness.stream()
-        gate.ours.close()
-        value = args(gate.kind, 1)
-        for call in (lambda: gate.ours.wait(stream, *value), lambda: gate.ours.signal(stream, *value)):
-            raises(ResourceClosedError, call)
-        stream.synchronize(LIMIT)
-
-    def test_parent_closes_children(self, harness: Harness) -> None:
-        """Closing memory closes its buffers."""
-        _, memory = harness.memory()
-        whole, part = memory.map_buffer(), memory.map_buffer(0, 16)
-        memory.close()
-        assert whole.closed
-        assert part.closed
-        raises(ResourceClosedError, whole.fill)
-        memory.close(timeout=LIMIT)
 
     def test_child_keeps_parent(self, harness: Harness) -> None:
         """A buffer outlives the caller's reference to its memory."""

@@ -183,20 +183,3 @@ class SabotageSuite(Suite):
             scene.ready_theirs.signal(value)
             assert work.done(LIMIT)
         assert stale == ROUNDS
-
-    @KINDS
-    def test_device_signals_too_early(self, harness: Harness, kind: type) -> None:
-        """The device signals before its work: the exporter comes first, in every round."""
-        scene = _Scene(harness, kind)
-        stale = 0
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            scene.ready.signal(scene.stream, *args(kind, value))
-            scene.hold.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(PRODUCED, size=SIZE, stream=scene.stream)
-            work = scene.submit(CONSUMED, wait=[(scene.ready_theirs, value)], signal=[])
-            assert work.done(LIMIT)
-            scene.release(value)
-            scene.stream.synchronize(LIMIT)
-            stale += scene.seen() == PRODUCED
-        assert stale == ROUNDS
