@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
 from ...capabilities import Operation
-from ...errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
+from ...errors import HandleError, InvalidArgumentError, ResourceClosedError
 from ...handles import OriginKind, VmmFd
 from ..multimem import multimem_add, multimem_store
 from ..peer import BackendPeer
@@ -72,37 +71,6 @@ class MulticastSuite(Suite):
         for use in (made.map, made.export, lambda: made.add_device(team[0])):
             raises(ResourceClosedError, use)
 
-    def test_wrong_sizes(self, team: list[Device]) -> None:
-        """A size beside the granularity is refused, and the next good one named."""
-        minimum = team[0].multicast_granularity(team, 1, VmmFd).minimum
-        for size in (0, -1, 1 << 64):
-            raises(InvalidArgumentError, lambda size=size: create_multicast(team, size, VmmFd), argument="size")
-        match = rf"\b{2 * minimum}\b"
-        for size in (minimum + 1, 2 * minimum - 1):
-            raises(
-                InvalidArgumentError,
-                lambda size=size: create_multicast(team, size, VmmFd),
-                argument="size",
-                match=match,
-            )
-
-    def test_wrong_devices(self, team: list[Device], step: int) -> None:
-        """No device, one twice, too many, and none that was not added are refused."""
-        for wrong in ([], 0, -1, [team[0], team[0]], "devices", [team[0], None]):
-            devices: Any = wrong
-            raises(
-                InvalidArgumentError,
-                lambda devices=devices: create_multicast(devices, step, VmmFd, device=team[0]),
-                argument="devices",
-            )
-        with create_multicast(1, step, VmmFd, device=team[0]) as made:
-            made.add_device(team[0])
-            raises(InvalidArgumentError, lambda: made.add_device(team[0]), argument="device")
-            raises(InvalidArgumentError, lambda: made.add_device(team[1]), argument="device")
-            raises(InvalidArgumentError, lambda: made.map([team[1]]), argument="devices")
-            with team[1].allocate(step) as other:
-                raises(InvalidArgumentError, lambda: made.bind_memory(other), argument="allocation")
-
     # -- use ---------------------------------------------------------------------------------------------------------
 
     def test_a_store_reaches_all(self, team: list[Device], step: int, scope: ExitStack) -> None:
@@ -159,69 +127,7 @@ class MulticastSuite(Suite):
         for allocation in memory:
             assert read(allocation.buffer, 0, 36) == b"\x35" * 32 + bytes(4)
 
-    def test_a_mapping_is_no_array(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Only ``multimem`` instructions may touch it: array libraries are refused, with the reason."""
-        mapping: Any = _bound(team, step, scope)[0]
-        for offer in (
-            np.asarray,
-            np.from_dlpack,
-            lambda mapping: mapping.__dlpack__(),
-            lambda mapping: mapping.__dlpack_device__(),
-            lambda mapping: mapping.__array_interface__,
-            lambda mapping: mapping.__cuda_array_interface__,
-        ):
-            raises(UnsupportedError, lambda offer=offer: offer(mapping), match="multimem")
-
     # -- rules -------------------------------------------------------------------------------------------------------
-
-    def test_not_before_all_are_added(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Bind and map, which would block, are refused until every device was added."""
-        made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
-        memory = scope.enter_context(team[0].allocate(step))
-        for device in team:
-            assert not made.complete
-            if made.devices:
-                for early in (
-                    lambda: made.bind_memory(memory),
-                    lambda: made.bind_address(team[0], memory.buffer, step),
-                    made.map,
-                ):
-                    raises(InvalidArgumentError, early, argument="assume_all_added", match="exchange")
-            made.add_device(device)
-        assert made.complete
-        made.bind_memory(memory)
-
-    def test_bindings(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Nothing is bound twice, an unbind equals its bind, and ranges are whole steps within both."""
-        made = scope.enter_context(create_multicast(team, 2 * step, VmmFd))
-        memory = scope.enter_context(team[0].allocate(2 * step))
-        minimum = made.granularity.minimum
-        wrong = [
-            ("offset", {"offset": 1}),
-            ("offset", {"offset": 2 * step}),
-            ("start", {"start": minimum // 2}),
-            ("start", {"start": 2 * step}),
-            ("size", {"size": minimum + 4}),
-            ("size", {"size": 0}),
-            ("size", {"offset": step, "size": 2 * step}),
-            ("size", {"start": step, "size": 2 * step}),
-        ]
-        for argument, options in wrong:
-            raises(InvalidArgumentError, lambda options=options: made.bind_memory(memory, **options), argument=argument)
-        first = made.bind_memory(memory, size=step)
-        raises(InvalidArgumentError, lambda: made.bind_memory(memory), argument="offset")
-        second = made.bind_memory(memory, step, start=step)
-        assert list(made.bindings) == [first, second]
-        for device, offset, size in ((team[0], 0, 2 * step), (team[1], 0, step), (team[0], step, minimum // 2)):
-            raises(
-                InvalidArgumentError,
-                lambda device=device, offset=offset, size=size: made.unbind(device, offset, size),
-                argument="offset",
-            )
-        made.unbind(team[0], 0, step)
-        second.close(timeout=LIMIT)
-        assert list(made.bindings) == []
-        made.bind_memory(memory)
 
     def test_ends(self, team: list[Device], step: int, scope: ExitStack) -> None:
         """Closing memory ends its binding, closing the object everything of it; the memory stays."""

@@ -14,8 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,9 @@ from typing import Any
 import pytest
 
 import gpuinterop.cli.multicast as cli
-from gpuinterop._core import registry
-from gpuinterop._core.multicast import create_multicast
-from gpuinterop.capabilities import Cell, Operation, Support, VerifiedRun, read_verified
-from gpuinterop.cli.records import verified_file
-from gpuinterop.errors import SemaphoreTimeoutError
-from gpuinterop.handles import TimelineFd
+from gpuinterop.capabilities import read_verified
 from gpuinterop.testing import multicast, stand_ins
-from gpuinterop.testing.multimem import multimem_add, multimem_store
-from gpuinterop.testing.report import format_document, write_report
+from gpuinterop.testing.report import write_report
 from gpuinterop.testing.simulated import assert_simulated
 from tests.cli.invoke import invoke
 from tests.programs import python, runs
@@ -172,28 +164,12 @@ def _left(folder: Path, role: str) -> dict[str, int]:
     return {kind: count for kind, count in found["live"].items() if kind in kinds and count}
 
 
-LOUD = """
-from gpuinterop_cuda.backend import CudaBackend
-unbind = CudaBackend.unbind
-
-def loud(*arguments):
-    os.write(1, b'{"step": "create", "error": "a driver says so"}\\n[driver] half a line')
-    os.write(2, b'{')
-    unbind(*arguments)
-
-CudaBackend.unbind = loud
-print("[driver] hello", flush=True)
-"""
-"""Drivers and libraries write where they like, also half a line, and what looks like a message."""
-
-
 def test_it_passes(run_process: Callable[..., Done], tmp_path: Path) -> None:
-    """Every step in order, in two processes, whatever others print there; and neither leaves anything behind."""
-    done = run_process("--json", role=BOTH, script=LOUD, GPUINTEROP_SIM_DEVICES="3")
+    """Every step in order, in two processes, on the devices that were chosen; and neither leaves anything behind."""
+    done = run_process("--json", "--devices", "2,0", role=BOTH, GPUINTEROP_SIM_DEVICES="3")
     assert done.status == 0, done.output + done.errors
     assert done.result["correct"]
-    assert done.result["backend"] == "cuda"
-    assert [device["ordinal"] for device in done.result["devices"]] == [0, 1, 2]
+    assert [device["ordinal"] for device in done.result["devices"]] == [2, 0]
     assert done.result["stand_in"].endswith("libcuda.so.1")
     steps = [step["step"] for step in done.result["steps"]]
     assert steps == [name for name, _ in multicast.Life([]).steps()]
@@ -201,66 +177,17 @@ def test_it_passes(run_process: Callable[..., Done], tmp_path: Path) -> None:
         assert _left(tmp_path, role) == {}, role
 
 
-def test_a_choice_of_devices(run_process: Callable[..., Done]) -> None:
-    """Two of three, in an order of their own."""
-    done = run_process("--json", "--devices", "2,0", GPUINTEROP_SIM_DEVICES="3")
-    assert done.status == 0, done.output + done.errors
-    assert [device["ordinal"] for device in done.result["devices"]] == [2, 0]
-
-
-def test_for_people(run: Callable[..., Done]) -> None:
-    """A line a step; that a stand-in proves nothing, and that nothing is recorded of it, whatever it has shown."""
-    file = verified_file("cuda")
-    before = file.read_bytes()
-    done = run("--report")
-    assert done.status == 0, done.output + done.errors
-    for name, _ in multicast.Life([]).steps():
-        assert f"✓ {name} " in done.output
-    assert "only stands in for a driver" in done.errors
-    assert "multicast works here" in done.output
-    assert "nothing was recorded: " in done.errors
-    assert file.read_bytes() == before
-
-
 # -- what is wrong -------------------------------------------------------------------------------------------------
 
 
-HANGS = {
-    "a step": (CHILD, "simulator._call('block', b'cuMulticastBindMem', 2, 1000.0)"),
-    "the second process": (BOTH, """
-if role == "peer":
-    simulator._call('block', b'cuMulticastAddDevice', 1, 1000.0)
-else:  # nobody's time-out counts but the command's
-    from gpuinterop.testing.peer import BackendPeer
-    BackendPeer.__init__.__kwdefaults__["reply_limit"] = 0.5
-"""),
-    "the end": (CHILD, "import signal\nos._exit = lambda status: signal.pause()"),
-}  # fmt: skip
-
-
-def test_what_hangs(run_process: Callable[..., Done], tmp_path: Path) -> None:
-    """It is named, with what may be the cause, and its processes are killed. All at once: they only wait."""
-
-    def hang(name: str) -> Done:
-        role, script = HANGS[name]
-        folder = tmp_path / name
-        folder.mkdir()
-        return run_process("--json", "--timeout", HUNG, role=role, script=script, folder=folder)
-
-    with ThreadPoolExecutor(len(HANGS)) as pool:
-        failed = {name: done.failed() for name, done in zip(HANGS, pool.map(hang, HANGS), strict=True)}
-    assert {name: step["step"] for name, step in failed.items()} == {
-        "a step": "bind memory",
-        "the second process": "add the devices of both",
-        "the end": "end the process",
-    }
-    for step in failed.values():
-        assert step["outcome"] == "hung"
-        assert f"did not end in {HUNG} s" in step["detail"]
-        assert "was killed" in step["detail"]
-    assert "fabric" in failed["a step"]["likely_cause"]
-    assert "fabric" in failed["the second process"]["likely_cause"]
-    assert "dmesg" in failed["the end"]["likely_cause"]
+def test_what_hangs(run: Callable[..., Done]) -> None:
+    """It is named, with what may be the cause, and its processes are killed."""
+    step = run(
+        "--json", "--timeout", HUNG, script="simulator._call('block', b'cuMulticastBindMem', 2, 1000.0)"
+    ).failed()
+    assert (step["step"], step["outcome"]) == ("bind memory", "hung")
+    assert "was killed" in step["detail"]
+    assert "fabric" in step["likely_cause"]
 
 
 MISSED = """
@@ -284,30 +211,11 @@ CudaBackend.bind_memory = bind_another
 """
 """What is stored does not get into the memory of the last device: another allocation is bound in its place."""
 
-BOUND_ELSEWHERE = """
-from gpuinterop.handles import VmmFd
-from gpuinterop_cuda.backend import CudaBackend
-bind = CudaBackend.bind_address
-
-def bind_another(self, group, device, offset, address, size):
-    _, other = self.map_allocation(self.allocate(device, size, VmmFd), (device,))
-    bind(self, group, device, offset, other, size)
-
-CudaBackend.bind_address = bind_another
-"""
-
 LONG = """
 from gpuinterop_cuda.backend import CudaBackend
 store = CudaBackend.multimem_store
 CudaBackend.multimem_store = lambda self, stream, address, value, count: store(self, stream, address, value, count + 1)
 """
-ELSEWHERE = """
-from gpuinterop_cuda.backend import CudaBackend
-add = CudaBackend.multimem_add
-CudaBackend.multimem_add = lambda self, stream, target, start, count: add(self, stream, target, start + 4, count - 1)
-"""
-
-
 QUIT = "quit = lambda *arguments: ended(0)\n"
 DIES = """
 from gpuinterop_cuda.backend import CudaBackend
@@ -320,39 +228,20 @@ def failing(call: str, code: int) -> str:
     return f"simulator.fail({call!r}, code={code})"
 
 
-FIRST = "the memory of <Device cuda:0 'Simulated GPU 0'>"
 SECOND = "the memory of <Device cuda:1 'Simulated GPU 1'>"
 WRONG: dict[str, tuple[str, str, str, str, str]] = {
     "no object": (CHILD, failing("cuMulticastCreate", 802), "create", "wrong", "cuMulticastCreate.*802"),
-    "no kernel": (CHILD, failing("cuModuleLoadData", 802), "multimem store", "wrong", "cuModuleLoadData.*802"),
-    "no unbind": (CHILD, failing("cuMulticastUnbind", 802), "unmap and unbind", "wrong", "cuMulticastUnbind.*802"),
     "no import": (
         PEER, failing("cuMemImportFromShareableHandle", 800), "import in the second process", "wrong",
         "cuMemImportFromShareableHandle",
     ),
-    "no release there": (PEER, failing("cuMulticastUnbind", 1), "close in both", "wrong", "cuMulticastUnbind"),
-    "a crash at its end": (
-        PEER, "os._exit = lambda status: os.kill(os.getpid(), 11)", "close in both", "wrong", "ended with status -11",
-    ),
     "a crash": (CHILD, DIES, "multimem store", "died", "SIGSEGV"),
-    "an end in a step": (
-        CHILD, QUIT + "from gpuinterop_cuda.backend import CudaBackend\nCudaBackend.multimem_store = quit",
-        "multimem store", "died", "ended with status 0",
-    ),
     "an end in the last": (
         CHILD, QUIT + "from gpuinterop.testing.peer import BackendPeer\nBackendPeer.close_multicast = quit",
         "close in both", "died", "ended with status 0",
     ),
-    "an end before any": (CHILD, "ended(0)", "start a process", "died", "ended with status 0"),
     "one memory is missed": (CHILD, MISSED, "multimem store", "wrong", SECOND),
-    "other memory is bound": (CHILD, BOUND_ELSEWHERE, "bind addresses", "wrong", f"{FIRST} after a store"),
     "one word too many": (CHILD, LONG, "multimem store", "wrong", "1 of 524288 words are wrong"),
-    "sums of other words": (
-        CHILD, ELSEWHERE, "multimem add", "wrong", "sums that <Device cuda:0 'Simulated GPU 0'> has made: word 0 is",
-    ),
-    "one word too many there": (
-        PEER, LONG, "multimem store from both", "wrong", "after a store by the second process",
-    ),
     "one memory is missed there": (
         PEER, MISSED, "multimem store from both", "wrong", f"{SECOND} after a store by this process",
     ),
@@ -372,36 +261,16 @@ def test_what_is_wrong_is_named(run: Callable[..., Done], case: str) -> None:
     assert failed["likely_cause"] or outcome == "wrong"
 
 
-def test_every_step_has_a_likely_cause() -> None:
-    """And no cause is of a step that there is not."""
-    names = {name for name, _ in multicast.Life([]).steps()} | {cli._START, cli._END}
-    assert {name for name in names if not cli._ended(cli.Step(name), "hung", 0.0, "").likely_cause} == set()
-    assert set(cli._CAUSES) <= names
-
-
-@pytest.mark.parametrize(
-    ("role", "number", "status"),
-    [
-        (CHILD, signal.SIGINT, 130),
-        (PEER, signal.SIGTERM, 143),
-        (PEER, signal.SIGKILL, -9),
-    ],
-)
-def test_what_ends_the_command(
-    environment: dict[str, str], tmp_path: Path, role: str, number: int, status: int
-) -> None:
-    """Its processes end with it, also while one hangs, and also where it can do nothing for that any more."""
-    call, before = {
-        CHILD: ("cuMulticastBindMem", "add the devices"),
-        PEER: ("cuMulticastAddDevice", "import in the second process"),
-    }[role]
-    _script(tmp_path, role, f"simulator._call('block', {call.encode()!r}, 1, 1000.0)")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_what_ends_the_command(environment: dict[str, str], tmp_path: Path, number: int, status: int) -> None:
+    """Its processes end with it, while the second hangs, and also where it can do nothing for that any more."""
+    _script(tmp_path, PEER, "simulator._call('block', b'cuMulticastAddDevice', 1, 1000.0)")
     command = [sys.executable, "-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        while f"✓ {before} " not in process.stdout.readline():
+        while "✓ import in the second process " not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
@@ -424,27 +293,6 @@ def unmarked(simulator: Simulator, tmp_path: Path) -> Path:
     return folder / "libcuda.so.1"
 
 
-def test_a_store_that_does_not_end(simulator: Simulator) -> None:
-    """It is given up after its time-out, and not before it is done otherwise."""
-    assert_simulated()
-    devices = list(registry.get_backend("cuda").devices())
-    with ExitStack() as scope:
-        made = scope.enter_context(create_multicast(devices, SIZE))
-        memory = [scope.enter_context(device.allocate(SIZE)) for device in devices]
-        semaphore = scope.enter_context(devices[0].create_semaphore(TimelineFd))
-        stream = scope.enter_context(devices[0].create_stream())
-        for allocation in memory:
-            made.bind_memory(allocation)
-        with made.map() as mapping:
-            semaphore.wait(stream, 1)
-            with pytest.raises(SemaphoreTimeoutError):
-                multimem_store(stream, mapping, 7, 1, timeout=0.05)
-            with pytest.raises(SemaphoreTimeoutError):
-                multimem_add(stream, memory[0].buffer, mapping, 1, timeout=0.05)
-            semaphore.host_signal(1)
-            stream.synchronize(20)
-
-
 def test_no_process_runs_on_another_driver(run_process: Callable[..., Done], unmarked: Path, tmp_path: Path) -> None:
     """The guard of these tests ends it before it has done anything."""
     done = run_process("--json", LD_LIBRARY_PATH=str(unmarked.parent))
@@ -454,32 +302,6 @@ def test_no_process_runs_on_another_driver(run_process: Callable[..., Done], unm
     assert not list(tmp_path.glob("*.pid"))
 
 
-TWO = """
-import ctypes, sys
-
-for path in sys.argv[1:]:
-    ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-import gpuinterop as gi
-from gpuinterop.testing.stand_ins import simulated_driver, stand_in
-
-libraries = gi.get_backend("cuda").libraries
-print(bool(simulated_driver(libraries)), bool(stand_in(libraries)))
-"""
-
-
-def test_of_two_drivers_both_must_be_simulated(simulator: Simulator, unmarked: Path) -> None:
-    """Which one is called cannot be told: multicast is tried on neither, and nothing is recorded."""
-    for paths, found in (
-        ([simulator.path], "True True"),
-        ([unmarked], "False False"),
-        ([simulator.path, unmarked], "False True"),
-        ([unmarked, simulator.path], "False True"),
-    ):
-        environment = {**simulator.environment(), "LD_LIBRARY_PATH": str(paths[0].parent)}
-        done = python("-c", TWO, *map(str, paths), env=environment)
-        assert done.stdout.strip() == found, (paths, done.stderr)
-
-
 # -- nothing is tried ----------------------------------------------------------------------------------------------
 
 
@@ -487,14 +309,10 @@ def test_of_two_drivers_both_must_be_simulated(simulator: Simulator, unmarked: P
     ("arguments", "variables", "text"),
     [
         ((), {"GPUINTEROP_SIM_DEVICES": "1"}, "multicast needs two devices that can, or more; there is cuda:0"),
-        (("--devices", "1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
         (("--devices", "1,1"), {}, "multicast needs two devices that can, or more; there is cuda:1"),
-        (("--devices", "0,7"), {}, "no device 7"),
         (("--devices", "0,x"), {}, "list of ordinals such as 0,1, got '0,x'"),
-        (("--timeout", "0"), {}, "--timeout"),
         ((), {"GPUINTEROP_DISABLE": "import_multicast:vmm_fd"}, "turned off by GPUINTEROP_DISABLE"),
         (("--backend", "host"), {}, "create_multicast is unsupported"),
-        (("--document", "nowhere.md"), {}, "nowhere.md"),
     ],
 )
 def test_it_refuses(
@@ -517,73 +335,38 @@ def test_it_refuses(
 
 
 def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a run of its own beside the suite's, which keeps it and claims none of its cells: what each device has done.
+    """What each device has done, as a run of its own: not a stand-in's, and not one that was not right.
 
-    On the simulated driver, which says for this test that it is none.
+    On the simulated driver, which says for the first part of this test that it is none.
     """
     file = tmp_path / "verified.toml"
-    monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
+    write_report(file, [])
     monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
-
-    def suites(date: str) -> VerifiedRun:
-        cells = frozenset({Cell(Operation.STREAM_MEMORY_OPS)})
-        return VerifiedRun(date=date, platform=sys.platform, device="Simulated GPU 0", versions={}, cells=cells)
-
-    def recorded() -> list[tuple[str, set[str]]]:
-        return [(one.device, {str(cell) for cell in one.cells}) for one in read_verified(file)]
-
-    first, last = {"create_multicast", "export_multicast:vmm_fd"}, {"create_multicast", "import_multicast:vmm_fd"}
-    write_report(file, [suites("2026-01-02")])
-    done = run("--report")
-    right = [cli.Step(name, "right") for name in cli._names_of_steps()]
-    monkeypatch.setattr(cli, "_run", lambda *arguments: right)  # what is recorded of a second run
-    for again in (done, run("--report")):  # it replaces the first
-        assert again.status == 0, again.output + again.errors
-        assert recorded() == [
-            ("Simulated GPU 0", {"stream_memory_ops"}),
-            ("Simulated GPU 0", first),
-            ("Simulated GPU 1", last),
+    with monkeypatch.context() as patch:
+        patch.setattr(stand_ins, "stand_in", lambda _libraries: "")
+        done = run("--report")
+        assert done.status == 0, done.output + done.errors
+        assert [(one.device, {str(cell) for cell in one.cells}) for one in read_verified(file)] == [
+            ("Simulated GPU 0", {"create_multicast", "export_multicast:vmm_fd"}),
+            ("Simulated GPU 1", {"create_multicast", "import_multicast:vmm_fd"}),
         ]
-    (shown,) = {tuple(one.tests.items()) for one in read_verified(file)[1:]}
-    assert shown == (("steps passed, with 2 devices", len(multicast.Life([]).steps())),)
-    assert "Tests: 19 steps passed, with 2 devices." in format_document({"cuda": read_verified(file)})
-    assert "cuda-bindings" in read_verified(file)[1].versions
-    monkeypatch.setattr(registry, "recorded", lambda _file: read_verified(file))
-    for ordinal, cells in enumerate((first, last)):
-        backend = registry.get_backend("cuda")
-        table = backend._table(backend.device(ordinal).info)
-        assert {str(cell) for cell in multicast.CELLS if table.of(cell).support is Support.SUPPORTED} == cells
-        assert "does not prove that it works" in table.of(multicast.CELLS[0]).reason
-    write_report(file, [suites("2026-03-04")])
-    assert recorded() == [
-        ("Simulated GPU 0", first),
-        ("Simulated GPU 1", last),
-        ("Simulated GPU 0", {"stream_memory_ops"}),
-    ]
-    before = file.read_bytes()
-    monkeypatch.setattr(cli, "_run", lambda *arguments: [cli.Step("create", "wrong")])
+        before = file.read_bytes()
+        patch.setattr(cli, "_run", lambda *arguments: [cli.Step("create", "wrong")])
+        assert run("--report").status == 1
+    monkeypatch.setattr(cli, "_run", lambda *arguments: [cli.Step(name, "right") for name in cli._names_of_steps()])
     done = run("--report")
-    assert done.status == 1
-    assert "nothing was recorded" in done.errors
+    assert (done.status, "only stands in for a driver" in done.errors) == (0, True)
     assert file.read_bytes() == before
 
 
-@pytest.mark.parametrize("wrong", ["no folder", "no TOML", "no record", "no marks"])
 def test_a_record_that_cannot_be_written(
-    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result, here as if all was right, is told all the same; what is wrong has an exit status of its own."""
     monkeypatch.setattr(cli, "_run", lambda *arguments: [cli.Step(name, "right") for name in cli._names_of_steps()])
-    file = tmp_path / "there" / "verified.toml"
-    document = tmp_path / "document.md"
-    document.write_text("no marks")
-    if wrong != "no folder":
-        file.parent.mkdir()
-    if wrong in ("no TOML", "no record"):
-        file.write_text("this is no TOML" if wrong == "no TOML" else "[[run]]\ncells = []")
     monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
-    monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
-    done = run("--json", "--report", "--document", str(document))
+    monkeypatch.setattr(cli, "verified_file", lambda _backend: tmp_path / "not there" / "verified.toml")
+    done = run("--json", "--report")
     assert done.status == 3, done.output + done.errors
     assert done.result["correct"]
     assert "could not be recorded: " in done.errors
