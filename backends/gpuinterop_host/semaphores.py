@@ -255,8 +255,6 @@ class BinarySemaphore(Semaphore):
 
     def _locked(self, action: Callable[[], bool | None], limit: float | None = None) -> bool | None:
         seconds = LOCK_LIMIT if limit is None else limit
-        if problem := self._page.lock_problem():
-            raise self._unusable(problem)
         try:
             return self._page.mutex.run(action, seconds)
         except TimeoutError:
@@ -275,7 +273,7 @@ class BinarySemaphore(Semaphore):
 
     def release(self) -> None:
         mapped = self.ends and self.ends[-1][0] is system.munmap
-        if mapped and self._process == os.getpid() and not self._page.lock_problem():
+        if mapped and self._process == os.getpid():
             # Without waiting: a drop must not block, and the count is useless if the lock is lost.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import sys
 from pathlib import Path
 
@@ -86,24 +85,3 @@ def test_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(BackendUnavailableError, match="win32"):
         HostBackend()
-
-
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports(path: Path) -> None:
-    """Only the contract and the standard library."""
-    allowed = {"errors", "system", "timeline", "handles", "capabilities", "backend"}
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-            if node.module == "gpuinterop":
-                names = [f"gpuinterop.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for name in names:
-            top, _, rest = name.partition(".")
-            if top == "gpuinterop":
-                assert rest in allowed, name
-            else:
-                assert top in sys.stdlib_module_names, name

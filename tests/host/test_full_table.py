@@ -21,8 +21,6 @@ def fill(room):
         except OSError: break
     for one in kept[:room]: os.close(one)
     del kept[:room]
-def came():
-    with contextlib.suppress(gi.PeerError): gi.exchange.SocketTransport('@full', 1, 2, timeout=0.01)
 def clear():
     for one in kept: os.close(one)
     kept.clear()
@@ -35,22 +33,17 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
 """
 CALLS = {
     "import memory": ("memory.export()", "device.import_memory(argument, size=4096)"),
-    "import an allocation": ("allocation.export()", "device.import_allocation(argument, 4096)"),
     "import a semaphore": ("timeline.export()", "device.import_semaphore(argument)"),
     "export an allocation": ("", "allocation.export()"),
-    "export a semaphore": ("", "timeline.export()"),
     "duplicate": ("timeline.export()", "argument.duplicate()"),
     "allocate": ("", "device.allocate(4096)"),
     "create a timeline": ("", "device.create_semaphore(gi.TimelineFd)"),
-    "create a binary semaphore": ("", "device.create_semaphore(gi.OpaqueFd)"),
     "signal": ("device.create_semaphore(gi.TimelineFd)", "argument.host_signal(1)"),
     "share": ("", "gi.share(allocation.view(8))"),
     "order": ("gi.share(allocation.view(8))", "argument.acquire()"),
     "bridge": ("gi.EventFd.adopt(os.eventfd(0))", "bridge.import_semaphore(argument, peer=os.getpid())"),
     "receive": ("gi.ipc.send_handle(there, h := timeline.export()) or h", "gi.ipc.receive_handle(here, gi.TimelineFd)"),
-    "a rank": ("", "gi.exchange.SocketTransport('@full', 0, 1)"),
     "a rank in a folder": ("", "gi.exchange.SocketTransport(folder, 0, 1)"),
-    "a rank that comes": ("", "came()"),
 }
 
 

@@ -18,6 +18,7 @@ from gpuinterop.handles import OpaqueFd, TimelineFd, VmmFd
 from gpuinterop_host import memory
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe, swiftshader
+from gpuinterop_host.semaphores import BinarySemaphore
 
 SEALABLE = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
 SIZE = 3 * system.PAGE + 100
@@ -200,6 +201,25 @@ def test_lavapipe_header_wrong(backend: HostBackend, device: Device, total: int,
     with pytest.raises(HandleError, match="without the header"):
         take(backend, device, fd, 100)
     os.close(fd)
+
+
+def test_what_can_be_truncated_wants_trust(backend: HostBackend, device: Device) -> None:
+    """Never mapped, so that there is nothing to die of: a name is all that it has of SwiftShader."""
+    for name, take in (
+        (swiftshader.MEMORY_NAME, lambda h: backend.import_memory(device, h, size=4096, dedicated=False)),
+        (swiftshader.SEMAPHORE_NAME, lambda h: backend.import_semaphore(device, h)),
+    ):
+        fd = os.memfd_create(f"{name}truncatable", os.MFD_CLOEXEC)
+        page = BinarySemaphore.create()
+        os.write(fd, os.pread(page.fd, system.PAGE, 0))
+        page.close()
+        with pytest.raises(Exception, match=r"nothing says who holds it.*SIGBUS.*trusted=True") as caught:
+            take(OpaqueFd(fd))
+        assert caught.type.__name__ == "HandleError"
+        assert not any("truncatable" in one.path for one in system.mappings())
+        taken: Any = take(OpaqueFd(os.dup(fd), trusted=True))
+        (backend.destroy_memory if name == swiftshader.MEMORY_NAME else backend.destroy_semaphore)(taken)
+        os.close(fd)
 
 
 # -- allocations -------------------------------------------------------------------------------------------------

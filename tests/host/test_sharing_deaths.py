@@ -17,9 +17,9 @@ COUNT: Final = int(os.environ.get("GPUINTEROP_TEST_ATTACHES", "300"))
 ATTACH: Final = "attached = gi.attach(descriptor, timeout=10)"
 ENROL: Final = f"{ATTACH}; attached._turns()"
 ACQUIRE: Final = f"{ATTACH}; attached.acquire(timeout=10)"
-ASK: Final = "link = hostile.connected(descriptor, hostile.ATTACH)"
+ASK: Final = "link = links.connected(descriptor, links.ATTACH)"
 STEPS: Final = {
-    "connected": "link = hostile.connected(descriptor)",
+    "connected": "link = links.connected(descriptor)",
     "request sent": ASK,
     "answer half read": f"{ASK}; link.recv(5, socket.MSG_WAITALL)",
     "attached": ATTACH,
@@ -35,7 +35,7 @@ def test_a_reader_dies(step: str) -> None:
     with pair() as (exporter, reader):
         exporter("share.acquire(timeout=10); share.release()")
         before = exporter("left()")
-        reader(f"from tests.host import hostile; {STEPS[step]}")
+        reader(f"from tests.host import links; {STEPS[step]}")
         if step == "acquired":
             exporter.give("share.acquire(timeout=10)")
         begin = time.monotonic()

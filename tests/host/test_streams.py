@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,19 +46,6 @@ def test_failure_sticks(backend: HostBackend, device: Device) -> None:
     assert semaphore.value == 0  # the signal was not sent
     backend.destroy_stream(stream)
     backend.destroy_semaphore(semaphore)
-
-
-def test_foreign_exceptions_are_kept_too(backend: HostBackend, stream: Any) -> None:
-    class Odd(Exception):
-        def __init__(self, first: int, second: int) -> None:
-            super().__init__("odd")
-
-    def odd() -> None:
-        raise Odd(1, 2)
-
-    stream.submit(odd, ())
-    with pytest.raises(Odd):
-        backend.synchronize(stream)
 
 
 def test_wait_event_passes_failure_on(backend: HostBackend, device: Device, stream: Any) -> None:
@@ -129,27 +115,6 @@ def test_after_destruction(backend: HostBackend, device: Device) -> None:
     assert backend.is_idle(stream)
     backend.destroy_stream(other)
     backend.destroy_semaphore(semaphore)
-
-
-def test_destroyed_in_the_middle_of_a_submit(
-    backend: HostBackend, device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What another thread's destruction makes doubtful is not accepted, and leaves nothing behind."""
-    stream = backend.create_stream(device)
-    put = stream._queue.put
-
-    def late(item: Any) -> None:
-        monkeypatch.undo()
-        backend.destroy_stream(stream)
-        stream.thread.join(LIMIT)
-        put(item)
-
-    monkeypatch.setattr(stream, "_queue", SimpleNamespace(put=late))
-    seen: list[int] = []
-    with pytest.raises(ResourceClosedError, match="was destroyed"):
-        stream.submit(seen.append, (1,))
-    assert not seen
-    assert backend.is_idle(stream)
 
 
 def test_an_idle_stream_keeps_nothing_alive(backend: HostBackend, stream: Any) -> None:

@@ -147,7 +147,6 @@ class Page:
         self.mutex = Mutex(address)
         self._address = address
         self._cond = address + MUTEX_SIZE
-        self._kind = ctypes.c_int32.from_address(address + _KIND)
         self.references = ctypes.c_int32.from_address(address + REFERENCES)
         self.signaled = ctypes.c_uint8.from_address(address + SIGNALED)
 
@@ -160,25 +159,15 @@ class Page:
         """Call ``pthread_cond_broadcast``, which blocks for ever if a process was killed in its wait (glibc < 2.41)."""
         _libc.pthread_cond_broadcast(ctypes.c_void_p(self._cond))
 
-    def lock_problem(self) -> str | None:
-        """Why the mutex must not be locked; None if it may be."""
-        return _lock_problem(self._kind.value)
-
-
-def _lock_problem(kind: int) -> str | None:
-    if kind == _DESTROYED:
-        return "its last user has destroyed it"
-    if kind != _SHARED:
-        return f"it does not begin with a process-shared mutex (kind {kind:#x})"
-    return None
-
 
 def problem(page: bytes) -> str | None:
     """Why a page is not a live semaphore of SwiftShader; None if it is."""
     (kind,) = struct.unpack_from("i", page, _KIND)
     references, signaled = struct.unpack_from("iB", page, REFERENCES)
-    if found := _lock_problem(kind):
-        return found
+    if kind == _DESTROYED:
+        return "its last user has destroyed it"
+    if kind != _SHARED:
+        return f"it does not begin with a process-shared mutex (kind {kind:#x})"
     if signaled > 1 or not 0 <= references < 1 << 24:
         return f"signaled is {signaled} and ref_count {references}"
     return None
