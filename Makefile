@@ -143,7 +143,7 @@ test-lowest-hip: $(VENV)/.test drivers
 
 # What takes long: test-main and test-cuda leave it to test-kit, as test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
-    tests/core/test_pip_install.py tests/graphics/test_vulkan_validation.py
+    tests/graphics/test_vulkan_validation.py
 TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
 
 test-main: $(VENV)/.test drivers

@@ -93,7 +93,3 @@ def test_type_checkers_see_the_same_names() -> None:
     block = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen - {None} == set(gpuinterop.__all__) - {"__version__"}
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    assert not hasattr(gpuinterop, "nonsense")
