@@ -840,9 +840,32 @@ class FakeEverything(FakeDriver, FakeMulticast, FakeGraphs):
     def __init__(self) -> None:
         super().__init__()
         self._captured: set[Handle] = set()
+        self._recorded: dict[int, list[Callable[[], object]]] = {}
+        """What a stream that is captured was given, then what its graph and the executable do."""
 
     def is_capturing(self, stream: DriverHandle) -> bool:
         return stream[1] in self.captures
+
+    def _enqueue(self, stream: DriverHandle, effect: Callable[[], object]) -> None:
+        if stream[1] in self.captures:
+            self._recorded.setdefault(stream[1], []).append(effect)
+        else:
+            super()._enqueue(stream, effect)
+
+    def end_capture(self, stream: DriverHandle) -> int:
+        graph = super().end_capture(stream)
+        self._recorded[graph] = self._recorded.pop(stream[1], [])
+        return graph
+
+    def instantiate(self, device: DriverHandle, graph: int) -> int:
+        executable = super().instantiate(device, graph)
+        self._recorded[executable] = self._recorded[graph]
+        return executable
+
+    def launch(self, executable: int, stream: DriverHandle) -> None:
+        super().launch(executable, stream)
+        for effect in self._recorded[executable]:
+            self._enqueue(stream, effect)
 
     def _spare_the_capture(self, call: str, captured: bool) -> None:
         if captured:
@@ -871,6 +894,10 @@ class FakeEverything(FakeDriver, FakeMulticast, FakeGraphs):
 
     def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
         (FakeGraphs if stream[1] in self.captures else FakeDriver).wait(self, batch, stream, values, timeout_ms)
+
+
+class Pinned(FakeEverything):
+    pageable_copies_block = False
 
 
 def fake_team(*gaps: Operation, backend: FakeMulticast | None = None) -> tuple[list[Device], FakeMulticast]:

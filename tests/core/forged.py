@@ -44,22 +44,4 @@ def put(at: int, data: bytes) -> Callable[[bytearray], object]:
     return change
 
 
-def _pipe() -> int:
-    reading, writing = os.pipe()
-    os.close(reading)
-    return writing
-
-
-FORGED: Final[dict[str, Callable[[], int]]] = {
-    "a driver's": lambda: forge(put(0, b"GIPTLSMD")),
-    "no magic": lambda: forge(put(0, bytes(8))),
-    "not sealed": lambda: forge(seals=0),
-    "may shrink": lambda: forge(seals=GROW),
-    "may grow": lambda: forge(seals=SHRINK),
-    "too small": lambda: forge(size=128),
-    "empty": lambda: forge(size=0),
-    "too large": lambda: forge(size=2 * PAGE),
-    "a device": lambda: os.open("/dev/null", os.O_RDWR),
-    "a pipe": _pipe,
-}
 """Each makes a descriptor that is none of our timelines; a driver takes none of them either."""

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import registry
 from gpuinterop._core.device import Device
-from gpuinterop.backend import AllocationBackend
 from gpuinterop.capabilities import Operation, Scope
 from gpuinterop.handles import HandleOrigin, OriginKind
 
-from .fake import FakeBackend, FakeMulticast, fake_device, fake_team
+from .fake import FakeBackend, FakeMulticast, fake_team
 
 LIMIT = 20.0
 STEP = FakeMulticast.ALLOCATIONS.minimum
@@ -58,17 +56,6 @@ def refused(
 # -- granularity and peers -------------------------------------------------------------------------------------------
 
 
-def test_both_granularities_are_reported(devices: Devices, backend: FakeMulticast) -> None:
-    found = devices[0].allocation_granularity()
-    assert (found.minimum, found.recommended) == FakeMulticast.ALLOCATIONS
-    assert devices[0].allocation_granularity(gi.FabricHandle) == found
-    wrong: Any = gi.OpaqueFd
-    refused(backend, lambda: devices[0].allocation_granularity(wrong), "handle_type", gi.ArgumentTypeError)
-    gap, _ = fake_device(Operation.EXPORT_ALLOCATION)
-    with pytest.raises(gi.UnsupportedError):
-        gap.allocation_granularity()
-
-
 def test_sizes_are_rounded_up_to_the_minimum(devices: Devices, backend: FakeMulticast) -> None:
     for asked, rounded in ((1, STEP), (STEP, STEP), (STEP + 1, 2 * STEP), (3 * STEP, 3 * STEP)):
         with devices[1].allocate(asked) as allocation:
@@ -93,25 +80,6 @@ def test_peers(devices: Devices, backend: FakeMulticast) -> None:
     with pytest.raises(gi.ArgumentTypeError, match="peer"):
         devices[0].can_access(wrong)
     assert not backend.calls
-
-
-def test_a_backend_without_allocations_has_no_peers() -> None:
-    device, _ = fake_device()
-    assert not isinstance(device.driver, AllocationBackend)
-    other = Device(device.driver, device.info, device.capabilities)
-    assert device.can_access(device)
-    assert not device.can_access(other)
-    assert device.peers == []
-
-
-def test_the_registry_knows_the_peers() -> None:
-    backend = FakeMulticast()
-    loaded = registry.LoadedBackend(backend)
-    backend.strangers = {(3, 1)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("GPUINTEROP_DISABLE", raising=False)
-        assert [peer.ordinal for peer in loaded.device(3).peers] == [0, 2]
-        assert loaded.device(3).peers[0] is loaded.device(0)
 
 
 # -- access ----------------------------------------------------------------------------------------------------------
@@ -256,45 +224,6 @@ def test_what_only_the_import_shows_is_undone(devices: Devices, backend: FakeMul
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_driver_that_does_not_tell_is_believed(devices: Devices, backend: FakeMulticast) -> None:
-    backend.strangers = {(0, 3), (0, 1)}
-    devices[0].import_allocation(handle_of(), SIZE, access=[devices[1]]).close()
-    backend.lies_on = 0
-    devices[0].import_allocation(handle_of(device=devices[0].identity), SIZE, access=[devices[1]]).close()
-    assert not backend.live
-
-
-def test_a_failed_question_undoes_the_import(
-    devices: Devices, backend: FakeMulticast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    def location(allocation: object) -> int:
-        raise gi.DriverError("cuMemGetAllocationPropertiesFromHandle", 1, "CUDA_ERROR_INVALID_VALUE")
-
-    monkeypatch.setattr(backend, "location", location)
-    with handle_of() as handle:
-        with pytest.raises(gi.DriverError):
-            devices[0].import_allocation(handle, SIZE)
-        assert not handle.closed
-    assert not backend.live
-
-
-def test_a_release_that_fails_too_does_not_hide_the_failure(devices: Devices, backend: FakeMulticast) -> None:
-    backend.strangers = {(2, 3)}
-    backend.lies_on = 3
-
-    def fail() -> None:
-        raise gi.DriverError("cuMemRelease", 1, "CUDA_ERROR_INVALID_VALUE")
-
-    backend.on["release_allocation"] = fail
-    with (
-        handle_of() as handle,
-        pytest.warns(gi.LeakedResourceWarning, match="imported allocation failed: cuMemRelease"),
-        pytest.raises(gi.UnsupportedError, match="peer access"),
-    ):
-        devices[0].import_allocation(handle, SIZE, access=[devices[2]])
-
-
 # -- lifetime --------------------------------------------------------------------------------------------------------
 
 
@@ -330,17 +259,6 @@ def test_unmapping_waits_for_every_devices_work(
     assert not backend.live
 
 
-def test_a_device_without_access_is_not_waited_for(devices: Devices, backend: FakeMulticast) -> None:
-    with devices[3].create_stream() as stream:
-        backend.blocked.add(stream.ptr)
-        allocation = devices[0].allocate(SIZE, access=[devices[1]])
-        buffer = allocation.buffer
-        assert buffer.ptr
-        allocation.close(timeout=LIMIT)
-        assert buffer.closed
-        backend.blocked.clear()
-
-
 def test_the_last_of_its_buffers_unmaps_it(devices: Devices, backend: FakeMulticast) -> None:
     with devices[0].allocate(SIZE, access=devices[1:]) as allocation:
         buffers = [allocation.buffer_on(device) for device in devices]
@@ -356,33 +274,6 @@ def test_the_last_of_its_buffers_unmaps_it(devices: Devices, backend: FakeMultic
         assert len(called(backend, "unmap_allocation")) == 1
         assert allocation.buffer.size == SIZE  # mapped anew
         assert len(called(backend, "map_allocation")) == 2
-
-
-def test_buffers_that_are_dropped_with_the_allocation_are_not_missed(devices: Devices, backend: FakeMulticast) -> None:
-    """They are its own: one warning says it all."""
-    with pytest.warns(gi.LeakedResourceWarning) as caught:
-        allocation = devices[0].allocate(SIZE, access=[devices[1]])
-        for device in devices[:2]:
-            allocation.buffer_on(device)
-        del allocation
-        gc.collect()
-    assert [str(one.message).partition(" #")[0] for one in caught] == ["Allocation"]
-    devices[0].drain()
-    assert not backend.live
-
-
-def test_a_failed_mapping_leaves_the_allocation(devices: Devices, backend: FakeMulticast) -> None:
-    def fail() -> None:
-        raise gi.DriverError("cuMemSetAccess", 1, "CUDA_ERROR_INVALID_VALUE")
-
-    backend.on["map_allocation"] = fail
-    with devices[0].allocate(SIZE, access=[devices[1]]) as allocation:
-        for device in devices[:2]:
-            with pytest.raises(gi.DriverError):
-                allocation.buffer_on(device)
-        del backend.on["map_allocation"]
-        assert allocation.buffer_on(devices[1]).device is devices[1]
-    assert not backend.live
 
 
 def test_identities_match_by_proof() -> None:

@@ -151,21 +151,6 @@ def test_the_wait_that_a_thread_gave_its_own_default_stream_last_is_seen_to_pass
     gate.close(timeout=LIMIT)
 
 
-def test_a_finalizer_of_what_was_kept_waits_too(device: Device, backend: FakeDriver) -> None:
-    gate = semaphore_of(device)
-    with device.create_stream() as stream:
-
-        class Owner:
-            def __del__(self) -> None:
-                gate.wait(stream, 1)
-
-        keyed = device.import_semaphore(gi.OpaqueWin32Kmt(handle=8, keepalive=Owner()))
-        elsewhere(keyed.close)
-        assert len(backend.waiting) == 1
-        backend.pass_all()
-    gate.close(timeout=LIMIT)
-
-
 def test_a_blocked_release_costs_the_same_beside_many_streams(device: Device, backend: FakeDriver) -> None:
     """One stream holds it up, and that one is asked alone."""
     gate, other = semaphore_of(device), semaphore_of(device)
@@ -183,21 +168,6 @@ def test_a_blocked_release_costs_the_same_beside_many_streams(device: Device, ba
     assert backend.count("semaphore") == 1
     for stream in streams:
         stream.close()
-    gate.close(timeout=LIMIT)
-
-
-def test_a_pending_wait_is_looked_for_once_a_drain(device: Device, backend: FakeDriver) -> None:
-    gate = semaphore_of(device)
-    with device.create_stream() as stream:
-        gate.wait(stream, 1)
-        for _ in range(50):
-            semaphore_of(device).close()
-        backend.looks = 0
-        device.drain()
-        assert backend.looks <= 2
-        backend.pass_all()
-        device.drain()
-        assert backend.count("semaphore") == 1
     gate.close(timeout=LIMIT)
 
 
@@ -253,37 +223,6 @@ def test_a_release_may_wait_for_other_devices_too(monkeypatch: pytest.MonkeyPatc
         backend.pass_all()
         second.drain()
         assert backend.count("mapping") == 0
-    gate.close()
-
-
-def test_no_wait_of_another_device_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is enqueued while the release is under way is enqueued behind it."""
-    monkeypatch.setattr(FakeDriver, "releases_block_for_all", True)
-    backend = FakeDriver()
-    (first, _), (second, _) = fake_device(backend=backend), fake_device(backend=backend, ordinal=1)
-    gate, memory = semaphore_of(first), memory_of(second)
-    _held = memory.map_buffer()
-    stream = first.create_stream()
-    inside, threads = threading.Event(), list[threading.Thread]()
-
-    def wait() -> None:
-        inside.set()
-        gate.wait(stream, 1)
-
-    def start() -> None:
-        backend.on_release = lambda: None
-        threads.append(threading.Thread(target=wait))
-        threads[0].start()
-        assert inside.wait(LIMIT)
-        threads[0].join(0.05)  # it gets its chance
-        assert not backend.waiting
-
-    backend.on_release = start
-    memory.close(timeout=LIMIT)
-    threads[0].join(LIMIT)
-    assert backend.waiting
-    backend.pass_all()
-    stream.close()
     gate.close()
 
 

@@ -24,7 +24,6 @@ import gpuinterop as gi
 from gpuinterop import ipc, system
 from gpuinterop._core import handle_checks, ownership
 from gpuinterop.bridge import Bridge
-from gpuinterop.exporters.memfd import MemfdExporter
 
 from .fake import fake_team
 
@@ -150,26 +149,6 @@ def is_closed(fd: int) -> bool:
     return system.until(closed, LIMIT)
 
 
-def test_the_file_is_as_mute_as_it_should_be(mute: Mute) -> None:
-    """What the tests below stand on: each of these asks, and would wait."""
-    asking: dict[str, Callable[[], Any]] = {
-        "GETATTR": lambda: os.fstat(mute.fd),
-        "READ": lambda: os.pread(mute.fd, 1, 0),
-        "STATFS": lambda: os.fstatvfs(mute.fd),
-        "FLUSH": lambda: os.close(os.dup(mute.fd)),
-    }
-    threads = [threading.Thread(target=lambda ask=ask: _suppressed(ask), daemon=True) for ask in asking.values()]
-    for thread in threads:
-        thread.start()
-    assert system.until(lambda: asking.keys() <= set(mute.asked()), LIMIT)
-    assert all(thread.is_alive() for thread in threads)
-
-
-def _suppressed(call: Callable[[], Any]) -> None:
-    with contextlib.suppress(OSError):
-        call()
-
-
 def _sent(connection: socket.socket, fd: int, count: int = 1) -> None:
     """As OpaqueFds without an origin."""
     socket.send_fds(connection, [struct.pack("<4sHH", b"GIPH", 1, count) + bytes(128 * count)], [fd] * count)
@@ -260,13 +239,6 @@ def test_a_driver_refuses_it(mute: Mute, what: str, kernel: str, monkeypatch: py
     if kernel == "an old one":
         returns(lambda: gi.OpaqueFd.adopt(lent[0]).close())
     assert is_closed(lent[0])
-
-
-def test_an_exporter_refuses_it(mute: Mute) -> None:
-    with MemfdExporter() as exporter:
-        error = returns(lambda: exporter.import_memory(gi.VmmFd(mute.fd), size=1 << 16))
-    assert isinstance(error, gi.GpuInteropError), error
-    assert set(mute.asked()) <= {"FLUSH"}
 
 
 @pytest.mark.parametrize(

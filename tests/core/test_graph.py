@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import numpy as np
 import pytest
@@ -125,20 +124,6 @@ def test_what_a_graph_uses_outlives_its_close_until_the_graph_goes(when: str) ->
     launcher.close()
 
 
-def test_a_launch_uses_all_bytes_that_its_capture_did(device: Device, backend: FakeGraphs) -> None:
-    """A copy of any of them, without a stream, is ordered behind it."""
-    memory, buffer = buffer_of(device)
-    with memory, device.create_stream() as stream:
-        with stream.capture() as graph:
-            for offset in (64, 0, 128):
-                buffer.fill(1, offset=offset, size=16, stream=stream)
-        with graph:
-            graph.launch(stream)
-        for offset in (0, 64, 128):
-            buffer.copy_to_host(bytearray(16), offset=offset)
-        assert [call[2] for call in backend.calls if call[0] == "wait_event"] == [stream._handle] * 3
-
-
 def test_another_librarys_graph(device: Device, backend: FakeGraphs) -> None:
     """Its stream is captured by others, the values are baked in and set anew; its handles stay its own."""
     semaphore, foreign = semaphore_of(device), device.wrap_stream(99)
@@ -215,36 +200,6 @@ def test_a_launch_is_known_to_pass_only_if_all_it_waits_for_is_known(
             (pending,) = stream._known_as().waits
             assert pending.is_there() == (hidden == "nothing")
             backend.blocked.clear()
-
-
-@pytest.mark.parametrize("when", ["before the driver's launch", "after it"])
-def test_values_that_another_thread_sets_beside_a_launch_prove_nothing(
-    device: Device, backend: FakeGraphs, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    """The launch waits for 4, or for 5, and the counter stands one below."""
-    with semaphore_of(device) as semaphore, device.create_stream() as stream, monkeypatch.context() as patch:
-        semaphore.lifetime.counter = lambda _: 4 if when.startswith("before") else 3
-        with stream.capture() as graph:
-            semaphore.wait(stream, 4)
-        seen = []
-
-        def look() -> None:
-            seen.append(stream._known_as().waits[0].is_there())
-
-        def launch(executable: int, handle: object) -> None:
-            look()
-            if when.startswith("before"):
-                graph.semaphores.advance(1)
-            else:
-                graph.semaphores.waits[0].set(3)
-
-        patch.setattr(backend, "launch", launch)
-        backend.blocked.add(stream.ptr)
-        graph.launch(stream)
-        look()
-        assert seen == [False, False]
-        backend.blocked.clear()
-        graph.close()
 
 
 def test_values_that_were_captured_are_not_the_streams_last(device: Device) -> None:
@@ -349,22 +304,6 @@ def test_what_a_launch_waits_for_is_named(device: Device, backend: FakeGraphs) -
         assert f"{one.label} to reach 1, {one.label} to reach 7, {two.label} to reach 8." in str(error.value)
         backend.blocked.clear()
         graph.close()
-
-
-def test_a_pending_launch_keeps_no_graph(device: Device, backend: FakeGraphs) -> None:
-    """Its wait is remembered as long as it is pending: it names natives alone."""
-    with semaphore_of(device) as semaphore, device.create_stream() as stream:
-        with stream.capture() as graph:
-            semaphore.wait(stream, 1)
-        backend.blocked.add(stream.ptr)
-        graph.launch(stream)
-        gone = weakref.ref(graph)
-        graph.close()
-        del graph
-        gc.collect()
-        assert gone() is None
-        assert stream._known_as().waiting_for()
-        backend.blocked.clear()
 
 
 def test_advance_sets_all_or_nothing(device: Device) -> None:

@@ -21,21 +21,17 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import device as device_module, drain, gate
+from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
-from gpuinterop._core.lifetime import alive
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
-from gpuinterop.backend import DriverHandle
 from tests.beside import beside, elsewhere
 from tests.programs import python
 
-from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, fake_device, memory_of, semaphore_of
+from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, Pinned, fake_device, memory_of, semaphore_of
 
 ROOT = Path(__file__).parents[2]
-PAGE = " ".join((ROOT / "docs" / "reference" / "lifetime.md").read_text(encoding="utf-8").split())
-
 pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
 
 
@@ -56,10 +52,6 @@ def settle(device: Device, backend: FakeEverything, *closing: Any) -> None:
     device.drain()
     assert backend.count("pin") <= 4
     assert {native for native in backend.live if native[0] not in ("stream", "pin")} == set()
-
-
-class Pinned(FakeEverything):
-    pageable_copies_block = False
 
 
 def _fail(*_: object) -> None:
@@ -151,29 +143,6 @@ def test_synchronize_visits_every_stream() -> None:
         device.synchronize()
     assert set(seen) == pointers
     settle(device, backend, *streams)
-
-
-class Late(FakeBackend):
-    """None of its events is ever done; a wait for one takes all the time that it is given, on a clock of its own."""
-
-    now = 0.0
-
-    def wait_done(self, event: DriverHandle, timeout: float | None) -> bool:
-        assert timeout is not None
-        self.now += timeout
-        return False
-
-
-def test_the_limit_of_synchronize_is_that_of_all_streams_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Late()
-    device, _ = fake_device(backend=backend)
-    monkeypatch.setattr(device_module, "time", SimpleNamespace(monotonic=lambda: backend.now))
-    streams = [device.create_stream() for _ in range(3)]
-    with pytest.raises(gi.SemaphoreTimeoutError, match="after 5 s"):
-        device.synchronize(timeout=5)
-    assert backend.now == 5
-    for stream in streams:
-        stream.close()
 
 
 @pytest.mark.parametrize("child", ["mapping", "array"])
@@ -314,22 +283,6 @@ def test_a_stream_does_not_fail_with_what_it_only_may_stand_behind() -> None:
         behind.wait_stream(first.device.wrap_stream(88))
 
 
-def test_what_a_stream_only_may_stand_behind_it_hands_on_as_such() -> None:
-    """Who is ordered behind it does not fail either, however far down the line."""
-    device, _ = everything()
-    semaphore = semaphore_of(device)
-    wait = Wait.of(semaphore.lifetime, 1)
-    with device.create_stream() as behind, device.create_stream() as further:
-        device.wrap_stream(77)._known_as().note(wait)
-        wait.enqueued = True
-        behind.wait_stream(device.wrap_stream(88))
-        further.wait_stream(behind)
-        assert [one.origin for one in further._known_as().pending()] == [wait]
-        fail_wait(wait, gi.PeerError("gone"))
-        behind._check_failure()
-        further._check_failure()
-
-
 # -- messages and callbacks --------------------------------------------------------------------------------------------
 
 
@@ -347,23 +300,6 @@ def test_a_chain_of_callbacks_does_not_nest(host: Device) -> None:
         semaphore.on_released(functools.partial(next_one, number))
     chain[0].close(timeout=5)
     assert told == list(range(len(chain)))
-
-
-def test_a_callback_that_takes_its_time_holds_up_nobody() -> None:
-    device, backend = everything()
-    memory, other = memory_of(device), memory_of(device)
-    inside, go_on = threading.Event(), threading.Event()
-
-    def callback() -> None:
-        inside.set()
-        assert go_on.wait(LIMIT)
-
-    memory.on_released(callback)
-    with beside(memory.close):
-        assert inside.wait(LIMIT)
-        other.close(timeout=0.5)
-        go_on.set()
-    settle(device, backend)
 
 
 def test_a_device_drains_what_is_its_own(device: Device) -> None:
@@ -390,32 +326,6 @@ def test_a_mapping_that_is_still_in_use_cannot_be_made_again(device: Device) -> 
         del array
         gc.collect()
         memory.map_buffer().close()
-
-
-def test_a_drain_names_the_semaphore_that_holds_a_stream(device: Device, backend: FakeBackend) -> None:
-    """Ctrl-C in a fill or a copy closes the stream of ours that it was on, whose end is an event."""
-    with device.create_stream() as stream, memory_of(device) as memory, semaphore_of(device) as semaphore:
-        buffer = memory.map_buffer()
-        buffer.fill(2)
-        backend.blocked.update(number for kind, number in backend.live if kind == "stream")
-        semaphore.wait(stream, 7)
-        buffer.fill(1, stream=stream)
-        before = threading.active_count(), len(alive())
-
-        def interrupt() -> None:
-            raise KeyboardInterrupt
-
-        backend.on_synchronize = interrupt
-        with pytest.raises(KeyboardInterrupt):
-            buffer.fill(2)
-        with pytest.raises(gi.ResourceBusyError, match=rf"pending; .* {semaphore.label} to reach 7\.$") as caught:
-            device.drain(timeout=0)
-        assert "event" not in str(caught.value)
-        backend.blocked.clear()
-        backend.on_synchronize = lambda: None
-        device.drain(timeout=5)
-        buffer.fill(2)
-        assert (threading.active_count(), len(alive())) == before
 
 
 def test_what_is_closed_behind_a_stream_that_hangs(device: Device, backend: FakeBackend) -> None:
@@ -459,15 +369,6 @@ def test_a_signal_handler_closes_at_once_or_by_the_next_drain(host: Device, insi
     assert semaphore.closed
 
 
-def test_the_numbers_of_the_manual_are_the_librarys() -> None:
-    assert f"From {gate.MANY} held releases on" in PAGE
-    assert f"At {gate.TOO_MANY} a warning" in PAGE
-    assert f"up to {gate.MOMENT_S * 1000:g} ms" in PAGE
-    assert "takes two seconds at most" in PAGE
-    assert system.EXIT_S == 2.0
-    assert f"more than {drain._MANY_DROPPED} objects" in PAGE
-
-
 # -- what lives how long -----------------------------------------------------------------------------------------------
 
 
@@ -480,33 +381,6 @@ def test_a_keepalive_lives_as_long_as_what_was_imported(device: Device) -> None:
     assert alive() is not None
     memory.close(timeout=5)
     del memory
-    gc.collect()
-    assert alive() is None
-
-
-def test_a_wrapped_streams_owner_outlives_what_was_recorded_there(device: Device, backend: FakeBackend) -> None:
-    """HIP looks at the stream of an event that it is asked for, also when all work is done."""
-    owner = Owner()
-    alive = weakref.ref(owner)
-    memory = memory_of(device)
-    stream = device.wrap_stream(owner)
-    used = memory.map_buffer()
-    used.fill(1, stream=stream)
-    backend.blocked.add(64)
-    memory.close()  # it records there
-    looks: list[bool] = []
-
-    def look() -> None:
-        looks.append(alive() is not None)
-        if len(looks) == 2:  # the memory's event was not done yet; that of the stream, which comes next, is
-            backend.blocked.clear()
-
-    stream.close()
-    del owner, stream
-    backend.on_is_done = look
-    memory.close(timeout=5)
-    assert looks, "nothing was recorded there"
-    assert all(looks), "an event was asked for after its stream's owner was gone"
     gc.collect()
     assert alive() is None
 
@@ -527,21 +401,6 @@ def test_a_wrapped_streams_owner_outlives_its_events(device: Device) -> None:
         device.drain()
         gc.collect()
         assert alive() is None
-
-
-def test_an_owner_that_keeps_an_array_of_the_memory_is_let_go(device: Device, backend: FakeBackend) -> None:
-    owner = Owner()
-    alive = weakref.ref(owner)
-    memory = memory_of(device)
-    owner.array = np.from_dlpack(memory.map_buffer().view(4))
-    with device.wrap_stream(owner) as stream:
-        memory.close()
-    del owner, stream
-    device.drain()
-    gc.collect()
-    device.drain()
-    assert alive() is None
-    assert (backend.count("mapping"), backend.count("memory")) == (0, 0)
 
 
 def test_a_collected_cycle_goes_children_first(device: Device, backend: FakeBackend) -> None:
@@ -615,47 +474,6 @@ def test_what_is_closed_is_no_garbage(kind: str) -> None:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-
-
-def test_a_look_beside_a_copy_keeps_its_host_memory() -> None:
-    """The copy is not on the stream yet, which is idle."""
-
-    class Array(np.ndarray[Any, Any]): ...
-
-    device, backend = everything()
-    with memory_of(device) as memory, device.create_stream() as stream:
-        buffer, array = memory.map_buffer(), np.zeros(16, np.uint8).view(Array)
-        seen = weakref.ref(array)
-
-        def look(call: str, place: str, handles: object) -> None:
-            if (call, place) == ("copy", "inside"):
-                stream.synchronize()
-                backend.blocked.add(stream.ptr)
-
-        backend.at = look
-        buffer.copy_from_host(array, stream=stream)
-        del array
-        assert seen() is not None
-        backend.blocked.clear()
-        stream.synchronize()
-        assert seen() is None
-
-
-def test_an_array_is_let_go_however_often_its_stream_is_wrapped() -> None:
-    class Array(np.ndarray[Any, Any]): ...
-
-    device, backend = everything()
-    buffer = memory_of(device).map_buffer()
-    for _ in range(3):
-        stream, array = device.wrap_stream(77), np.zeros(16, np.uint8).view(Array)
-        seen = weakref.ref(array)
-        backend.blocked.add(77)
-        buffer.copy_from_host(array, stream=stream)
-        del array
-        backend.blocked.clear()
-        stream.close()
-        device.drain()
-        assert seen() is None
 
 
 def test_a_semaphore_keeps_no_stream_that_is_gone() -> None:
@@ -764,53 +582,7 @@ def test_a_wait_is_not_over_before_an_event_stands_behind_it() -> None:
     settle(device, backend, gate)
 
 
-def test_a_wait_that_is_inherited_again_is_noted_once() -> None:
-    device, backend = everything()
-    gate = semaphore_of(device)
-    with device.create_stream() as waiting, device.create_stream() as behind:
-        for value in range(1, 301):
-            gate.wait(waiting, value)
-            behind.wait_stream(waiting)
-            backend.arrive(gate._handle, value)
-        assert behind.known is not None
-        origins = [one.origin for one in behind.known.waits]
-        assert len(origins) == len(set(origins))
-    settle(device, backend, gate)
-
-
-def test_a_copy_is_ordered_behind_the_launch_on_a_stream_that_is_wrapped_anew() -> None:
-    """Though other streams had the bytes since the graph's last launch there."""
-    backend = FakeGraphs()
-    device, _ = fake_device(backend=backend)
-    with memory_of(device) as memory, device.create_stream() as stream:
-        buffer = memory.map_buffer()
-        with stream.capture() as graph:
-            buffer.fill(1, stream=stream)
-        with graph:
-            graph.launch(device.wrap_stream(64))
-            device.drain()
-            buffer.fill(2, stream=stream)
-            graph.launch(device.wrap_stream(64))
-            backend.calls.clear()
-            buffer.copy_to_host(bytearray(16))
-            behind = {call[2] for call in backend.calls if call[0] == "wait_event"}
-            assert behind == {stream._handle, ("adopted", 64)}
-
-
 # -- cost --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_waiting_stream_holds_nothing_that_it_never_touched() -> None:
-    device, backend = everything()
-    stream, gate = device.create_stream(), semaphore_of(device)
-    gate.wait(stream, 1)
-    for _ in range(100):
-        allocation = device.allocate(4096)
-        assert allocation.buffer.size
-        allocation.close()
-    device.drain()
-    assert (backend.count("mapping"), backend.count("allocation")) == (0, 0)
-    settle(device, backend, stream, gate)
 
 
 class Counted(FakeEverything):
@@ -845,41 +617,6 @@ def test_a_round_costs_the_same_however_many_streams_there_are() -> None:
         costs[count] = calls_of(backend, lambda: import_map_close(device))
     assert set(costs.values()) == {costs[0]}, costs
     settle(device, backend, *streams)
-
-
-def test_wrapping_costs_the_same_whatever_is_retired_or_alive() -> None:
-    device, backend = everything(Counted())
-    memory, stream, gate = memory_of(device), device.create_stream(), semaphore_of(device)
-    buffer = memory.map_buffer()
-    alone = calls_of(backend, lambda: device.wrap_stream(64).close())
-    gate.wait(stream, 1)
-    retired = [semaphore_of(device) for _ in range(200)]
-    for semaphore in retired:
-        semaphore.signal(stream, 1)
-        semaphore.close()
-    arrays = [buffer.view(16).__dlpack__(stream=-1) for _ in range(200)]
-    wrappers: list[gi.Stream] = []
-    assert calls_of(backend, lambda: wrappers.append(device.wrap_stream(64))) <= alone
-    del arrays
-    settle(device, backend, stream, memory, gate, *wrappers)
-
-
-def test_copies_of_many_threads_leave_few_streams() -> None:
-    device, backend = everything(Pinned())
-    buffer = device.allocate(4096).buffer
-    meeting = threading.Barrier(32)
-
-    def meet_here() -> None:
-        meeting.wait(LIMIT)
-
-    backend.on_synchronize = meet_here
-    with beside(*[lambda: buffer.copy_to_host(bytearray(16))] * 32):
-        pass
-    backend.on_synchronize = lambda: None
-    device.synchronize()
-    device.drain()
-    assert backend.count("stream") <= 8
-    backend.at = lambda *_: None
 
 
 def test_a_wrapper_a_frame_leaves_nothing_behind(device: Device, backend: FakeBackend) -> None:

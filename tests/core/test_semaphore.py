@@ -1,8 +1,6 @@
 """Which calls fit which semaphore; batches; what reaches the driver."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import given, strategies as st
 
 import gpuinterop as gi
 from gpuinterop.handles import OriginKind
-from gpuinterop_host import semaphores
 
 from .fake import FakeBackend, fake_device, semaphore_of
 
@@ -195,43 +192,6 @@ def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend
         backend.blocked.clear()
         for each in (one, two, flag):
             each.close()
-
-
-def test_a_batch_has_one_limit(host: gi.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that take 0.6 s each, the second comes too late for 1 s."""
-    with ExitStack() as scope:
-        one, two = (scope.enter_context(host.create_semaphore(gi.TimelineFd)) for _ in range(2))
-        stream, clock = scope.enter_context(host.create_stream()), [100.0]
-        batch = gi.SemaphoreBatch(one, two)
-
-        def wait(_: object, _value: int, deadline: float, _check: object) -> bool:
-            clock[0] += 0.6
-            return clock[0] < deadline
-
-        monkeypatch.setattr(semaphores, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        monkeypatch.setattr(semaphores.TimelineSemaphore, "wait", wait)
-        batch.wait(stream, (1, 1), timeout=1)
-        with pytest.raises(gi.SemaphoreTimeoutError) as late:
-            stream.synchronize(20)
-        assert (one.label in str(late.value), two.label in str(late.value)) == (False, True)
-
-
-@pytest.mark.parametrize("limit", ["the batch's", "the stream's"])
-def test_a_batch_that_is_late_names_what_has_not_arrived(host: gi.Device, limit: str) -> None:
-    with ExitStack() as scope:
-        kinds: list[Any] = [gi.TimelineFd, gi.TimelineFd, gi.OpaqueFd, gi.TimelineFd]
-        one, two, flag, four = made = [scope.enter_context(host.create_semaphore(kind)) for kind in kinds]
-        stream = scope.enter_context(host.create_stream())
-        one.host_signal(5)
-        two.host_signal(5)
-        own = limit == "the batch's"
-        gi.SemaphoreBatch(*made).wait(stream, (5, 6, None, 7), timeout=0.01 if own else None)
-        with pytest.raises(gi.SemaphoreTimeoutError) as late:
-            stream.synchronize(20 if own else 0.01)
-        assert [each.label in str(late.value) for each in made] == [False, True, True, True]
-        flag.host_signal()
-        two.host_signal(6)
-        four.host_signal(7)
 
 
 @pytest.mark.parametrize("gaps", [(), (gi.Operation.CREATE_SEMAPHORE,)], ids=["creates timelines", "creates none"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import KnownStream, NativeEvent, Wait, fail_wait, order
-from gpuinterop._core.lifetime import Lifetime, Standing, State, alive
+from gpuinterop._core.known_stream import KnownStream, Wait, fail_wait, order
+from gpuinterop._core.lifetime import Lifetime, State, alive
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
 
@@ -322,20 +322,6 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         backend.arrive(semaphore._handle, 1)
         assert behind.query()
         semaphore.close(timeout=5)
-
-
-def test_an_event_that_is_not_recorded_yet_tells_nothing(device: gi.Device, backend: FakeBackend) -> None:
-    """Another thread may be recording one when a time-out looks at all of them; the wait holds releases up still."""
-    with device.create_stream() as waiting:
-        wait, native = pending(waiting), waiting._known_as()
-        backend.blocked.add(waiting.ptr)
-        event = NativeEvent("Event", native)
-        native.standing[event] = Standing.YIELDS
-        assert wait.semaphore.label in str(native.late(" is not idle"))
-        assert device.gate.held_by() == native.label
-        del native.standing[event]
-        backend.blocked.clear()
-        wait.passed = True
 
 
 def test_a_wait_that_is_done_is_nobodys_any_more(device: gi.Device, backend: FakeBackend) -> None:
