@@ -536,11 +536,6 @@ class FdHandle(Handle):
         >>> os.close(number)
         """
         self._check_open()
-        if this_thread() in self.calls.copy():
-            raise HandleError(
-                f"handle: this signal handler struck inside a call that imports or duplicates this "
-                f"{type(self).__name__}; detach it after that call."
-            )
         self._state = _State.DETACHED
         self._let_calls_end()
         try:

@@ -97,6 +97,12 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
     return True
 
 
+def seconds_left(limit: float | None) -> Callable[[], float | None]:
+    """Tell at each call how many of `limit` seconds are left; None if there is no limit."""
+    deadline = None if limit is None else time.monotonic() + limit
+    return lambda: None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
 def left_of_exit(*, last: bool = False) -> float:
     """Seconds that the exit of the interpreter may still take. `last` is the core's drain, whose share others leave."""
     if not _exit_began:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from .. import timeline
+from .. import system, timeline
 from .._arguments import MAX_32, NoCopy, check_int, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope
@@ -634,13 +633,12 @@ class Device(NoCopy):
         True
         """
         limit = check_timeout(timeout)
-        deadline = None if limit is None else time.monotonic() + limit
+        left = system.seconds_left(limit)
         problem: GpuInteropError | None = None
         drain()
         for stream in self.streams.known():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                if not stream.synchronize(left):
+                if not stream.synchronize(left()):
                     closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = stream.late(f"{closed} is not idle after {limit:g} s")
                 elif (failure := stream.tell_failure()) is not None:
@@ -681,12 +679,11 @@ class Device(NoCopy):
         drain()
         if timeout is None:
             return
-        deadline = None if limit is None else time.monotonic() + limit
+        left = system.seconds_left(limit)
         for lifetime in alive():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
-            if not (wait_for(lifetime, left) or lifetime.stays):
+            if not (wait_for(lifetime, left()) or lifetime.stays):
                 raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
 
     # -- inside ------------------------------------------------------------------------------------------------

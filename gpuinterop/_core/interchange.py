@@ -206,6 +206,12 @@ def _numpy_knows_versions() -> bool:
     return True
 
 
+def _interface_of(
+    shape: tuple[int, ...], strides: tuple[int, ...], typestr: str, data: tuple[int, bool]
+) -> dict[str, Any]:
+    return {"shape": shape, "strides": strides, "typestr": typestr, "data": data, "version": 3}
+
+
 # -- the view --------------------------------------------------------------------------------------------------------
 
 
@@ -362,13 +368,7 @@ class View:
         return consumer
 
     def _described(self, address: int) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "strides": self.strides,
-            "typestr": self._layout.dtype.typestr,
-            "data": (address, False),
-            "version": 3,
-        }
+        return _interface_of(self.shape, self.strides, self._layout.dtype.typestr, (address, False))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -511,8 +511,7 @@ class Described:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """The bytes for NumPy, which then keeps this object, as numbers of the elements' size."""
-        typestr, data = DType(self.dtype).typestr, (self.pointer, self.read_only)
-        return {"shape": self.shape, "strides": self.strides, "typestr": typestr, "data": data, "version": 3}
+        return _interface_of(self.shape, self.strides, DType(self.dtype).typestr, (self.pointer, self.read_only))
 
 
 def data_ptr(array: object) -> object:

@@ -6,7 +6,6 @@ when a device is first made: a process makes each device once, and its table nev
 
 from __future__ import annotations
 
-import gc
 import importlib.resources
 import os
 import sys
@@ -330,9 +329,6 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
                 _loaded[name] = LoadedBackend(_class_of(rivals)())
         except BackendUnavailableError as error:
             _loaded[name] = _without_frames(error)
-        # An import, as of cuda-bindings, leaves cycles of errors and frames, which keep the callers'. They are young;
-        # beside torch, to look at all objects takes 40 ms.
-        gc.collect(1)
     return _loaded[name]
 
 

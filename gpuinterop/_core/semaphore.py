@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import repeat
@@ -419,18 +418,16 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
         """
         limit = check_timeout(timeout)
-        deadline = None if limit is None else time.monotonic() + limit
+        left = system.seconds_left(limit)
 
         def wait(handle: DriverHandle, number: int) -> bool:
-            piece = system.SLICE  # so that close() can end it
-            while True:
-                if deadline is not None:
-                    piece = min(piece, max(0.0, deadline - time.monotonic()))
-                if self._calls.host_wait(handle, number, piece):
+            while True:  # in slices, so that close() can end it
+                rest = left()
+                if self._calls.host_wait(handle, number, system.SLICE if rest is None else min(system.SLICE, rest)):
                     return True
                 if self.closed:
                     raise ResourceClosedError(f"{self.label} was closed while this thread waited for it.")
-                if deadline is not None and time.monotonic() >= deadline:
+                if rest == 0:
                     return False
 
         if not self._on_host(value, wait):
