@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
-from .. import timeline
 from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
-from .._core.known_stream import order
 from .._core.lifetime import Lifetime
 from .._core.ownership import import_duplicate
 from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
-from .._core.stream_memory import WordCalls, refuse_capture, spare_words, stream_words
+from .._core.stream_memory import PinnedWords, WordCalls, refuse_capture, spare_words, stream_words
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
-    HandleError,
     InvalidArgumentError,
     ResourceBusyError,
     ResourceClosedError,
     UnsupportedError,
-    again,
 )
 from ..handles import (
     Binary,
@@ -42,14 +39,13 @@ from ..handles import (
     TimelineFd,
 )
 from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEndpoint, SyncobjEndpoint, render_nodes
-from ._watcher import Lane, Watcher
+from ._watcher import Lane, Peer, Watcher
 
 if TYPE_CHECKING:
-    from .._core.known_stream import KnownStream, Streams, Wait
+    from .._core.known_stream import KnownStream, Wait
 
 K = TypeVar("K")
 
-_GRACE_S: Final = 2.0
 _ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]] = {
     TimelineFd: (OwnTimelineEndpoint, "our own page, which the watcher reads."),
     DrmSyncobjFd: (SyncobjEndpoint, "by the kernel's DRM ioctls; not yet run on a GPU."),
@@ -63,13 +59,9 @@ class _Calls(WordCalls):
     """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
 
     def wait(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
-        wait.number = next(order)
         (lane,) = batch
         refuse_capture(stream, lane.endpoint.label)
         lane.wait(stream, values[0], wait)
-        # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
-        if lane.refusal is not None and (failure := stream.tell_failure()) is not None:
-            raise again(failure)
 
     def signal(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int]) -> None:
         refuse_capture(stream, batch[0].endpoint.label)
@@ -79,10 +71,15 @@ class _Calls(WordCalls):
     def destroy(self, handle: Lane) -> None:
         handle.end()
 
+    def abandon(self, handle: Lane) -> None:
+        handle.cancel(ResourceClosedError(f"{handle.endpoint.label} was closed while a stream still waited for it."))
+
     def host_value(self, handle: Lane) -> int:
         return handle.call(handle.endpoint.counter)
 
     def host_signal(self, handle: Lane, value: int) -> None:
+        if (gap := handle.endpoint.cannot_signal) is not None:
+            raise UnsupportedError(gap, context=handle.endpoint.label)
         handle.call(handle.endpoint.signal, value)
 
     host_wait = staticmethod(Lane.host_wait)
@@ -98,6 +95,10 @@ class BridgedSemaphore(ExternalSemaphore[K]):
     fails, its process dies, or the bridge is closed while a stream waits, the stream goes on, so that it does not hang,
     and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
     after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.
+
+    ``close(timeout=s)`` waits that long for pending waits; then their streams go on and fail with
+    `ResourceClosedError`. `host_signal` raises what `Endpoint.signal` raises; `UnsupportedError` if the endpoint can
+    only be waited for (`Endpoint.cannot_signal`); and `ResourceBusyError` if the watcher is stuck in `Endpoint.wait`.
 
     Attributes
     ----------
@@ -124,61 +125,6 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         self._cannot_signal = endpoint.cannot_signal
         if self._cannot_signal is not None:
             self._signals_below = -1  # a signal takes the closer look, which refuses it
-
-    def close(self, timeout: float | None = None) -> None:
-        """End use at once; pending waits stay pending, unless the bridge is closed as well.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait for pending waits; then their streams go on and fail with `ResourceClosedError`.
-
-        Raises
-        ------
-        ResourceBusyError
-            `timeout` passed.
-        """
-        try:
-            super().close(timeout)
-        except ResourceBusyError:
-            error = ResourceClosedError(f"{self.label} was closed while a stream still waited for it.")
-            cast(Lane, self._handle).cancel(error)
-            raise
-
-    def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread at once, without a stream.
-
-        Parameters
-        ----------
-        value : int
-            See `ExternalSemaphore.signal`.
-
-        Raises
-        ------
-        UnsupportedError
-            The endpoint can only be waited for (`Endpoint.cannot_signal`).
-        ResourceBusyError
-            The watcher is stuck in a call of `Endpoint.wait`.
-        GpuInteropError
-            `Endpoint.signal` failed, or the semaphore has failed.
-        """
-        if self._cannot_signal is not None:
-            raise UnsupportedError(self._cannot_signal, context=self.label)
-        super().host_signal(value)
-
-
-class _Watch(Lifetime):
-    """The watcher of a bridge: it ends after pending work, which it cancels after the grace period."""
-
-    __slots__ = ("_watcher", "grace")
-
-    def __init__(self, watcher: Watcher, grace: float, device: Streams, label: str | None) -> None:
-        super().__init__("Bridge", lambda _: watcher.stop(), device=device, label=label)
-        self._watcher = watcher
-        self.grace = grace
-
-    def ending(self) -> None:
-        self._watcher.cancel_after(self.grace)
 
 
 class Bridge(Resource):
@@ -230,22 +176,21 @@ class Bridge(Resource):
     1
     """
 
-    def __init__(self, device: Device, *, grace: float = _GRACE_S, label: str | None = None) -> None:
+    def __init__(self, device: Device, *, grace: float = 2.0, label: str | None = None) -> None:
         check_device(device, "device")
         seconds = check_timeout(grace, "grace")
         if seconds is None:
             raise InvalidArgumentError("grace", "expected a finite time, after which streams are let go on, got none.")
         stream_words(device)
         self.device = device
-        self._watcher = Watcher()
+        watcher = self._watcher = Watcher()
         self._grace = seconds
-        self._watch = _Watch(self._watcher, seconds, device.streams, label)
-        super().__init__(self._watch)
+        super().__init__(Lifetime("Bridge", lambda _: watcher.stop(), device=device.streams, label=label))
         self.lifetime.open()
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if hasattr(self, "lifetime") and not self.closed and not _ending():
-            self._watcher.cancel_after(self._watch.grace)  # a thread that waits for a stream does not drain
+            self._watcher.cancel_after(self._grace)  # a thread that waits for a stream does not drain
         super().__del__()
 
     @staticmethod
@@ -322,7 +267,6 @@ class Bridge(Resource):
         """
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
         self._check_open()
-        handle._check_open()
         endpoint = self._endpoint_of(handle)
         try:
             semaphore = self._bridge(endpoint, peer, label)
@@ -345,12 +289,6 @@ class Bridge(Resource):
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
         if not (found := _capability(cast(type[FdHandle], kind), self.device)):
             raise UnsupportedError(found, context=f"a bridge of {self.device.name}")
-        if isinstance(handle, TimelineFd) and not handle._use(timeline.is_ours):
-            raise HandleError(
-                "handle: the CPU cannot wait for a driver's timeline semaphore through its descriptor. If a Vulkan "
-                "device of this process made it, use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, "
-                "semaphore)); if another process did, import it first on a Vulkan device of the same UUID."
-            )
         with cast(FdHandle, handle).duplicate() as duplicate:
             return _ENDPOINTS[type(duplicate)][0](duplicate)
 
@@ -417,13 +355,15 @@ class Bridge(Resource):
         return semaphore
 
     def _new_lane(self, endpoint: Endpoint, peer: int | None) -> Lane:
-        lane = Lane(self._watcher, spare_words(self.device), endpoint, peer)
+        signaller = None if peer is None else Peer(peer)
+        spare = spare_words(self.device)
         try:
-            lane.open(self.device)
-        except BaseException:
-            lane.end()
+            words = spare.take(functools.partial(PinnedWords, self.device))
+        except GpuInteropError:
+            if signaller is not None:
+                signaller.close()
             raise
-        return lane
+        return Lane(self._watcher, endpoint, signaller, words, spare)
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once. See the class for pending waits and signals.
@@ -439,8 +379,8 @@ class Bridge(Resource):
             `timeout` passed. Pending waits were cancelled.
         """
         check_timeout(timeout)
-        if timeout is not None:  # this thread lets the streams go; if interrupted, the watcher does
-            self._watch.grace = self._grace + timeout
+        if not self.closed:  # this thread lets the streams go; if it is interrupted, the watcher does
+            self._watcher.cancel_after(self._grace + (timeout or 0.0))
         try:
             super().close(timeout)
         except ResourceBusyError:

@@ -11,7 +11,6 @@ import struct
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
 from .. import system, timeline
@@ -26,7 +25,7 @@ from ..errors import (
     SemaphoreTimeoutError,
     UnsupportedError,
 )
-from ..handles import Binary, DrmSyncobjFd, EventFd, SyncFd, Timeline, TimelineFd
+from ..handles import Binary, DrmSyncobjFd, FdHandle, SyncFd, Timeline, TimelineFd
 
 if TYPE_CHECKING:
     from ._bridge import BridgedSemaphore
@@ -185,25 +184,17 @@ class OwnTimelineEndpoint(Endpoint):
     """
 
     kind = Timeline
+    label = "timeline_fd semaphore"
 
     def __init__(self, handle: TimelineFd) -> None:
         self._address = handle._use(_map_timeline)
         try:
             self._fd = handle.detach()
-        except BaseException:
+        except HandleError:  # another thread has ended it
             system.unmap(self._address, system.PAGE)
             raise
         self._closed = False
-        self._page = timeline.Page(self._fd, self._address, "timeline_fd semaphore")
-
-    @property
-    def label(self) -> str:
-        """Name in messages."""
-        return self._page.label
-
-    @label.setter
-    def label(self, label: str) -> None:
-        self._page.label = label
+        self._page = timeline.Page(self._fd, self._address, self.label)
 
     def wait(self, value: int, timeout: float) -> bool:
         return self._open().wait(value, time.monotonic() + timeout)
@@ -220,13 +211,45 @@ class OwnTimelineEndpoint(Endpoint):
         system.unmap(self._address, system.PAGE)
         os.close(self._fd)
 
+    def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
+        self._page.label = semaphore.label
+
     def _open(self) -> timeline.Page:
         if self._closed:
             raise ResourceClosedError(f"{self.label} was closed.")
         return self._page
 
 
-class EventFdEndpoint(Endpoint):
+class _FdEndpoint(Endpoint):
+    """A binary semaphore of the kernel's, polled by its descriptor."""
+
+    kind = Binary
+    _what: ClassVar[str]
+    _link: ClassVar[str]
+    """What the descriptor's link in /proc says."""
+
+    def __init__(self, handle: FdHandle) -> None:
+        handle._use(self._check)
+        self._fd = handle.detach()
+        self.label = f"{self._what.split(maxsplit=1)[1]} {self._fd}"
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _check(self, fd: int) -> None:
+        """Refuse another descriptor by its link: other queries may block on a process that serves the file."""
+        if (link := system.link(fd)) != self._link:
+            found = link or f"descriptor {fd}, of which /proc/self/fd does not tell; check that /proc is mounted"
+            raise HandleError(f"handle: expected {self._what}, got {found}.")
+
+    def _poll(self, wanted: int, timeout: float) -> bool:
+        events = system.poll(self._fd, wanted, timeout * 1000)
+        if events & (select.POLLERR | select.POLLNVAL):
+            raise system.driver_error("poll", errno.EBADF, f"{self.label} is closed, or in error.")
+        return bool(events & wanted)
+
+
+class EventFdEndpoint(_FdEndpoint):
     """An eventfd: a signal adds 1 to its counter, a wait takes 1 away.
 
     Without EFD_SEMAPHORE a read takes the whole count: the endpoint keeps the rest for its next waits, and puts it back
@@ -253,20 +276,16 @@ class EventFdEndpoint(Endpoint):
     >>> endpoint.close()
     """
 
-    kind = Binary
-
-    def __init__(self, handle: EventFd) -> None:
-        handle._use(lambda fd: _check_link(fd, "anon_inode:[eventfd]", "an eventfd, such as os.eventfd() makes"))
-        self._fd = handle.detach()
-        self._credits = 0
-        """Signals that were read, but not yet taken by a wait."""
-        self.label = f"eventfd {self._fd}"
+    _what = "an eventfd"
+    _link = "anon_inode:[eventfd]"
+    _credits = 0
+    """Signals that were read, but not yet taken by a wait."""
 
     def wait(self, value: int, timeout: float) -> bool:
         if self._credits:
             self._credits -= 1
             return True
-        if not _polls(self._fd, select.POLLIN, timeout):
+        if not self._poll(select.POLLIN, timeout):
             return False
         # Other code may take the signal between the poll and the read, which then must not block. O_NONBLOCK would
         # change the open file for its other users, so this read asks for it alone.
@@ -288,15 +307,15 @@ class EventFdEndpoint(Endpoint):
             if self._credits:
                 self._add(self._credits)
         finally:
-            os.close(self._fd)
+            super().close()
 
     def _add(self, count: int) -> None:
-        if not _polls(self._fd, select.POLLOUT, 0.0):  # full: the write would block
+        if not self._poll(select.POLLOUT, 0.0):  # full: the write would block
             raise system.driver_error("write(eventfd)", errno.EAGAIN)
         system.call("write(eventfd)", os.write, self._fd, struct.pack("=Q", count))
 
 
-class SyncFdEndpoint(Endpoint):
+class SyncFdEndpoint(_FdEndpoint):
     """A sync file: the driver that made it signals it once; from then on every wait passes.
 
     If the fence ended in error (such as a GPU reset), its work was not done, and the wait raises.
@@ -321,7 +340,8 @@ class SyncFdEndpoint(Endpoint):
     gpuinterop.errors.HandleError: handle: expected a sync file, got ...
     """
 
-    kind = Binary
+    _what = "a sync file"
+    _link = "anon_inode:sync_file"
     cannot_signal = Cell(Operation.SIGNAL_SEMAPHORE, SyncFd).gap(
         Scope.PLATFORM,
         "only the driver that made a sync file can signal it.",
@@ -333,37 +353,29 @@ class SyncFdEndpoint(Endpoint):
     _INFO: ClassVar[struct.Struct] = struct.Struct("=32siIIIQ")
     _FILE_INFO: ClassVar[_Call] = ("SYNC_IOC_FILE_INFO", 0xC0383E04)
 
-    def __init__(self, handle: SyncFd) -> None:
-        handle._use(lambda fd: _check_link(fd, "anon_inode:sync_file", "a sync file"))
-        self._fd = handle.detach()
-        self._signalled = False
-        self.label = f"sync file {self._fd}"
-
     def wait(self, value: int, timeout: float) -> bool:
-        if not self._signalled and _polls(self._fd, select.POLLIN, timeout):
-            self._check_status()
-            self._signalled = True
-        return self._signalled
+        if not self._poll(select.POLLIN, timeout):
+            return False
+        request = bytes(self._INFO.size)  # asks for no single fence, so the status covers all of them
+        status = self._INFO.unpack(_ioctl(self._fd, self._FILE_INFO, request))[1]
+        if status < 0:  # which poll() reports as signalled
+            raise system.driver_error(
+                self._FILE_INFO[0], -status, f"{self.label}: the fence was in error, so its work was not done."
+            )
+        return True
 
     def signal(self, value: int) -> None:
         raise InvalidArgumentError("semaphore", f"expected one that can be signalled from here, got {self.label}.")
 
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def _check_status(self) -> None:
-        """Raise if the fence ended in error, which poll() reports as signalled."""
-        request = bytes(self._INFO.size)  # asks for no single fence, so the status covers all of them
-        status = self._INFO.unpack(_ioctl(self._fd, self._FILE_INFO, request))[1]
-        if status < 0:
-            raise system.driver_error(
-                self._FILE_INFO[0], -status, f"{self.label}: the fence was in error, so its work was not done."
-            )
-
 
 def _map_timeline(fd: int) -> int:
     if not timeline.is_ours(fd):
-        raise HandleError("handle: expected a timeline of Device.create_semaphore, got another descriptor.")
+        raise HandleError(
+            "handle: expected a timeline of Device.create_semaphore, got another descriptor; the CPU cannot wait for a "
+            "driver's semaphore through it. If a Vulkan device of this process made it, use Bridge.from_endpoint("
+            "gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)); if another process did, import it first on a Vulkan "
+            "device of the same UUID."
+        )
     return system.map_shared(fd, system.PAGE)
 
 
@@ -373,25 +385,6 @@ def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
     answer = bytearray(request)
     system.call(name, fcntl.ioctl, fd, number, answer, True)
     return answer
-
-
-def _polls(fd: int, wanted: int, timeout: float) -> bool:
-    events = system.poll(fd, wanted, timeout * 1000)
-    if events & (select.POLLERR | select.POLLNVAL):
-        raise system.driver_error("poll", errno.EBADF, f"descriptor {fd} is closed, or in error.")
-    return bool(events & wanted)
-
-
-def _check_link(fd: int, wanted: str, what: str) -> None:
-    """Refuse a descriptor whose link in /proc differs: other queries may block on a process that serves the file."""
-    try:
-        link = os.readlink(f"/proc/self/fd/{fd}")
-    except OSError as error:
-        mounted = os.path.isdir("/proc/self/fd")
-        why = f"it cannot be read: {error}" if mounted else "/proc is not mounted, and only it can tell; mount it"
-        raise HandleError(f"handle: expected {what}, got descriptor {fd}, of an unknown kind: {why}.") from error
-    if link != wanted:
-        raise HandleError(f"handle: expected {what}, got {link}.")
 
 
 class SyncobjEndpoint(Endpoint):
@@ -439,26 +432,33 @@ class SyncobjEndpoint(Endpoint):
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
         self._node, self._handle = handle._use(lambda fd: self._open(fd, node))
         try:
-            self._fd = handle.detach()
-        except BaseException:
-            self._forget()
+            os.close(handle.detach())  # the node has the syncobj
+        except HandleError:  # another thread has ended it
+            self.close()
             raise
         self.label = f"DRM syncobj {self._handle}"
 
     def _open(self, fd: int, node: str | None) -> tuple[int, int]:
-        """A render node, and the syncobj's number on it."""
-        request = struct.pack("=IIiI", 0, 0, fd, 0)
+        """Open a render node; return its descriptor, and the syncobj's number on it."""
+        tried: list[str] = []
         refusal: DriverError | None = None
-        for opened in _open_nodes(node):
+        for path in [node] if node is not None else render_nodes():
             try:
-                return opened, struct.unpack_from("=I", _ioctl(opened, self._FD_TO_HANDLE, request))[0]
-            except BaseException as error:
+                opened = system.opened(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                tried.append(f"{path}: {error.strerror}")
+                continue
+            try:
+                answer = _ioctl(opened, self._FD_TO_HANDLE, struct.pack("=IIiI", 0, 0, fd, 0))
+                return opened, struct.unpack_from("=I", answer)[0]
+            except DriverError as error:
                 os.close(opened)
-                if not isinstance(error, DriverError) or error.code != errno.EOPNOTSUPP:
+                if error.code != errno.EOPNOTSUPP:
                     raise
-                refusal = error
-        assert refusal is not None  # `_open_nodes` raises if there is no node
-        raise refusal
+                refusal = error  # the node's driver knows no syncobjs; another's may
+        raise refusal or InvalidArgumentError(
+            "node", f"expected a DRM render node that can be opened, got {', '.join(tried) or f'no {_NODES}'}."
+        )
 
     def wait(self, value: int, timeout: float) -> bool:
         handles = ctypes.c_uint32(self._handle)
@@ -491,12 +491,6 @@ class SyncobjEndpoint(Endpoint):
 
     def close(self) -> None:
         try:
-            self._forget()
-        finally:
-            os.close(self._fd)
-
-    def _forget(self) -> None:
-        try:
             _ioctl(self._node, self._DESTROY, struct.pack("=II", self._handle, 0))
         finally:
             os.close(self._node)
@@ -508,21 +502,3 @@ _NODES: Final = "/dev/dri/renderD*"
 def render_nodes() -> list[str]:
     """The DRM render nodes of this machine, even those that this process may not open."""
     return sorted(glob.glob(_NODES))
-
-
-def _open_nodes(node: str | None) -> Iterator[int]:
-    """Open the render nodes that this process may open, one after the other; the caller closes each."""
-    tried: list[str] = []
-    opened = False
-    for path in [node] if node is not None else render_nodes():
-        try:
-            fd = system.opened(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError as error:
-            tried.append(f"{path}: {error.strerror}")
-            continue
-        opened = True
-        yield fd
-    if not opened:
-        raise InvalidArgumentError(
-            "node", f"expected a DRM render node that can be opened, got {', '.join(tried) or f'no {_NODES}'}."
-        )

@@ -7,14 +7,14 @@ import os
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import spare_words
 from gpuinterop.backend import DriverHandle
-from gpuinterop.bridge import Endpoint, _watcher
+from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Timeline
 from gpuinterop.system import PAGE
 
@@ -119,6 +119,14 @@ def blocked(stream: gi.Stream) -> bool:
         stream.record().wait(0.02)
         return False
     return True
+
+
+def bridged(device: Device, scope: ExitStack, kind: type = Timeline, **options: Any) -> tuple[Scripted, Any, gi.Stream]:
+    """A scripted endpoint, its semaphore on a bridge of its own, and a stream; `scope` closes them."""
+    endpoint = Scripted(kind)
+    bridge = scope.enter_context(Bridge(device))
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint, **options))
+    return endpoint, semaphore, scope.enter_context(device.create_stream())
 
 
 def lane_of(semaphore: Any) -> _watcher.Lane:

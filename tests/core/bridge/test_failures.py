@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -14,7 +15,17 @@ from gpuinterop._core.known_stream import KnownStream
 from gpuinterop.bridge import Bridge
 
 from ..fake import fake_device
-from .scripted import LIMIT, Script, Scripted, WordsBackend, fails, lane_of, until
+from .scripted import LIMIT, Script, Scripted, WordsBackend, bridged, fails, lane_of, until
+
+
+def breaks(endpoint: Scripted, semaphore: Any) -> Callable[[], None]:
+    """Return what fails the semaphore, and comes back once it has failed."""
+
+    def fail() -> None:
+        endpoint.on_wait = fails
+        until(lambda: lane_of(semaphore).over)
+
+    return fail
 
 
 def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, bridge: Bridge, scope: ExitStack) -> None:
@@ -43,20 +54,17 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
 ) -> None:
     """Streams of two devices may have one number."""
     peer, _ = fake_device(backend=backend)
-    broken, told = Scripted(), Scripted()
-    first = scope.enter_context(scope.enter_context(Bridge(device)).from_endpoint(broken))
-    second = scope.enter_context(scope.enter_context(Bridge(peer)).from_endpoint(told))
-    waiting, theirs, last = device.wrap_stream(64), peer.wrap_stream(64), peer.wrap_stream(80)
+    broken, first, _ = bridged(device, scope)
+    told, second, healthy = bridged(peer, scope)
+    waiting, theirs = device.wrap_stream(64), peer.wrap_stream(64)
     first.wait(waiting, 1)
     theirs.wait_stream(waiting)
     second.signal(theirs, 9)
-    last.wait_stream(theirs)
-    broken.on_wait = fails
-    until(lambda: lane_of(first).failed)
-    for stream in (waiting, theirs, last):
-        until(lambda stream=stream: stream._known_as().failure is not None)
+    breaks(broken, first)()
+    for stream in (waiting, theirs):
+        assert stream._known_as().failure is not None
     backend.run_writes()
-    second.signal(scope.enter_context(peer.create_stream()), 8)
+    second.signal(healthy, 8)
     backend.run_writes()
     until(lambda: told.told)
     assert told.told == [8]
@@ -64,26 +72,17 @@ def test_what_another_devices_stream_signals_behind_a_failed_wait_is_not_told(
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
-    device: Device, backend: WordsBackend, scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
+    device: Device, scope: ExitStack, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Before or behind the note of it: whoever follows fails, and what it signals is not told."""
-    bridge = scope.enter_context(Bridge(device))
-    broken, told = Scripted(), Scripted()
-    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
-    waiting, behind, other = (scope.enter_context(device.create_stream()) for _ in range(3))
-    first.wait(waiting, 1)
-    note = KnownStream.note
-
-    def fail() -> None:
-        broken.on_wait = fails
-        until(lambda: lane_of(first).failed)
+    """Before or behind the note of it, in another thread: whoever follows fails."""
+    broken, semaphore, waiting = bridged(device, scope)
+    behind = scope.enter_context(device.create_stream())
+    semaphore.wait(waiting, 1)
+    note, fail = KnownStream.note, breaks(broken, semaphore)
 
     def noted(stream: KnownStream, wait: Any) -> None:
-        if when == "before":
-            fail()
-        note(stream, wait)
-        if when == "behind":
-            fail()
+        for step in (fail, lambda: note(stream, wait))[:: 1 if when == "before" else -1]:
+            step()
 
     with monkeypatch.context() as patch:
         patch.setattr(KnownStream, "note", noted)
@@ -92,36 +91,20 @@ def test_a_wait_that_fails_while_a_stream_is_ordered_behind_it(
     for stream in (waiting, behind):
         with pytest.raises(gi.DriverError, match="the test says so"):
             stream.synchronize(LIMIT)
-    with pytest.raises(gi.DriverError, match="the test says so"):
-        second.signal(behind, 3)
-    second.signal(other, 2)
-    backend.run_writes()
-    until(lambda: told.told)
-    assert told.told == [2]
 
 
 def test_a_stream_that_fails_as_it_signals_tells_nobody(
     device: Device, backend: WordsBackend, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind the call's own look at the stream."""
-    bridge = scope.enter_context(Bridge(device))
-    broken, told = Scripted(), Scripted()
-    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
-    stream = scope.enter_context(device.create_stream())
+    broken, first, stream = bridged(device, scope)
+    _, second, _ = bridged(device, scope)
     first.wait(stream, 1)
-    lane = lane_of(second)
-    check = lane._check
-
-    def late() -> None:
-        check()
-        broken.on_wait = fails
-        until(lambda: lane_of(first).failed)
-
-    monkeypatch.setattr(lane, "_check", late)
+    monkeypatch.setattr(lane_of(second).watcher, "start", breaks(broken, first))
     with pytest.raises(gi.DriverError, match="the test says so"):
         second.signal(stream, 1)
     assert backend.writes == []
-    assert not lane.busy
+    assert not lane_of(second).busy
 
 
 def test_one_native_stream_of_several_wrappers(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
@@ -129,9 +112,8 @@ def test_one_native_stream_of_several_wrappers(device: Device, backend: WordsBac
 
     What was enqueued before the stream was let go is not told, through whichever; what a later wrapper does is.
     """
-    bridge = scope.enter_context(Bridge(device))
-    broken, told = Scripted(), Scripted()
-    first, second = (scope.enter_context(bridge.from_endpoint(endpoint)) for endpoint in (broken, told))
+    broken, first, _ = bridged(device, scope)
+    told, second, _ = bridged(device, scope)
     one = device.wrap_stream(64)
     second.signal(one, 1)
     first.wait(one, 1)
@@ -139,27 +121,21 @@ def test_one_native_stream_of_several_wrappers(device: Device, backend: WordsBac
     gc.collect()
     two = device.wrap_stream(64)
     second.signal(two, 2)
-    healthy = scope.enter_context(device.create_stream())
-    broken.on_wait = fails
-    until(lambda: two._known_as().failure is not None)
+    breaks(broken, first)()
     backend.run_writes()
     until(lambda: told.told)
     calls: list[Script] = [lambda: two.synchronize(LIMIT), lambda: second.signal(two, 3), lambda: second.wait(two, 3)]
     for call in calls:
         with pytest.raises(gi.DriverError, match="the test says so"):
             call()
-    second.signal(healthy, 4)
-    anew = device.wrap_stream(64)
-    second.signal(anew, 5)
+    second.signal(device.wrap_stream(64), 5)
     backend.run_writes()
     until(lambda: told.told[-1] == 5)
-    assert 2 not in told.told
-    assert told.told[0] == 1
+    assert told.told == [1, 5]
 
 
-def test_an_event_before_the_failure_was_reached(bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
-    endpoint = Scripted()
-    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+def test_an_event_before_the_failure_was_reached(host: Device, scope: ExitStack) -> None:
+    endpoint, semaphore, stream = bridged(host, scope)
     before = stream.record()
     before.wait(LIMIT)
     semaphore.wait(stream, 1)
@@ -168,6 +144,5 @@ def test_an_event_before_the_failure_was_reached(bridge: Bridge, stream: gi.Stre
     with pytest.raises(gi.DriverError):
         behind.wait(LIMIT)
     before.wait(LIMIT)
-    assert before.done
     with pytest.raises(gi.DriverError):
         _ = behind.done
