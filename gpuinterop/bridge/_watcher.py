@@ -161,14 +161,13 @@ class Lane:
     @locked
     def _note_signal(self, stream: KnownStream, value: int) -> _Signal:
         self._check()
-        words = {noted.stream: noted.word for noted in self._signals}
-        word = words.get(stream) or next((one for one in range(1, PinnedWords.COUNT) if one not in words.values()), 0)
+        word = next((noted.word for noted in reversed(self._signals) if noted.stream is stream), 0)
         if not word:
-            raise InvalidArgumentError(
-                "stream",
-                f"{len(words)} streams have still to signal {self.endpoint.label}; signal from fewer, or bridge it "
-                "once more.",
-            )
+            taken = {noted.word for noted in self._signals}
+            word = next((one for one in range(1, PinnedWords.COUNT) if one not in taken), 0)
+        if not word:
+            what = f"{len(taken)} streams have still to signal {self.endpoint.label}"
+            raise InvalidArgumentError("stream", f"{what}; signal from fewer, or bridge it once more.")
         noted = _Signal(value, stream, word, next(order))
         self._signals.append(noted)
         return noted
@@ -300,7 +299,8 @@ class Lane:
     @locked
     def _reached(self) -> list[_Signal]:
         """The signals that their streams have written; the largest first, which covers the others of a timeline."""
-        found = [noted for noted in self._signals if noted.number <= self.words.load(noted.word)]
+        stored = {word: self.words.load(word) for word in {noted.word for noted in self._signals}}
+        found = [noted for noted in self._signals if noted.number <= stored[noted.word]]
         return sorted(found, key=operator.attrgetter("value"), reverse=True)
 
     @locked
@@ -363,7 +363,7 @@ class Peer:
             raise InvalidArgumentError("peer", f"expected None, because only Linux can watch a process, got {pid!r}.")
         self._pid = check_int(pid, "peer", minimum=1, maximum=2**31 - 1)
         try:
-            self._process = system.opened("pidfd_open", os.pidfd_open, pid)
+            self._process = system.opened("pidfd_open", os.pidfd_open, self._pid)
         except ProcessLookupError:
             raise PeerError(f"there is no process {pid}; has it died already?") from None
         except OSError as error:

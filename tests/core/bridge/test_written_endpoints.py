@@ -15,7 +15,7 @@ from gpuinterop.bridge import Bridge
 from gpuinterop.capabilities import Operation
 
 from ..fake import fake_device
-from .scripted import LIMIT, Scripted, bridged, end, lane_of, until, word_of
+from .scripted import LIMIT, Scripted, bridged, end, fails, lane_of, until, word_of
 
 
 def test_an_endpoint_that_exits_the_interpreter_fails_its_streams_alone(
@@ -77,6 +77,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, stream: gi
     def block() -> None:
         inside.set()
         stuck.wait(60)
+        fails()
 
     endpoint.on_wait = block
     bridge = Bridge(host)
@@ -100,8 +101,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, stream: gi
     other, again, waiting = bridged(host, scope)
     again.wait(waiting, 5)
     assert lane_of(again).words is lane.words
-    endpoint.reached = 1  # the look ends late, and with a yes
-    stuck.set()
+    stuck.set()  # the look ends, and fails
     end(bridge)
     assert thread.join(LIMIT)
     assert (word_of(again), endpoint.closed) == (0, 0)
