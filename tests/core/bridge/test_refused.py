@@ -206,13 +206,18 @@ def test_a_mistake_in_the_watcher_strands_nobody(
     bridge: Bridge, stream: gi.Stream, scope: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     semaphore = scope.enter_context(bridge.from_endpoint(Scripted()))
+
+    def wrong(watcher: Any) -> None:
+        until(lambda: lane_of(semaphore).busy)
+        raise ZeroDivisionError("ours")
+
     shown: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", shown.append)
-    monkeypatch.setattr(_watcher.Watcher, "_watch", lambda watcher: 1 / 0)
+    monkeypatch.setattr(_watcher.Watcher, "_watch", wrong)
     with suppress(gi.PeerError):  # it may be known by then
         semaphore.wait(stream, 1)
-        with pytest.raises(gi.PeerError, match=r"watcher has failed.*division"):
-            stream.synchronize(LIMIT)
+    with pytest.raises(gi.PeerError, match=r"watcher has failed.*ours"):
+        stream.synchronize(LIMIT)
     with pytest.raises(gi.PeerError, match="watcher has failed"):
         bridge.from_endpoint(Scripted())
     until(lambda: shown)
