@@ -141,7 +141,7 @@ class Methods:
             backend: Any = device.driver
             if device.backend == "hip":
                 destroy_kept_streams(backend)
-                backend._ranges._free.clear()
+                backend._driver.free_ranges.clear()
 
     def closed(self, one: Any) -> Callable[[], None]:
         """Close it, and release what it stands for."""

@@ -1,21 +1,16 @@
-"""Mipmapped arrays: formats by Vulkan's names, and copies of whole levels."""
+"""CUDA's structs of mipmapped arrays and their copies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from struct import Struct
 from typing import Final
 
-from gpuinterop.backend import Address, ArrayBackend
-from gpuinterop.handles import ArrayLayout, ArrayUsage
-from gpuinterop.native_driver import NativeArray, array_flags
+from gpuinterop.backend import Address
+from gpuinterop.handles import ArrayLayout
+from gpuinterop.native_driver.memory import MappedArray, NativeArrays
 
-from .driver import Made, Room
-from .memory import ImportedMemory
-from .streams import Stream
-
-_USES: Final = {ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04, ArrayUsage.COLOR_ATTACHMENT: 0x20}
-"""The other flags, CUDA_ARRAY3D_*."""
-_HOST, _ARRAY = 1, 3  # CUmemorytype
+_HOST, _ARRAY, _UNIFIED = 1, 3, 4  # CUmemorytype; for unified addresses the driver knows what is there
 
 # UNORM and SNORM are integers here: a texture normalises when it reads.
 _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
@@ -28,52 +23,30 @@ _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
 """Each ``CUarray_format``, by the numeric format and bits of a channel."""
 
 
-class MappedArray(Made, NativeArray):
-    """A mapped mipmapped array."""
+# Offset, extent, format, channels, flags, levels: CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC.
+_DESCRIPTOR: Final = Struct("=Q3QiII4xI68x")
+# Each end of a copy: kind, host or device address, array, pitch, height. Then its extent: CUDA_MEMCPY3D.
+_END: Final = "32xi4xQQQ8xQQ"
+_COPY: Final = Struct(f"={_END}{_END}3Q")
 
-    back = "cuMipmappedArrayDestroy"
 
-
-class Arrays(Room, ArrayBackend):
+class Arrays(NativeArrays):
     """Mipmapped arrays."""
 
-    def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
-        """``cuExternalMemoryGetMappedMipmappedArray``."""
-        api = self._driver.api
-        desc = api.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC()
-        desc.offset = layout.offset
-        one = desc.arrayDesc
-        one.Width, one.Height, depth = layout.extent
-        one.Depth = layout.layers or depth  # a layered array's depth is its layers
-        one.Format = api.CUarray_format(_CHANNELS[layout.texel.numeric][layout.texel.bits])
-        one.NumChannels = layout.texel.channels
-        one.Flags = array_flags(layout, _USES)
-        desc.numLevels = _levels(layout)
-        return MappedArray(memory.device, layout).create("cuExternalMemoryGetMappedMipmappedArray", memory.handle, desc)
+    def array_descriptor(self, layout: ArrayLayout, extent: tuple[int, ...], flags: int) -> bytes:
+        texel = layout.texel
+        channels = _CHANNELS[texel.numeric][texel.bits], texel.channels
+        return _DESCRIPTOR.pack(layout.offset, *extent, *channels, flags, _levels(layout))
 
-    def copy_level(
-        self, stream: Stream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
-    ) -> None:
-        """``cuMemcpy3DAsync`` copies between a level, all its layers, and tightly packed bytes."""
-        api = self._driver.api
-        width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
+    def level_copy(
+        self, array: MappedArray, plane: int, extent: tuple[int, ...], address: Address, to_array: bool
+    ) -> bytes:
+        width, height, depth = extent
         pitch = width * array.layout.texel.nbytes
-        plane = self._driver.call("cuMipmappedArrayGetLevel", array.handle, level)
-        types = api.CUmemorytype
-        job = api.CUDA_MEMCPY3D()
-        job.WidthInBytes = pitch
-        job.Height = height
-        job.Depth = array.layout.layers or depth
-        # The driver recognises memory that it knows.
-        pageable = self.is_pageable(array.device, address)
-        end, other = ("src", "dst") if to_array else ("dst", "src")
-        setattr(job, f"{other}MemoryType", types(_ARRAY))
-        setattr(job, f"{other}Array", plane)
-        setattr(job, f"{end}MemoryType", types(_HOST) if pageable else types.CU_MEMORYTYPE_UNIFIED)
-        setattr(job, f"{end}Host" if pageable else f"{end}Device", address if pageable else api.CUdeviceptr(address))
-        setattr(job, f"{end}Pitch", pitch)
-        setattr(job, f"{end}Height", height)
-        stream.device.call("cuMemcpy3DAsync", job, stream.handle, aside=False)
+        kind = (_HOST, address, 0) if self.is_pageable(array.device, address) else (_UNIFIED, 0, address)
+        ends = (*kind, 0, pitch, height), (_ARRAY, 0, 0, plane, 0, 0)
+        source, target = ends if to_array else ends[::-1]
+        return _COPY.pack(*source, *target, pitch, height, depth)
 
 
 def _levels(layout: ArrayLayout) -> int:

@@ -19,8 +19,7 @@ _INTEGRATED, _MAJOR = 18, 75  # CUdevice_attribute
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell that a rule names; the others are gaps."""
-    device = driver.call("cuDeviceGet", ordinal)
-    attribute = partial(driver.attribute, "cuDeviceGetAttribute", driver.api.CUdevice_attribute, device)
+    attribute = partial(driver.attribute, driver.ask("DeviceGet", ordinal))
     windows, integrated = sys.platform == "win32", attribute(_INTEGRATED) != 0
     facts = RULES.attributes(attribute) | {
         "windows": windows,

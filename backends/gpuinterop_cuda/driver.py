@@ -1,7 +1,7 @@
-"""The driver through cuda-python: loading, calls, the current context, and errors.
+"""The driver, which cuda-python loads and finds functions in.
 
-Every function of ``cuda.bindings.driver`` returns a tuple that begins with a ``CUresult``. The bindings look a function
-up by name and version on its first call, and raise a ``RuntimeError`` if the driver lacks it.
+The bindings look a function up by name and version, and raise a ``RuntimeError`` if there is no driver. A call through
+them would make an enum of the status, which costs as much again as the call; so ctypes calls the functions.
 """
 
 from __future__ import annotations
@@ -10,30 +10,33 @@ import ctypes
 import re
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_int, c_void_p
-from functools import partial
-from typing import Any, Final
+from ctypes import byref, c_char_p, c_int, c_void_p
+from typing import Any, ClassVar, Final
 
-from gpuinterop import native_driver, system
-from gpuinterop.errors import BackendUnavailableError, DriverError, OutOfMemoryError
-from gpuinterop.native_driver import OUT_OF_MEMORY, RELAXED, NativeDevice, NativeDriver
+from gpuinterop import system
+from gpuinterop.errors import BackendUnavailableError
+from gpuinterop.native_driver.driver import NativeDevice, NativeDriver
+from gpuinterop.native_driver.table import Table
 
-from .error_hints import MEANINGS, NEWER_NAMES, OTHERS
+from .table import CUDA
 
 _NO_DEVICE: Final = 100
-_ENTRIES: Final = 12010  # the version of CUDA whose signatures `Driver.entry` returns
-
-_Place: Final = c_void_p * 1  # ctypes passes an array as its address, without a `byref`
+_ENTRIES: Final = 12010  # the version of CUDA whose signatures are called
+SECOND_BINDS: Final = 13010  # the first that has second versions of cuMulticastBind*, which take the device
+_FIRST: Final = 6000  # one that has cuDriverGetVersion and cuGetErrorName
 
 
 class Driver(NativeDriver):
-    """The bindings' module, with the helpers that every caller needs."""
+    """The driver's functions, and the bindings' module."""
 
-    def __init__(self) -> None:
+    table: ClassVar[Table] = CUDA
+
+    def load(self) -> None:
         self.api, self.bindings_version = _load()
-        self._entries: dict[str, Callable[..., int]] = {}
+        self.version = _FIRST
         try:
-            code = int(self.status("cuInit", 0)[0])
+            self.version = self.ask("DriverGetVersion")
+            code = self.status("Init", 0)
         except RuntimeError as error:
             raise _unusable(error) from None
         if code == _NO_DEVICE:
@@ -42,47 +45,30 @@ class Driver(NativeDriver):
                 fix="Check CUDA_VISIBLE_DEVICES, which may hide it; in a container the device nodes may be missing.",
             )
         if code:
-            symbol, text = self._describe(code)
+            symbol, text = self.describe(code)
             raise BackendUnavailableError(
                 f"cuInit failed with {symbol} ({code}): {text}.",
                 fix="Run nvidia-smi, which shows whether driver and kernel module fit together.",
             )
-        self.version: int = self.call("cuDriverGetVersion")
-        self._exchange = self.entry("cuThreadExchangeStreamCaptureMode")
-        self._current = self.entry("cuCtxGetCurrent")
-        self._push = self.entry("cuCtxPushCurrent")
-        self._pop = partial(self.entry("cuCtxPopCurrent"), byref(c_void_p()))
         self.has_stream_id = self.has("cuStreamGetId", 12000)
 
-    # -- results -------------------------------------------------------------------------------------------------
+    def restore(self, before: Any) -> int:
+        return self._leave(before)  # which takes an address, for the context that is popped
 
-    def error(self, call: str, code: Any) -> DriverError:
-        number = int(code)
-        symbol, text = self._describe(number)
-        meaning = MEANINGS.get((call, number)) or OTHERS.get(number) or text
-        kind = OutOfMemoryError if number == OUT_OF_MEMORY else DriverError
-        return kind(call, number, symbol, meaning)
+    def find(self, name: str) -> Callable[..., int]:
+        version = SECOND_BINDS if name.endswith("_v2") else min(_ENTRIES, self.version)
+        address = self.address(name.removesuffix("_v2"), version)
+        if not address:
+            raise BackendUnavailableError(f"the NVIDIA driver has no {name}.", fix="Install a newer NVIDIA driver.")
+        return ctypes.CFUNCTYPE(c_int)(address)
 
-    @staticmethod
-    def unnamed(error: Exception) -> tuple[int, ...]:
-        found = re.match(r"(\d+)(?: is not a valid (\w+))?$", str(error))
-        if found is None:
-            raise error
-        number = int(found[1])
-        return (number,) if found[2] in (None, "CUresult") else (0, number)
-
-    def _describe(self, number: int) -> tuple[str, str]:
-        try:
-            code = self.api.CUresult(number)
-        except ValueError:  # newer than the bindings
-            return NEWER_NAMES.get(number, f"CUresult {number}"), "unknown to these bindings"
+    def describe(self, code: int) -> tuple[str, str]:
         found = []
-        for function in ("cuGetErrorName", "cuGetErrorString"):
-            status, *text = self.status(function, code)
-            found.append(text[0].decode() if not status and text[0] else code.name)
-        return found[0], found[1]
-
-    # -- functions of the driver -----------------------------------------------------------------------------------
+        for function in ("GetErrorName", "GetErrorString"):
+            text = c_char_p()
+            self.function(function)(code, byref(text))
+            found.append((text.value or b"").decode())
+        return (found[0], found[1]) if found[0] else (f"CUresult {code}", "unknown to this driver")
 
     def has(self, symbol: str, version: int | None = None) -> bool:
         """Whether the bindings know a function and the driver has it, optionally as of a `version` of CUDA.
@@ -95,41 +81,8 @@ class Driver(NativeDriver):
     def address(self, symbol: str, version: int | None = None) -> int:
         """A function's address, as of a version of CUDA; 0 if the driver lacks it."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-        code, *found = self.status("cuGetProcAddress", symbol.encode(), version or self.version, flags)
+        code, *found = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
         return 0 if code or not found[0] else int(found[0])
-
-    def entry(self, name: str) -> Callable[..., int]:
-        """The driver's function for ctypes: the bindings make an enum of each status, which costs as much again."""
-        found = self._entries.get(name)
-        if found is None:
-            address = self.address(name, min(_ENTRIES, self.version))
-            found = self._entries[name] = ctypes.CFUNCTYPE(c_int)(address)
-        return found
-
-    def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, aside: bool = True) -> Any:
-        # A context that is current already, as where torch or CuPy runs, is neither pushed nor popped.
-        pushed: list[int] = []  # C code stores the status: no exception comes between the call and the store
-        mode = c_int(RELAXED)  # after the exchange it holds the thread's own mode, to be restored
-        place = byref(mode)
-        try:
-            if current is not None:
-                here = _Place()
-                if code := self._current(here):
-                    raise self.error("cuCtxGetCurrent", code)
-                if here[0] != current:
-                    pushed.extend(map(self._push, (c_void_p(current),)))
-                    if pushed[0]:
-                        raise self.error("cuCtxPushCurrent", pushed[0])
-            try:
-                if aside and (code := self._exchange(place)):
-                    raise self.error("cuThreadExchangeStreamCaptureMode", code)
-                return work(*arguments)
-            finally:
-                if mode.value != RELAXED and (code := self._exchange(place)):
-                    self.warn("cuThreadExchangeStreamCaptureMode", code)
-        finally:
-            if pushed and not pushed[0] and (code := self._pop()):
-                self.warn("cuCtxPopCurrent", code)
 
 
 class Context(NativeDevice):
@@ -138,40 +91,9 @@ class Context(NativeDevice):
     driver: Driver
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        self.number = driver.call("cuDeviceGet", ordinal)
-        self.handle = driver.call("cuDevicePrimaryCtxRetain", self.number)
-        self.pointer = int(self.handle)
+        self.number = driver.ask("DeviceGet", ordinal)
+        self.pointer = driver.ask("DevicePrimaryCtxRetain", self.number, kind=c_void_p)
         super().__init__(driver, ordinal, self.pointer)
-
-
-class Made(native_driver.Made):
-    """An object of the driver."""
-
-    device: Context
-
-    def make(self, name: str, *arguments: Any) -> None:
-        self.handle = self.device.driver.call(name, *arguments)
-        self.made = True
-
-    def add(self, name: str, *arguments: Any) -> None:
-        """Make the object with a call that returns only a status; the call's first argument is the handle."""
-        self.device.driver.call(name, *arguments)
-        self.handle = arguments[0]
-        self.made = True
-
-
-class Room(native_driver.Room):
-    """Base of the classes that each implement a part of the contract. They share the driver."""
-
-    _driver: Driver
-
-    def __init__(self) -> None:
-        self._driver = Driver()
-
-
-def at(address: int) -> Any:
-    """A pointer or a handle as ctypes passes it fastest: a ``byref`` is converted already, a ``c_void_p`` anew."""
-    return byref(ctypes.c_char.from_address(address))
 
 
 def _unusable(error: RuntimeError) -> BackendUnavailableError:
@@ -218,8 +140,7 @@ def _load() -> tuple[Any, str]:
         )
         raise failure from None
     version = cuda.bindings.__version__
-    # Measured: 12.9.0 keeps the GIL in every call, so a call that blocks stops every thread; 12.9.1 releases it.
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):  # 12.9.0 keeps the GIL in every call
         raise BackendUnavailableError(
             f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix=system.pip_install("cuda")
         )

@@ -4,33 +4,60 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from gpuinterop.backend import GraphBackend, SemaphoreNode
+from gpuinterop.native_driver.driver import NativeBackend, NativeDevice, NativeObject, as_pointer
+from gpuinterop.native_driver.semaphores import Batch, ImportedSemaphore, Params
+from gpuinterop.native_driver.streams import NativeStream
 
-from .driver import Context, Driver, Made, Room, at
-from .semaphores import Batch, ImportedSemaphore, NodeParams, Params
-from .streams import Stream
+from .driver import Driver
 
 _SIGNAL_NODE, _WAIT_NODE = 8, 9  # CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL, ..._WAIT
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
-class _Capture(Made):
-    back = "cuStreamEndCapture"
-
-    def free(self) -> None:
-        if (graph := super().free()) is not None:
-            self.device.driver.call("cuGraphDestroy", graph)
-
-
-class _Graph(Made):
-    back = "cuGraphDestroy"
+class _Graph(NativeObject):
+    release_call = "GraphDestroy"
     number: Number
+
+    def make(self, name: str, *arguments: Any) -> None:
+        super().make(name, *arguments)
+        self.know()
+
+    def end_capture(self, stream: NativeStream) -> None:
+        graph = ctypes.c_void_p()
+        self.device.driver.call("StreamEndCapture", stream.handle, ctypes.byref(graph))
+        self.handle, self.made = graph.value or 0, True
+        self.know()
+
+    def know(self) -> None:
+        self.number = Number(self.handle)
+        self.number.made = self
+        self.number.argument = as_pointer(self.handle)
 
 
 class _Executable(_Graph):
-    back = "cuGraphExecDestroy"
+    release_call = "GraphExecDestroy"
+
+
+class NodeParams(ctypes.Structure):
+    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and the same for waits. In the driver's answer the node owns the arrays."""
+
+    _fields_ = (
+        ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
+        ("params", ctypes.c_size_t),
+        ("count", ctypes.c_uint),
+    )
+
+
+class _NodeBatch(Batch):
+    """Semaphores of a node; a slot has the node's parameters as well."""
+
+    def slot(self) -> Any:
+        structs, first, _ = super().slot()
+        handles = ctypes.cast(self.semaphores, ctypes.POINTER(ctypes.c_size_t))
+        return structs, first, ctypes.byref(NodeParams(handles, ctypes.addressof(structs), self.count))
 
 
 class Number(int):
@@ -43,46 +70,44 @@ class Number(int):
 class _Node:
     """A node that signals or waits, with what its calls need, which is made once."""
 
-    def __init__(self, node: Any, timeouts: Sequence[int]) -> None:
-        self.argument = at(int(node))
+    def __init__(self, node: int, timeouts: Sequence[int]) -> None:
+        self.argument = as_pointer(node)
         self.timeouts = timeouts
         """Timeouts of the semaphores, in milliseconds, as captured; empty for signals."""
-        self.batch: Batch | None = None
+        self.batch: _NodeBatch | None = None
         self.executable: tuple[int, Any] = (0, None)
         """The graph's executable, and the same for ctypes."""
 
 
-class Graphs(Room, GraphBackend):
+class Graphs(NativeBackend, GraphBackend):
     """Signals and waits that a graph holds."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._launch = self._driver.entry("cuGraphLaunch")
-        self._set_signal = self._driver.entry("cuGraphExecExternalSemaphoresSignalNodeSetParams")
-        self._set_wait = self._driver.entry("cuGraphExecExternalSemaphoresWaitNodeSetParams")
+        self._launch = self._driver.function("GraphLaunch")
+        self._set_signal = self._driver.function("GraphExecExternalSemaphoresSignalNodeSetParams")
+        self._set_wait = self._driver.function("GraphExecExternalSemaphoresWaitNodeSetParams")
 
-    def begin_capture(self, stream: Stream) -> None:
+    def begin_capture(self, stream: NativeStream) -> None:
         """``cuStreamBeginCapture`` begins a thread-local capture, which calls of other threads do not affect."""
-        mode = self._driver.api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        capture = _Capture(stream.device)
-        begin = partial(capture.add, "cuStreamBeginCapture", stream.handle, mode)
-        stream.device.create(capture, begin, aside=False)
+        stream.device.call("StreamBeginCapture", stream.handle, _THREAD_LOCAL, relaxed=False)
 
-    def end_capture(self, stream: Stream) -> Number:
+    def end_capture(self, stream: NativeStream) -> Number:
         """``cuStreamEndCapture``."""
-        return _numbered(_Graph(stream.device), "cuStreamEndCapture", stream.handle, aside=False)
+        graph = _Graph(stream.device)
+        return stream.device.create(graph, graph.end_capture, stream, relaxed=False).number
 
-    def instantiate(self, device: Context, graph: int) -> Number:
+    def instantiate(self, device: NativeDevice, graph: int) -> Number:
         """``cuGraphInstantiate``."""
-        return _numbered(_Executable(device), "cuGraphInstantiate", self._driver.api.CUgraph(graph), 0)
+        return _Executable(device).create("GraphInstantiate", int(graph), ctypes.c_uint64()).number
 
-    def launch(self, executable: int, stream: Stream) -> None:
+    def launch(self, executable: int, stream: NativeStream) -> None:
         """``cuGraphLaunch``."""
         assert isinstance(executable, Number)  # a graph of ours
         if code := stream.run(self._launch, executable.argument, stream.argument):
-            raise self._driver.error("cuGraphLaunch", code)
+            raise self._driver.error("GraphLaunch", code)
 
-    def destroy_graph(self, device: Context, graph: int) -> None:
+    def destroy_graph(self, device: NativeDevice, graph: int) -> None:
         """``cuGraphDestroy``."""
         assert isinstance(graph, Number)
         graph.made.release()
@@ -91,19 +116,20 @@ class Graphs(Room, GraphBackend):
     """``cuGraphExecDestroy``."""
 
     def semaphore_pointer(self, semaphore: ImportedSemaphore) -> int:
-        return int(semaphore.handle)
+        return semaphore.handle
 
     def semaphore_nodes(self, graph: int) -> list[SemaphoreNode]:
         """``cuGraphGetNodes`` gives all nodes, and ``cuGraphNodeGetType`` tells which of them signal and wait."""
-        driver = self._driver
-        native = driver.api.CUgraph(graph)
-        _, count = driver.call("cuGraphGetNodes", native)
-        found, _ = driver.call("cuGraphGetNodes", native, count)
+        driver, native = self._driver, int(graph)
+        count, kind = ctypes.c_size_t(), ctypes.c_int()
+        driver.call("GraphGetNodes", native, None, ctypes.byref(count))
+        nodes = (ctypes.c_size_t * count.value)()
+        driver.call("GraphGetNodes", native, nodes, ctypes.byref(count))
         result = []
-        for node in found[:count]:
-            kind = int(driver.call("cuGraphNodeGetType", node))
-            if kind in (_SIGNAL_NODE, _WAIT_NODE):
-                result.append(_node(driver, node, signals=kind == _SIGNAL_NODE))
+        for node in nodes:
+            driver.call("GraphNodeGetType", node, ctypes.byref(kind))
+            if kind.value in (_SIGNAL_NODE, _WAIT_NODE):
+                result.append(_node(driver, node, signals=kind.value == _SIGNAL_NODE))
         return result
 
     def set_node(
@@ -113,47 +139,38 @@ class Graphs(Room, GraphBackend):
         native: _Node = node.native
         batch = native.batch
         if batch is None:
-            batch = native.batch = Batch(semaphores)
-        pool, call = (batch.signals, self._set_signal) if node.signals else (batch.waits, self._set_wait)
+            batch = native.batch = _NodeBatch(semaphores)
+        pool, call = batch.pools[0], self._set_signal if node.signals else self._set_wait
         try:
             slot = pool.pop()
         except IndexError:
             slot = batch.slot()
+        structs, first, params = slot
         if batch.layout is None:
-            (slot.first.value,) = values
+            (first.value,) = values
         else:
-            batch.layout.pack_into(slot.structs, 0, *values)
+            batch.layout.pack_into(structs, 0, *values)
         for index in native.timeouts and batch.keyed:
-            slot.structs[index].timeout_ms = native.timeouts[index]
+            structs[index].timeout_ms = native.timeouts[index]
         if native.executable[0] != executable:
-            native.executable = executable, at(executable)
-        code = call(native.executable[1], native.argument, slot.node)
+            native.executable = executable, as_pointer(executable)
+        code = call(native.executable[1], native.argument, params)
         pool.append(slot)
         if code:
             what = "Signal" if node.signals else "Wait"
-            raise self._driver.error(f"cuGraphExecExternalSemaphores{what}NodeSetParams", code)
+            raise self._driver.error(f"GraphExecExternalSemaphores{what}NodeSetParams", code)
 
 
-def _numbered(graph: _Graph, call: str, *arguments: Any, aside: bool = True) -> Number:
-    def work() -> None:
-        graph.make(call, *arguments)
-        graph.number = Number(int(graph.handle))
-        graph.number.made = graph
-        graph.number.argument = at(graph.number)
-
-    return graph.device.create(graph, work, aside=aside).number
-
-
-def _node(driver: Driver, node: Any, *, signals: bool) -> SemaphoreNode:
+def _node(driver: Driver, node: int, *, signals: bool) -> SemaphoreNode:
     """``cuGraphExternalSemaphoresSignalNodeGetParams``, or ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
-    params = driver.call(f"cuGraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams", node)
-    # The bindings return the arrays that were set through them, not those of the driver's answer.
-    found = NodeParams.from_address(params.getPtr())
-    structs = [Params.from_address(found.params + index * ctypes.sizeof(Params)) for index in range(found.count)]
+    found = NodeParams()
+    name = f"GraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams"
+    driver.call(name, node, ctypes.byref(found))
+    structs = (Params * found.count).from_address(found.params)
     return SemaphoreNode(
         native=_Node(node, () if signals else tuple(one.timeout_ms for one in structs)),
         signals=signals,
-        semaphores=tuple(int(found.semaphores[index]) for index in range(found.count)),
+        semaphores=tuple(found.semaphores[: found.count]),
         # Each kind has its own field, and the others are 0.
         values=tuple(int(one.value or one.key or one.fence or 0) for one in structs),
     )

@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
+from ctypes import c_uint32, c_uint64
+from functools import partial
+from struct import Struct
 from typing import Any, Final
 
 from gpuinterop.backend import Address, MulticastBackend
 from gpuinterop.handles import AllocationHandle, Granularity
+from gpuinterop.native_driver.allocations import (
+    Allocation,
+    Mappable,
+    NativeAllocations,
+    granularity_of,
+    native_handle_type,
+)
+from gpuinterop.native_driver.driver import NativeDevice, NativeObject
+from gpuinterop.native_driver.memory import pointer_attribute
+from gpuinterop.native_driver.streams import NativeStream
 
-from .allocations import Allocation, Mappable, granularity_of, native_handle_type
-from .driver import Context, Driver, Made, Room
-from .streams import Stream
+from .driver import SECOND_BINDS, Context, Driver
 
-_SECOND_VERSION: Final = 13010  # from CUDA 13.1 on the binds have a second version, which takes the device
+# Number of devices, size, handle types, flags: CUmulticastObjectProp.
+_PROPERTIES: Final = Struct("=I4xQQQ")
 _ALLOWED_HANDLE_TYPES: Final = 14  # CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
 _THREADS, _BLOCKS = 256, 1024
 _MOST: Final = 1 << 31  # words per launch: the kernels count in 32 bits, and step past the last word before they stop
@@ -71,15 +83,15 @@ class Group(Mappable):
         """Latest binding of each device and offset."""
 
 
-class _Binding(Made):
-    back = "cuMulticastUnbind"
+class _Binding(NativeObject):
+    release_call = "MulticastUnbind"
 
 
-class _Module(Made):
-    back = "cuModuleUnload"
+class _Module(NativeObject):
+    release_call = "ModuleUnload"
 
 
-class Multicast(Room, MulticastBackend):
+class Multicast(NativeAllocations, MulticastBackend):
     """Multicast objects, and two kernels that access their addresses."""
 
     def __init__(self) -> None:
@@ -93,9 +105,8 @@ class Multicast(Room, MulticastBackend):
         self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> Granularity:
         """``cuMulticastGetGranularity`` returns the minimum and the recommended one; both depend on the size."""
-        flags = self._driver.api.CUmulticastGranularity_flags
         properties = _properties(self._driver, devices, size, handle_types)
-        return granularity_of(self._driver, "cuMulticastGetGranularity", properties, flags)
+        return granularity_of(self._driver, "MulticastGetGranularity", properties)
 
     def create_multicast(
         self, device: Context, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
@@ -103,7 +114,7 @@ class Multicast(Room, MulticastBackend):
         """``cuMulticastCreate``."""
         minimum = self.multicast_granularity(devices, size, handle_types).minimum
         return Group(device, size, minimum).create(
-            "cuMulticastCreate", _properties(self._driver, devices, size, handle_types)
+            "MulticastCreate", _properties(self._driver, devices, size, handle_types)
         )
 
     def export_multicast(self, group: Group, handle_type: type[AllocationHandle]) -> AllocationHandle:
@@ -114,27 +125,27 @@ class Multicast(Room, MulticastBackend):
         """``cuMemImportFromShareableHandle``."""
         # The granularity first: a failure must not leave an object behind.
         minimum = self.multicast_granularity(devices, size, (type(handle),)).minimum
-        return Group(device, size, minimum).take(handle)
+        return Group(device, size, minimum).load(handle)
 
     def add_device(self, group: Group, device: Context) -> None:
         """``cuMulticastAddDevice``."""
-        group.device.call("cuMulticastAddDevice", group.handle, device.number)
+        group.device.call("MulticastAddDevice", group.handle, device.number)
 
     def bind_memory(
         self, group: Group, device: Context, offset: int, allocation: Allocation, start: int, size: int
     ) -> None:
         """``cuMulticastBindMem``."""
-        self._bind("cuMulticastBindMem", group, device, offset, allocation.handle, start, size)
+        self._bind("MulticastBindMem", group, device, offset, allocation.handle, start, size)
 
     def bind_address(self, group: Group, device: Context, offset: int, address: Address, size: int) -> None:
         """``cuMulticastBindAddr``."""
-        self._bind("cuMulticastBindAddr", group, device, offset, address, size)
+        self._bind("MulticastBindAddr", group, device, offset, address, size)
 
     def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
         """Bind; the first version of the call derives the device from the memory."""
         second = self._takes_device.get(call)
         if second is None:
-            second = self._takes_device[call] = self._driver.has(f"{call}_v2", _SECOND_VERSION)
+            second = self._takes_device[call] = self._driver.has(f"cu{call}_v2", SECOND_BINDS)
         binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, what[-1])
 
         def work() -> None:
@@ -155,29 +166,26 @@ class Multicast(Room, MulticastBackend):
 
         For imported memory it reports no type (measured), which the core takes as "not shareable" (inferred).
         """
-        attribute = self._driver.api.CUpointer_attribute(_ALLOWED_HANDLE_TYPES)
-        code, *found = device.status("cuPointerGetAttribute", attribute, address)
-        return code == 0 and int(found[0]) != 0
+        return bool(device.run(pointer_attribute, self._driver, address, _ALLOWED_HANDLE_TYPES))
 
-    def multimem_store(self, stream: Stream, address: Address, value: int, count: int) -> None:
+    def multimem_store(self, stream: NativeStream, address: Address, value: int, count: int) -> None:
         """``cuLaunchKernel`` launches the kernel of ``multimem.st``."""
-        types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
         for first, part in _parts(count):
-            self._launch_kernel(stream, 0, ((address + first, value, part), types), part)
+            self._launch_kernel(stream, 0, part, c_uint64(address + first), c_uint32(value), c_uint32(part))
 
-    def multimem_add(self, stream: Stream, target: Address, address: Address, count: int) -> None:
+    def multimem_add(self, stream: NativeStream, target: Address, address: Address, count: int) -> None:
         """``cuLaunchKernel`` launches the kernel of ``multimem.ld_reduce``."""
-        types = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
         for first, part in _parts(count):
-            self._launch_kernel(stream, 1, ((target + first, address + first, part), types), part)
+            self._launch_kernel(stream, 1, part, c_uint64(target + first), c_uint64(address + first), c_uint32(part))
 
-    def _launch_kernel(self, stream: Stream, which: int, arguments: Any, count: int) -> None:
+    def _launch_kernel(self, stream: NativeStream, which: int, count: int, *arguments: Any) -> None:
         kernel = (self._kernels.get(stream.device.ordinal) or self._load_kernels(stream.device))[which]
         blocks = min(-(-count // _THREADS), _BLOCKS)
         shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        stream.device.call("cuLaunchKernel", kernel, *shape, stream.handle, arguments, 0, aside=False)
+        given = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        stream.device.call("LaunchKernel", kernel, *shape, stream.handle, given, None, relaxed=False)
 
-    def _load_kernels(self, context: Context) -> tuple[Any, ...]:
+    def _load_kernels(self, context: NativeDevice) -> tuple[Any, ...]:
         """``cuModuleLoadData`` loads a module, and ``cuModuleGetFunction`` finds its kernels.
 
         If two threads load at once, the first one's module stays.
@@ -185,9 +193,10 @@ class Multicast(Room, MulticastBackend):
         module, ordinal = _Module(context), context.ordinal
 
         def work() -> None:
-            module.make("cuModuleLoadData", _PTX)
+            module.make("ModuleLoadData", _PTX)
             names = b"gpuinterop_multimem_store", b"gpuinterop_multimem_add"
-            kernels = [self._driver.call("cuModuleGetFunction", module.handle, name) for name in names]
+            find = partial(self._driver.ask, "ModuleGetFunction", module.handle, kind=ctypes.c_void_p)
+            kernels = [find(name) for name in names]
             self._kernels.setdefault(ordinal, (*kernels, module))
 
         try:
@@ -204,11 +213,5 @@ def _parts(count: int) -> Iterator[tuple[int, int]]:
         yield 4 * first, min(_MOST, count - first)
 
 
-def _properties(driver: Driver, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> Any:
-    properties = driver.api.CUmulticastObjectProp()
-    properties.numDevices = devices
-    properties.size = size
-    properties.handleTypes = 0
-    for kind in kinds:
-        properties.handleTypes |= int(native_handle_type(driver, kind))
-    return properties
+def _properties(driver: Driver, devices: int, size: int, kinds: Sequence[type[AllocationHandle]]) -> bytes:
+    return _PROPERTIES.pack(devices, size, sum({native_handle_type(driver, kind) for kind in kinds}), 0)

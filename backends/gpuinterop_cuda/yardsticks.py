@@ -1,22 +1,18 @@
-"""The same work by cuda-python alone, for ``gpuinterop bench``.
-
-A program without gpuinterop does this at its fastest: it makes structs once, and looks at no status. What fails would
-be fast, so a signal and a wait of all semaphores are made and checked before they are measured.
-"""
+"""The same work by cuda-python alone, for ``gpuinterop bench``."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
-from gpuinterop.native_driver import NON_BLOCKING, answer
+from gpuinterop.native_driver.yardsticks import NativeYardsticks
 
-_GEQ: Final = 0
+from .table import CUDA
 
 
-class Yardsticks:
+class Yardsticks(NativeYardsticks):
     """One device's calls by hand.
 
     Parameters
@@ -28,45 +24,18 @@ class Yardsticks:
     def __init__(self, ordinal: int) -> None:
         from cuda.bindings import driver
 
-        self._cu = driver
+        super().__init__(CUDA, driver)
         self.check(driver.cuInit(0))
         context = self.check(driver.cuDevicePrimaryCtxRetain(self.check(driver.cuDeviceGet(ordinal))))
         self.check(driver.cuCtxSetCurrent(context))
 
-    check = staticmethod(answer)
-
-    def stream(self) -> Any:
-        """A non-blocking stream."""
-        return self.check(self._cu.cuStreamCreate(NON_BLOCKING))
-
-    def synchronize(self, stream: Any) -> None:
-        """Wait for the stream."""
-        self.check(self._cu.cuStreamSynchronize(stream))
-
     def timelines(self, fds: Sequence[int], stream: Any) -> Timelines:
         """Import timeline semaphores, which takes the file descriptors."""
-        return Timelines(self, self._cu, fds, stream)
-
-    def word(self, stream: Any) -> tuple[Callable[[int], object], Callable[[int], object]]:
-        """A pinned 64-bit word: how a stream writes it, and how it waits for it."""
-        cu = self._cu
-        write_value, wait_value = cu.cuStreamWriteValue64, cu.cuStreamWaitValue64
-        host = self.check(cu.cuMemHostAlloc(4096, 0))
-        word = cu.CUdeviceptr(int(self.check(cu.cuMemHostGetDevicePointer(host, 0))))
-
-        def write(value: int) -> object:
-            return write_value(stream, word, value, 0)
-
-        def wait(value: int) -> object:
-            return wait_value(stream, word, value, _GEQ)
-
-        self.check(write(1))  # type: ignore[arg-type]
-        self.check(wait(1))  # type: ignore[arg-type]
-        return write, wait
+        return Timelines(self, self.api, fds, stream)
 
     def memory(self, size: int) -> Memory:
         """A memory of `size` bytes, of which there is a file descriptor."""
-        return Memory(self._cu, size)
+        return Memory(self.api, size)
 
 
 class Timelines:

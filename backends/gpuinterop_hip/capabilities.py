@@ -19,7 +19,7 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
     """Every cell that a rule names; the others are gaps."""
-    attribute = partial(driver.attribute, "hipDeviceGetAttribute", driver.api.hipDeviceAttribute_t, ordinal)
+    attribute = partial(driver.attribute, ordinal)
     facts = RULES.attributes(attribute) | {
         "imports are kept": driver.facts.holds["imports are kept"],
         "windows": sys.platform == "win32",

@@ -1,30 +1,28 @@
-"""External memory, mapped buffers, and copies."""
+"""Mapped buffers, whose release waits for the wrong device; and arrays.
+
+Arrays are usable only if the runtime exports ``hipExternalMemoryGetMappedMipmappedArray``: AMD's for Linux does not.
+"""
 
 from __future__ import annotations
 
-import ctypes
+from struct import Struct
+from typing import Final
 
 from gpuinterop.backend import Address
-from gpuinterop.handles import MemoryHandle
+from gpuinterop.handles import ArrayLayout
+from gpuinterop.native_driver.memory import MappedArray, MappedBuffer, NativeArrays
 
-from . import descriptors
-from .driver import Gpu, Made, Room
-from .streams import Stream
+_SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2  # hipChannelFormatKind
+# UNORM and SNORM are integers here: a texture normalises when it reads.
+_KINDS: Final = {"UNORM": _UNSIGNED, "SNORM": _SIGNED, "UINT": _UNSIGNED, "SINT": _SIGNED, "SFLOAT": _FLOAT}
+_DEFAULT: Final = 4  # hipMemcpyDefault
 
-_UNREGISTERED = 0  # hipMemoryTypeUnregistered
-
-
-class ImportedMemory(Made):
-    """An imported memory object."""
-
-    back = "hipDestroyExternalMemory"
-
-
-class MappedBuffer(Made):
-    """A mapped object; ``hipDestroyExternalMemory`` drops only the handle, not the mapping."""
-
-    back = "hipFree"
-    blocks = True
+# Offset, bits of four channels and their kind, extent, flags, levels: hipExternalMemoryMipmappedArrayDesc.
+_DESCRIPTOR: Final = Struct("=Q5i4x3QII")
+# Each end of a copy: array, position, hipPitchedPtr (address, pitch, width, height). Then its extent and kind:
+# hipMemcpy3DParms.
+_END: Final = "Q24x4Q"
+_COPY: Final = Struct(f"={_END}{_END}3Qi4x")
 
 
 class _Byte(MappedBuffer):
@@ -33,24 +31,8 @@ class _Byte(MappedBuffer):
     blocks = False
 
 
-class Memory(Room):
-    """External memory, and copies between any two addresses."""
-
-    def import_memory(self, device: Gpu, handle: MemoryHandle, *, size: int, dedicated: bool) -> ImportedMemory:
-        """``hipImportExternalMemory``, which never takes over the descriptor."""
-        desc, _keep = descriptors.memory(self._driver.api, handle, size=size, dedicated=dedicated)
-        return ImportedMemory(device).load(handle, "hipImportExternalMemory", desc)
-
-    def map_buffer(self, memory: ImportedMemory, *, size: int) -> tuple[MappedBuffer, Address]:
-        """``hipExternalMemoryGetMappedBuffer``, from offset 0.
-
-        Runtimes before rocm-systems #1749 ignore other offsets: stream writes, fills and copies go to the object's
-        start.
-        """
-        desc = self._driver.api.hipExternalMemoryBufferDesc_st()
-        desc.offset, desc.size, desc.flags = 0, size, 0
-        mapping = MappedBuffer(memory.device).create("hipExternalMemoryGetMappedBuffer", memory.handle, desc)
-        return mapping, mapping.handle
+class Memory(NativeArrays):
+    """External memory, copies between any two addresses, and mipmapped arrays."""
 
     def unmap_buffer(self, mapping: MappedBuffer) -> None:
         """``hipFree``.
@@ -63,25 +45,21 @@ class Memory(Room):
 
         def work() -> None:
             if mapping.device.ordinal:
-                byte.make("hipMalloc", 1)
+                byte.make("Malloc", 1)
                 byte.free()
             mapping.free()
 
         mapping.device.create(byte, work)
 
-    def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
-        """``hipMemcpyAsync``, which recognises the kinds of the two addresses."""
-        kind = self._driver.api.hipMemcpyKind.hipMemcpyDefault
-        stream.device.call("hipMemcpyAsync", target, source, size, kind, stream.handle, aside=False)
+    def array_descriptor(self, layout: ArrayLayout, extent: tuple[int, ...], flags: int) -> bytes:
+        texel = layout.texel
+        bits = (texel.bits if index < texel.channels else 0 for index in range(4))
+        return _DESCRIPTOR.pack(layout.offset, *bits, _KINDS[texel.numeric], *extent, flags, layout.levels)
 
-    def is_pageable(self, device: Gpu, address: Address) -> bool:
-        """``hipPointerGetAttribute``."""
-        return not knows(device, address)
-
-
-def knows(gpu: Gpu, address: Address) -> bool:
-    """Whether HIP knows an address: if not, it returns an error, or from ROCm 6 on a type for unregistered memory."""
-    attribute = gpu.driver.api.hipPointer_attribute.HIP_POINTER_ATTRIBUTE_MEMORY_TYPE
-    found = ctypes.c_uint(_UNREGISTERED)
-    (code,) = gpu.status("hipPointerGetAttribute", ctypes.addressof(found), attribute, address)
-    return not code and found.value != _UNREGISTERED
+    def level_copy(
+        self, array: MappedArray, plane: int, extent: tuple[int, ...], address: Address, to_array: bool
+    ) -> bytes:
+        width, height, _ = extent
+        ends = (0, address, width * array.layout.texel.nbytes, width, height), (plane, 0, 0, 0, 0)
+        source, target = ends if to_array else ends[::-1]
+        return _COPY.pack(*source, *target, *extent, _DEFAULT)  # the extent is in texels: one side is an array

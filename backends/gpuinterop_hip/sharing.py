@@ -1,4 +1,4 @@
-"""Memory that other libraries have allocated: what is behind a pointer, and its way to another process.
+"""Shareable allocations, and memory that other libraries have allocated.
 
 AMD's runtime has no attribute that tells how memory may travel (10, 14 and 17 of ``hipPointerGetAttribute``), and
 writes a size as 32 bits (12); 3 and 11 lose what was opened by IPC where another device is current. Other calls tell as
@@ -8,114 +8,143 @@ memory of a pool, which from 7.1 on looks like any VMM mapping, and does not cou
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
-from typing import Any, Final
+from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
+from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from gpuinterop.backend import Address, Behind, Block, SharingBackend
+from gpuinterop.backend import Address, Behind, Block
 from gpuinterop.errors import HandleError
-from gpuinterop.handles import Handle, IpcMemHandle, VmmFd
-
-from .allocations import DEVICE, Allocation, Allocations, Reservation, share_of
-from .driver import Gpu, Made
-
-_MEMORY_TYPE, _BUFFER_ID, _MANAGED, _ORDINAL = 2, 7, 8, 9  # hipPointer_attribute
-_HOST: Final = 1  # hipMemoryTypeHost
-_LAZY_PEERS: Final = 1  # hipIpcMemLazyEnablePeerAccess
-
-
-class _Handle(ctypes.Structure):
-    """``hipIpcMemHandle_t``, which is passed by value."""
-
-    _fields_ = (("reserved", ctypes.c_ubyte * IpcMemHandle.SIZE),)
+from gpuinterop.handles import Handle, IpcMemHandle
+from gpuinterop.native_driver.allocations import (
+    ON_DEVICE,
+    Allocation,
+    Mappable,
+    NativeSharing,
+    Opened,
+    Reservation,
+)
+from gpuinterop.native_driver.driver import NativeDevice, NativeObject
+from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_TYPE, ORDINAL, pointer_attribute
 
 
-class Opened(Made):
-    """Memory of another process, opened by an IPC handle."""
+class _Range(NativeObject):
+    """Reserved addresses, which are never released, but reused.
 
-    back = "hipIpcCloseMemHandle"
-    blocks = True
-
-    def open(self, data: bytes) -> None:
-        place, driver = ctypes.c_void_p(), self.device.driver
-        handle = _Handle.from_buffer_copy(data)
-        if code := driver.library.hipIpcOpenMemHandle(ctypes.byref(place), handle, _LAZY_PEERS):
-            raise driver.error("hipIpcOpenMemHandle", code)
-        self.handle = place.value or 0
-        self.made = True
+    AMD's runtime frees a range only with the last command that used it, after the range was released. If the system has
+    handed out the same addresses meanwhile, the runtime confuses the new range with the old (rocm-systems #2980).
+    """
 
 
-class Sharing(Allocations, SharingBackend):
-    """Arrays of other libraries by legacy IPC; memory of `Allocations` as VMM handles."""
+class Place(Reservation):
+    """An address range with an allocation in it."""
+
+    blocks = True  # hipMemUnmap waits
+    allocation: Mappable | None = None
+    _range: _Range | None = None
+
+    def reserve(self, alignment: int = 0) -> None:
+        """``hipMemAddressReserve``, where no range of this size is free."""
+        try:
+            self._range = self.device.driver.free_ranges[self.size].pop()
+        except IndexError:
+            self._range = _Range(self.device)
+            self._range.make("MemAddressReserve", self.size, alignment, 0, 0)
+        self.handle, self.made = self._range.handle, True
+
+    def free(self) -> None:
+        for mapping in self.mappings:
+            mapping.free()
+        self._give_back()
+
+    def take_back(self) -> None:
+        # A failed map returns success, and unmapping a range that is not mapped ends the process (hip_vm.cpp).
+        if self._is_mapped():
+            self.release()
+        if not self._is_mapped():
+            self._give_back()
+
+    def _is_mapped(self) -> bool:
+        driver = self.device.driver
+        return self.made and bool(self.device.run(pointer_attribute, driver, self.handle, MEMORY_TYPE))
+
+    def _give_back(self) -> None:
+        if self._range is not None:
+            self.device.driver.free_ranges[self.size].append(self._range)
+            self._range, self.made = None, False
+
+
+class Sharing(NativeSharing):
+    """Shareable allocations as VMM handles, and arrays of other libraries by legacy IPC."""
+
+    reservation_type: ClassVar[type[Reservation]] = Place
 
     def __init__(self) -> None:
         super().__init__()
+        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()
+        """Mapped allocations, by address."""
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
+
+    def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
+        place, address = super().map_allocation(allocation, devices)
+        assert isinstance(place, Place)
+        place.allocation = allocation
+        self._places[address] = place
+        return place, address
+
+    def location(self, allocation: Allocation) -> int | None:
+        """``hipMemGetAllocationPropertiesFromHandle``; None if its answer cannot be used.
+
+        That is a device outside this process, or, for imported memory, the importing device: runtimes that do not know
+        the owner report that too (ROCm/rocm-systems #4784, #11606), and their version does not tell which do.
+        """
+        if not self._driver.has("hipMemGetAllocationPropertiesFromHandle"):
+            return None
+        found = super().location(allocation)
+        if found is None or found >= self._driver.ask("DeviceGetCount"):
+            return None
+        return None if allocation.imported and found == allocation.device.ordinal else found
 
     def block_at(self, address: Address) -> Block:
         """``hipPointerGetAttribute``, ``hipMemGetAddressRange``, ``hipMemGetAccess``."""
-        place, ordinal, library = self._ask(address, _MEMORY_TYPE), self._ask(address, _ORDINAL), self._driver.library
-        start, size = ctypes.c_void_p(), ctypes.c_size_t()
-        ends = ctypes.byref(start), ctypes.byref(size)
-        if not place or library.hipMemGetAddressRange(*ends, ctypes.c_void_p(address)):
-            self._driver.forget_error()
+        driver, start, size = self._driver, c_void_p(), c_size_t()
+        place, ordinal, managed, key = (
+            pointer_attribute(driver, address, one) for one in (MEMORY_TYPE, ORDINAL, IS_MANAGED, BUFFER_ID)
+        )
+        if not place or driver.status("MemGetAddressRange", byref(start), byref(size), address):
             return Block(behind=Behind.NOTHING)
-        behind = Behind.MANAGED if self._ask(address, _MANAGED) else Behind.HOST if place == _HOST else Behind.IPC
-        flags, where = ctypes.c_ulonglong(), (ctypes.c_int * 2)(DEVICE, ordinal)
-        if behind is Behind.IPC and not library.hipMemGetAccess(ctypes.byref(flags), where, start):
+        behind = Behind.MANAGED if managed else Behind.HOST if place == HOST else Behind.IPC
+        where = (c_int * 2)(ON_DEVICE, ordinal)
+        if behind is Behind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
             behind = Behind.VMM if self._placed(start.value) else Behind.CLOSED
-        self._driver.forget_error()
-        key = self._ask(address, _BUFFER_ID)
         return Block(behind=behind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
 
-    def export_block(self, device: Gpu, block: Block) -> Handle:
-        """``hipIpcGetMemHandle``, of the allocation's base; ``hipMemExportToShareableHandle``."""
-        if (place := self._placed(block.address)) is not None:
-            return self.export_allocation(place.allocation)
-        handle, base = _Handle(), ctypes.c_void_p(block.address)
-        if code := device.run(self._driver.library.hipIpcGetMemHandle, ctypes.byref(handle), base):
-            raise self._driver.error("hipIpcGetMemHandle", code)
-        return IpcMemHandle(bytes(handle))
+    def export_block(self, device: NativeDevice, block: Block) -> Handle:
+        """``hipIpcGetMemHandle``; ``hipMemExportToShareableHandle``."""
+        if (ours := self._placed(block.address)) is not None:
+            return self.export_allocation(ours)
+        return super().export_block(device, block)
 
     def attach_blocks(
-        self, device: Gpu, handles: Sequence[Handle], sizes: Sequence[int]
+        self, device: NativeDevice, handles: Sequence[Handle], sizes: Sequence[int]
     ) -> tuple[Opened | Reservation, Address]:
         """``hipIpcOpenMemHandle``; ``hipMemImportFromShareableHandle``, ``hipMemMap``, ``hipMemSetAccess``."""
         if len(handles) != 1:
             raise HandleError(f"handle: expected one allocation, got {len(handles)}; HIP maps each by itself.")
-        (handle,), (size,) = handles, sizes
-        if isinstance(handle, VmmFd):
-            allocation = Allocation(device, size, VmmFd, imported=True)
-            shared, _keep = share_of(self._driver, handle)
-            allocation.create("hipMemImportFromShareableHandle", shared, 1)
-            try:
-                return self.map_allocation(allocation, [device])
-            finally:
-                allocation.release()  # the mapping keeps the memory
-        assert isinstance(handle, IpcMemHandle)
-        known = self._open.get(handle.data)
+        data = handle.data if isinstance(handle := handles[0], IpcMemHandle) else b""
+        known = self._open.get(data)
         if known is not None and known.made and known.device is not device:  # 7.1 moves it there, then crashes
             raise HandleError(
                 f"handle: expected memory that no other device has open, as HIP wants it, got that of device "
                 f"{known.device.ordinal}; use it there."
             )
-        opened = Opened(device)
-        device.create(opened, lambda: opened.open(handle.data))
-        self._open[handle.data] = opened
-        return opened, opened.handle
+        attached, address = super().attach_blocks(device, handles, sizes)
+        if isinstance(attached, Opened):
+            self._open[data] = attached
+        return attached, address
 
-    detach_blocks: Any = staticmethod(Made.release)
-    """``hipIpcCloseMemHandle``, ``hipMemUnmap``."""
-
-    def _placed(self, address: Address | None) -> Reservation | None:
-        """Our own mapping at an address."""
-        found = self.placed.get(address or 0)
-        ours = found is not None and found.made and found.allocation.made and not found.allocation.imported
-        return found if ours else None
-
-    def _ask(self, address: Address, attribute: int) -> int:
-        """An attribute, 0 if HIP does not know the address; each has 8 bytes or fewer."""
-        found = ctypes.c_uint64()
-        code = self._driver.library.hipPointerGetAttribute(ctypes.byref(found), attribute, ctypes.c_void_p(address))
-        return 0 if code else found.value
+    def _placed(self, address: Address | None) -> Allocation | None:
+        """The allocation of our own that is mapped at an address."""
+        place = self._places.get(address or 0)
+        ours = place.allocation if place is not None and place.made else None
+        return ours if isinstance(ours, Allocation) and ours.made and not ours.imported else None

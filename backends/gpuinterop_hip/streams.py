@@ -1,63 +1,50 @@
-"""Streams and events.
-
-The numbers 0 and 1 name the default stream of the calling thread's current device. A call on one of them would
-otherwise use the GPU that is current there, so the backend makes the stream's own device current for it.
-"""
+"""Streams, which are kept for reuse, because AMD's runtime crashes when one is destroyed."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
-from collections import defaultdict
-from functools import partial
+from typing import ClassVar
 
 from gpuinterop.errors import InvalidArgumentError
-from gpuinterop.native_driver import CAPTURE_IMPLICIT, HIGHEST, NON_BLOCKING, NORMAL, NOT_READY, Calls, NativeStream
+from gpuinterop.native_driver.driver import NativeDevice, NativeObject
+from gpuinterop.native_driver.errors import NOT_READY
+from gpuinterop.native_driver.streams import NON_BLOCKING, NativeStream, NativeStreams
 
-from .driver import Gpu, Made, Room
-
-_NULL, _LEGACY, _PER_THREAD = 0, 1, 2  # hipStreamLegacy, hipStreamPerThread
+_PER_THREAD = 2  # hipStreamPerThread
 
 _numbers = itertools.count()
 
 
-class _HipStream(Made):
-    """A stream of the runtime."""
+class _KeptStream(NativeObject):
+    """A stream of the runtime.
 
-    back = "hipStreamDestroy"
+    In a call on a default stream, AMD's runtime reads streams that another thread is destroying, and crashes
+    (hip_device.cpp:197). So a stream is destroyed only if it cannot be reused.
+    """
+
+    release_call = "StreamDestroy"
 
     def is_whole(self) -> bool:
         """Whether the stream can be reused: it has not failed, and has no open capture."""
-        if not self.made:
-            return False
         # The work is done, but the first query may only discover that, and report it the second time.
-        return self.device.driver.status("hipStreamQuery", self.handle)[0] in (0, NOT_READY)
+        return self.made and self.device.driver.status("StreamQuery", self.handle) in (0, NOT_READY)
 
 
-Kept = list[tuple[int, _HipStream]]
-"""Our closed streams, by device and priority, kept for reuse; each with its number.
+class Stream(NativeStream):
+    """A stream of one device, created here or adopted. The created one has a stream of the runtime, which is kept."""
 
-In a call on a default stream, AMD's runtime reads streams that another thread is destroying, and crashes
-(hip_device.cpp:197). So a stream is destroyed only if it cannot be reused.
-"""
+    _taken: tuple[int, _KeptStream] | None = None
 
-
-class Stream(Made, NativeStream):
-    """A stream of one device, created here or adopted. The created one has a stream of the runtime, from `Kept`."""
-
-    def __init__(self, gpu: Gpu, kept: Kept | None = None) -> None:
-        super().__init__(gpu)
-        self._kept: Kept = [] if kept is None else kept
-        self._taken: tuple[int, _HipStream] | None = None
-
-    def take(self, priority: int) -> None:
+    def open(self, priority: int) -> None:
         """Take the oldest kept stream: the runtime spreads streams over its hardware queues in order of creation."""
+        self._kept = self.device.driver.kept_streams[self.device.ordinal, priority]
         self._kept.sort(reverse=True)
         try:
             self._taken = self._kept.pop()
         except IndexError:
-            made = _HipStream(self.device)
-            made.make("hipStreamCreateWithPriority", NON_BLOCKING, priority)
+            made = _KeptStream(self.device)
+            made.make("StreamCreateWithPriority", NON_BLOCKING, priority)
             self._taken = next(_numbers), made
         self.know(self._taken[1].handle)
 
@@ -71,41 +58,14 @@ class Stream(Made, NativeStream):
             kept[1].free()
         self._taken = None
 
-    def know(self, pointer: int) -> None:
-        self.pointer = pointer
-        self.relative = pointer <= _LEGACY
-        # The name for the legacy stream is newer than the number 0, which every runtime accepts.
-        self.handle = _NULL if pointer == _LEGACY else pointer
 
-
-class Event(Made):
-    """A point in a stream's work."""
-
-    back = "hipEventDestroy"
-
-
-class Streams(Room):
+class Streams(NativeStreams):
     """Streams and events."""
 
-    native = Calls._make("hip" + name for name in Calls._fields)
-    event_type = Event
-    create_event = "hipEventCreateWithFlags"
+    stream_type: ClassVar[type[NativeStream]] = Stream
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._kept_streams: defaultdict[tuple[int, bool], Kept] = defaultdict(list)
-
-    def create_stream(self, device: Gpu, *, high_priority: bool = False) -> Stream:
-        """``hipStreamCreateWithPriority`` with ``hipStreamNonBlocking``: a blocking one stalls the default stream."""
-        stream = Stream(device, self._kept_streams[device.ordinal, high_priority])
-        return device.create(stream, partial(stream.take, HIGHEST if high_priority else NORMAL))
-
-    def adopt_stream(self, device: Gpu, pointer: int) -> Stream:
-        """Wrap a stream; ``hipStreamGetDevice`` tells whether it is one, of this runtime and device.
-
-        That call comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A
-        capture does not mind it (clr: hip_stream.cpp).
-        """
+    def adopt_stream(self, device: NativeDevice, pointer: int) -> NativeStream:
+        """Wrap a stream of this runtime."""
         self._driver.check_runtime()
         if pointer == _PER_THREAD:
             raise InvalidArgumentError(
@@ -114,35 +74,23 @@ class Streams(Room):
                 "default stream, and later reads it for every event that was recorded there; pass 0, or work on a "
                 "stream of create_stream.",
             )
-        stream = Stream(device)
-        stream.know(pointer)
-        if stream.relative:
-            return stream
-        ordinal = self._driver.call("hipStreamGetDevice", stream.handle)
-        if ordinal != device.ordinal:
-            raise InvalidArgumentError(
-                "stream",
-                f"expected a stream of device {device.ordinal}, got {pointer:#x} of HIP device {ordinal}; wrap it by "
-                f"gpuinterop.device({ordinal}).",
-            )
-        return stream
+        return super().adopt_stream(device, pointer)
 
-    def blocks_default(self, stream: Stream) -> bool:
+    def ordinal_of(self, stream: NativeStream) -> int:
+        """``hipStreamGetDevice`` tells whether the pointer is a stream, and its device.
+
+        That call comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A
+        capture does not mind it (clr: hip_stream.cpp).
+        """
+        found = ctypes.c_int()
+        self._driver.call("StreamGetDevice", stream.argument, ctypes.byref(found))
+        return found.value
+
+    def blocks_default(self, stream: NativeStream) -> bool:
         """``hipStreamGetFlags``."""
-        if stream.relative:
-            return True
         flags = ctypes.c_uint()
-        code = self._driver.library.hipStreamGetFlags(ctypes.c_void_p(stream.handle), ctypes.byref(flags))
-        return bool(code) or flags.value != NON_BLOCKING
-
-    def stream_key(self, stream: Stream) -> int:
-        return stream.handle
-
-    def is_capturing(self, stream: Stream) -> bool:
-        """``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
-        code, status = stream.run(self._driver.capture_status, stream.handle)
-        if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
-            return True
-        if code:
-            raise self._driver.error("hipStreamIsCapturing", code)
-        return bool(status)
+        return (
+            stream.relative
+            or bool(self._driver.status("StreamGetFlags", stream.argument, ctypes.byref(flags)))
+            or flags.value != NON_BLOCKING
+        )

@@ -17,7 +17,6 @@ Kind = Literal["legacy", "pool", "managed", "vmm"]
 STEP: Final = 2 << 20
 """Of virtual memory each mapping is that large, and has a handle of its own."""
 HANDLE_BYTES: Final = 64
-PEERS: Final = 1
 """The flag that memory of another process must be opened with."""
 
 
@@ -138,10 +137,3 @@ def export(address: int) -> tuple[int, bytes]:
     """The status, and the bytes for other processes."""
     handle = Handle()
     return call("IpcGetMemHandle", ctypes.byref(handle), address), bytes(handle)
-
-
-def open_exported(data: bytes, flags: int = PEERS) -> tuple[int, int]:
-    """The status and the address."""
-    found = ctypes.c_uint64()
-    code = call("IpcOpenMemHandle", ctypes.byref(found), Handle.from_buffer_copy(data), ctypes.c_uint(flags))
-    return code, found.value

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
@@ -28,6 +30,18 @@ PARTIES = ("memfd", "swiftshader") if WITHOUT_GPU else ("vulkan",)
 def native(device: gi.Device) -> Any:
     """What the backend knows the device by, whose type is the vendor's own."""
     return device._handle
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, device: gi.Device, name: str, seen: Callable[..., Any]) -> None:
+    """Have `seen` know the arguments of a driver's function, as numbers where they are, before each call."""
+    driver = device.driver._driver  # type: ignore[attr-defined]
+    real = driver.function(name)
+
+    def watched(*arguments: Any) -> int:
+        seen(*(getattr(argument, "value", argument) or 0 for argument in arguments))
+        return int(real(*arguments))
+
+    monkeypatch.setitem(driver._functions, name, watched)
 
 
 @contextmanager

@@ -48,10 +48,10 @@ class Vendor:
     """What maps memory, and what is said where that fails."""
     semaphores: Mapping[type[Any], int]
     """Windows' types of semaphores, with their numbers."""
+    refuses: Mapping[gi.Operation, set[type[Any]]]
+    """Handle types that the table of capabilities knows, and the driver refuses."""
     busy: str
     """What is said of a close that takes too long."""
-    unknown_status_misses: tuple[str, ...]
-    """What a run of `tests.simulated.unknown_status` does not call."""
     tells_own: bool
     """Whether the driver's word is taken where it says that an import lies on the device that has imported it."""
     channel: int
@@ -67,6 +67,10 @@ class Vendor:
     """And where there are other packages of the bindings' names."""
     broken: tuple[tuple[dict[str, str], tuple[str, ...]], ...]
     """And where the simulated driver is told to be of no use."""
+    switches: tuple[tuple[str, str, int], ...]
+    """What is called before and after a call on another device; the latter is so many calls on."""
+    unnamed: str
+    """What a status without a name is called."""
     makes_current: tuple[str, ...]
     """The calls that make a context or device current, or something on it."""
 
@@ -108,15 +112,8 @@ VENDORS: Final = {
             gi.KeyedMutexKmt: 8,
             gi.TimelineWin32: 10,
         },
+        refuses={gi.Operation.IMPORT_MEMORY: set(), gi.Operation.IMPORT_SEMAPHORE: set()},
         busy="may be waiting for a semaphore",
-        # The first is called on Windows; what shares arrays has test_sharing.py.
-        unknown_status_misses=(
-            "cuDeviceGetLuid",
-            "cuIpcCloseMemHandle",
-            "cuIpcGetMemHandle",
-            "cuIpcOpenMemHandle",
-            "cuMemRetainAllocationHandle",
-        ),
         tells_own=True,
         channel=128,
         without_channel=800,
@@ -128,6 +125,11 @@ VENDORS: Final = {
             ({"GPUINTEROP_SIM_DEVICES": "0"}, ("no device", "CUDA_VISIBLE_DEVICES")),
             ({"GPUINTEROP_SIM_INIT": "803"}, ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)", "nvidia-smi")),
         ),
+        switches=(
+            ("cuCtxPushCurrent", "cuCtxPopCurrent", 1),
+            ("cuThreadExchangeStreamCaptureMode", "cuThreadExchangeStreamCaptureMode", 2),
+        ),
+        unnamed="CUresult",
         makes_current=("cuDevicePrimaryCtxRetain", "cuStreamCreateWithPriority"),
     ),
     "hip": Vendor(
@@ -144,31 +146,25 @@ VENDORS: Final = {
         },
         import_fds=("open",),  # HIP closes none
         import_codes=(INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED, UNKNOWN),
-        beyond={"ExternalMemoryGetMappedBuffer": "beyond the imported object"},
+        beyond={"ExternalMemoryGetMappedBuffer": "exported object"},
         semaphores={
             gi.OpaqueWin32: 2,
             gi.OpaqueWin32Kmt: 3,
             gi.D3D12Fence: 4,
             gi.TimelineWin32: 2,  # its own number, 10, is refused by every HIP
         },
+        refuses={
+            gi.Operation.IMPORT_MEMORY: {gi.NvSciBuf},
+            gi.Operation.IMPORT_SEMAPHORE: {
+                gi.OpaqueFd,
+                gi.TimelineFd,
+                gi.D3D11Fence,
+                gi.KeyedMutex,
+                gi.KeyedMutexKmt,
+                gi.NvSciSync,
+            },
+        },
         busy="still in use",
-        # hipDeviceGetUuid: a comment says why it is not called; hipGetDeviceProperties: it is called on Windows.
-        # hipGetErrorString, hipGetLastError: they do not fail. hipStreamDestroy: see hip/test_kept_streams.py.
-        # hipStreamGetFlags: it is called of another library's stream that waits.
-        unknown_status_misses=(
-            "hipDeviceGetUuid",
-            "hipGetDeviceProperties",
-            "hipGetErrorString",
-            "hipGetLastError",
-            "hipIpcCloseMemHandle",
-            "hipIpcGetMemHandle",
-            "hipIpcOpenMemHandle",
-            "hipMemGetAccess",
-            "hipMemGetAddressRange",
-            "hipMemRetainAllocationHandle",
-            "hipStreamDestroy",
-            "hipStreamGetFlags",
-        ),
         tells_own=False,
         channel=95,
         without_channel=NOT_SUPPORTED,
@@ -182,6 +178,11 @@ VENDORS: Final = {
             ({"GPUINTEROP_SIM_INIT": "999"}, ("hipErrorUnknown (999)", "rocminfo")),
             ({"GPUINTEROP_SIM_HIP_VERSION": "50731921"}, ("5.7.31921", "before 6.0", "Install ROCm 6.0 or newer")),
         ),
+        switches=(
+            ("hipSetDevice", "hipSetDevice", 2),
+            ("hipThreadExchangeStreamCaptureMode", "hipThreadExchangeStreamCaptureMode", 2),
+        ),
+        unnamed="hipError_t",
         makes_current=("hipSetDevice", "hipStreamCreateWithPriority", "hipMalloc"),
     ),
 }

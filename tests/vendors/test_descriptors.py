@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop.capabilities import DOMAIN
 from gpuinterop.handles import ArrayLayout
 from tests.simulated.driver import Simulator
 
@@ -96,6 +97,19 @@ def test_the_descriptor_of_a_linux_import(simulator: Simulator, device: gi.Devic
             memory.map_buffer(4096, 1024).close()
             mapped = only(simulator.descriptors(VENDOR.call("ExternalMemoryGetMappedBuffer")))
             assert (mapped.offset, mapped.size, mapped.flags) == (0, theirs.size, 0)
+
+
+def test_what_the_table_takes_has_a_number(backend: Any) -> None:
+    """And what the driver refuses has none, so that no call can be made with it."""
+    table = backend._driver.table
+    for operation, types in (
+        (gi.Operation.IMPORT_MEMORY, table.memory_types),
+        (gi.Operation.IMPORT_SEMAPHORE, table.semaphore_types),
+    ):
+        kinds = {cell.handle_type for cell in DOMAIN if cell.operation is operation}
+        assert kinds - set(types) == VENDOR.refuses[operation]
+    with pytest.raises(gi.ArgumentTypeError, match=r"expected one of OpaqueFd, .* got TimelineFd"):
+        backend.import_memory(backend.open_device(0), gi.TimelineFd(0), size=1, dedicated=False)
 
 
 SURFACE, COLOUR, CUBE = gi.ArrayUsage.SURFACE, gi.ArrayUsage.COLOR_ATTACHMENT, gi.ArrayUsage.CUBEMAP

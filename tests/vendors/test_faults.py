@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +19,7 @@ from .table import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, VENDOR
 pytestmark = pytest.mark.usefixtures("simulator")
 
 LIMIT = 20.0
+UNNAMED = 12345
 
 
 @pytest.mark.parametrize("fate", VENDOR.import_fds)
@@ -91,3 +95,40 @@ def test_a_stream_that_has_failed_says_so(simulator: Simulator, device: gi.Devic
         stream.close()
         buffer.close()
     device.drain()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_made_is_handed_out_where_the_call_after_it_fails(
+    simulator: Simulator, devices: list[gi.Device], monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """The mode of captures or the context is not put back: a warning says so, also where warnings are errors.
+
+    Where it cannot be put in place, nothing is made.
+    """
+    reported: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: reported.append(str(hook.exc_value)))
+    device = devices[1]
+    driver: Any = device.driver._driver  # type: ignore[attr-defined]
+    _ = device._handle  # its context is made, and stays
+    before = simulator.live()
+    for enters, leaves, nth in VENDOR.switches:
+        for make in (device.create_stream, lambda: device.allocate(1)):
+            simulator.fail(enters, code=UNNAMED)
+            with pytest.raises(gi.DriverError, match=f"{enters} failed with .*{UNNAMED}"):
+                make()
+            assert simulator.live() == before
+            simulator.fail(leaves, code=UNNAMED, nth=nth)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("error" if strict else "always")
+                made: Any = make()
+            (told,) = reported if strict else [str(warning.message) for warning in caught]
+            assert told.startswith(f"{leaves} failed with {VENDOR.unnamed} {UNNAMED} ({UNNAMED}): unknown to this")
+            reported.clear()
+            if leaves == "cuCtxPopCurrent":
+                driver.ask("RestoreCurrent", kind=ctypes.c_void_p)
+            elif leaves == "hipSetDevice":
+                driver.call("MakeCurrent", 0)
+            driver.call("ThreadExchangeStreamCaptureMode", ctypes.byref(ctypes.c_int(0)))
+            made.close()
+            device.drain()
+    assert simulator.live() == before

@@ -11,10 +11,9 @@ from typing import Final
 
 import pytest
 
-import gpuinterop as gi
-from gpuinterop.testing.simulated.build import build, compiler
+from gpuinterop.testing.simulated.build import build
 from tests.cli.parties import require_driver
-from tests.programs import printed, python
+from tests.programs import python
 
 from .parties import SIMULATED
 from .table import VENDOR
@@ -140,37 +139,3 @@ def test_where_it_cannot_begin_it_says_why(clean: Path, case: str) -> None:
     assert says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
     assert not (clean / "began").exists()
-
-
-def test_a_compiler_is_found_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """CC's, cc, gcc, clang, ziglang; and where there is none, the error has the lines that install one."""
-    monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "ziglang", None)
-    with pytest.raises(gi.BackendUnavailableError, match="pip install ziglang; apt install gcc libc6-dev; dnf"):
-        compiler()
-    monkeypatch.setitem(sys.modules, "ziglang", pytest)  # whatever can be imported
-    assert [sys.executable, "-m", "ziglang", "cc"] == compiler()[2:6]
-    for name in ("clang", "gcc", "cc"):
-        (tmp_path / name).symlink_to(sys.executable)
-        assert compiler() == [str(tmp_path / name)]
-    monkeypatch.setenv("CC", "clang -m32")
-    assert compiler() == [str(tmp_path / "clang"), "-m32"]
-
-
-def test_without_a_compiler_a_run_of_these_tests_does_not_begin(clean: Path) -> None:
-    done = python("-m", "pytest", "-n2", str(Path(__file__).parent), CC="none", GPUINTEROP_TEST_VENDOR=VENDOR.name)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert done.stdout + done.stderr == "Exit: expected a C compiler (CC=none), got none. Install it, or unset CC.\n"
-
-
-def test_where_the_home_cannot_be_written_it_is_kept_in_the_temporary_folder(clean: Path) -> None:
-    program = "from gpuinterop.testing.simulated.build import _cache; print(_cache())"
-    folder = clean / f"gpuinterop-{os.geteuid()}"
-    for variables in ({"XDG_CACHE_HOME": os.devnull}, {"XDG_CACHE_HOME": "", "HOME": "/proc"}):
-        assert printed("-c", program, TMPDIR=str(clean), **variables).strip() == str(folder / "gpuinterop")
-        assert folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_compiler_has_no_doubt() -> None:
-    build(VENDOR.name, extra=("-O1", "-Wall", "-Wextra", "-Werror"))

@@ -53,9 +53,9 @@ PARTS = {
     from cuda.bindings import driver as cuda
     OWN = (2,)
     def make_current(device):
-        cuda.cuCtxSetCurrent(device.handle.handle)
+        cuda.cuCtxSetCurrent(device._handle.pointer)
     def is_current(device):
-        return int(cuda.cuCtxGetCurrent()[1]) == device.handle.pointer
+        return int(cuda.cuCtxGetCurrent()[1]) == device._handle.pointer
     def semaphore_of(device, exporter):
         return device.import_semaphore(exporter.create_semaphore(gi.Timeline).export())
     """,

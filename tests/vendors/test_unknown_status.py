@@ -16,6 +16,4 @@ def test_whatever_call_it_comes_out_of_it_is_told_and_nothing_is_lost(simulator:
     folder = build(VENDOR.name, extra=("-DGIP_MIPMAP=1",) if VENDOR.name == "hip" else ()).parent
     environment = simulator.environment(GPUINTEROP_SIM_DEVICES="2")
     environment["LD_LIBRARY_PATH"] = os.pathsep.join([str(folder), environment["LD_LIBRARY_PATH"]])
-    found = unknown_status.run(VENDOR.name, environment)
-    assert found["problems"] == []
-    assert tuple(found["missed"]) == VENDOR.unknown_status_misses
+    assert unknown_status.run(VENDOR.name, environment) == []

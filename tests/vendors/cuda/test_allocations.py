@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import ExitStack
 from typing import Any
 
@@ -58,18 +59,17 @@ def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch)
     device = gi.get_backend("cuda").device(0)
     backend = device.driver
     assert isinstance(backend, CudaBackend)
-    call = backend._driver.call
+    tell = backend._driver.function("MemGetAllocationPropertiesFromHandle")
 
-    def hidden(name: str, *arguments: Any) -> Any:
-        found = call(name, *arguments)
-        if name == "cuMemGetAllocationPropertiesFromHandle":
-            assert found.location.id == 0
-            found.location.id = -2
-        return found
+    def hidden(place: Any, *handle: Any) -> int:
+        code = int(tell(place, *handle))
+        assert struct.unpack_from("=ii", place, 8) == (1, 0)
+        struct.pack_into("=i", place, 12, -2)
+        return code
 
     with device.allocate(1) as allocation:
         assert backend.location(allocation._handle) == 0
-        monkeypatch.setitem(vars(backend._driver), "call", hidden)
+        monkeypatch.setitem(backend._driver._functions, "MemGetAllocationPropertiesFromHandle", hidden)
         assert backend.location(allocation._handle) is None
         with device.import_allocation(exported(allocation, known=False), allocation.size) as again:
             again.buffer.fill(9)

@@ -142,16 +142,29 @@ def launches(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> list[tupl
     """Blocks, threads and arguments of each launch, which the driver does not see."""
     made: list[tuple[int, int, tuple[int, ...]]] = []
 
-    def launch(_kernel: Any, x: int, y: int, z: int, threads: int, *rest: Any) -> tuple[Any]:
-        second, third, shared, stream, (arguments, types), extra = rest
-        assert (y, z, second, third, shared, extra) == (1, 1, 1, 1, 0, 0)
-        assert int(cuda.cuCtxGetCurrent()[1]) == native(gi.get_backend("cuda").device(1)).pointer
-        assert int(stream) != 0
-        assert all(0 <= value <= kind(-1).value for value, kind in zip(arguments, types, strict=True))
-        made.append((x, threads, arguments))
-        return (cuda.CUresult.CUDA_SUCCESS,)
+    driver = gi.get_backend("cuda").driver._driver  # type: ignore[attr-defined]
+    names: dict[int, bytes] = {}
+    find = driver.function("ModuleGetFunction")
 
-    monkeypatch.setattr(cuda, "cuLaunchKernel", launch)
+    def found(place: Any, module: Any, name: bytes) -> int:
+        code = int(find(place, module, name))
+        names[place._obj.value or 0] = name
+        return code
+
+    def launch(kernel: Any, *rest: Any) -> int:
+        x, y, z, threads, second, third, shared, stream = (one.value or 0 for one in rest[:8])
+        arguments, extra = rest[8:]
+        assert (y, z, second, third, shared, extra) == (1, 1, 1, 1, 0, None)
+        assert int(cuda.cuCtxGetCurrent()[1]) == native(gi.get_backend("cuda").device(1)).pointer
+        assert stream != 0
+        word, half = ctypes.c_uint64, ctypes.c_uint32
+        kinds = (word, half, half) if names[kernel.value].endswith(b"store") else (word, word, half)
+        values = tuple(kind.from_address(place).value for kind, place in zip(kinds, arguments, strict=True))
+        made.append((x, threads, values))
+        return 0
+
+    monkeypatch.setitem(driver._functions, "ModuleGetFunction", found)
+    monkeypatch.setitem(driver._functions, "LaunchKernel", launch)
     return made
 
 

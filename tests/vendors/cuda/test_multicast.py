@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from gpuinterop_cuda.backend import CudaBackend
 from tests.beside import beside
 from tests.simulated.driver import Simulator
 
-from ..parties import REAL, native
+from ..parties import REAL, native, watch
 
 pytestmark = pytest.mark.skipif(REAL, reason="multicast is never run on a real driver")
 
@@ -68,13 +69,8 @@ def backend() -> CudaBackend:
 
 def test_a_mapping_is_aligned(group: gi.MulticastObject, monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is a multiple of the granularity, because the driver was asked for that."""
-    reserve, asked = cuda.cuMemAddressReserve, []
-
-    def reserving(size: int, alignment: int, *rest: Any) -> Any:
-        asked.append((size, alignment))
-        return reserve(size, alignment, *rest)
-
-    monkeypatch.setattr(cuda, "cuMemAddressReserve", reserving)
+    asked: list[tuple[int, int]] = []
+    watch(monkeypatch, group.devices[0], "MemAddressReserve", lambda _, *given: asked.append(given[:2]))
     with group.map() as mapping:
         assert asked == [(SIZE, group.granularity.minimum)]
         assert mapping.ptr % group.granularity.minimum == 0
@@ -247,18 +243,12 @@ def test_the_device_is_told_where_the_driver_takes_it(
     seen: list[tuple[Any, ...]] = []
     contexts: list[int] = []
 
-    def watched(name: str) -> Callable[..., Any]:
-        real = getattr(cuda, name)
-
-        def called(*arguments: Any) -> Any:
-            seen.append((name, *map(int, arguments[1:])))
-            contexts.append(int(cuda.cuCtxGetCurrent()[1]))
-            return real(*arguments)
-
-        return called
+    def called(name: str, *arguments: int) -> None:
+        seen.append((name, *arguments[1:]))
+        contexts.append(int(cuda.cuCtxGetCurrent()[1]))
 
     for name in (BIND_MEMORY, BIND_ADDRESS):
-        monkeypatch.setattr(cuda, name, watched(name))
+        watch(monkeypatch, devices[1], name.removeprefix("cu"), partial(called, name))
     group.bind_memory(memory[1], 0, start=2 * MIB, size=2 * MIB)
     group.bind_address(devices[1], memory[1].buffer.ptr + 2 * MIB, 2 * MIB, 2 * MIB)
     handle, address = memory[1]._handle.handle, memory[1].buffer.ptr + 2 * MIB

@@ -15,4 +15,4 @@ def test_what_it_says_of_the_rest() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert (DOCUMENT.parent / re.findall(r"!\[.*?\]\((.*?)\)", text)[0]).is_file()
     named = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
-    assert named == {code for call, code in MEANINGS if call.startswith("cuMulticast")}
+    assert named == {code for call, code in MEANINGS if call.startswith("Multicast")}

@@ -17,15 +17,14 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.testing.suites.base import held, new_stream
 from tests.simulated.driver import Simulator
+
+from ..parties import watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
 LIMIT = 20.0
-GRACE = 0.02
 MAX = 2**63 - 1
 
 
@@ -120,7 +119,7 @@ def test_what_the_driver_is_asked_for(device: gi.Device, scope: ExitStack, monke
     # The backend keeps the functions of its hot path.
     monkeypatch.setattr(backend, "_write", noted("cuStreamWriteValue64", backend._write))
     monkeypatch.setattr(backend, "_wait_for", noted("cuStreamWaitValue64", backend._wait_for))
-    monkeypatch.setattr(cuda, "cuMemHostRegister", noted("cuMemHostRegister", cuda.cuMemHostRegister))
+    watch(monkeypatch, device, "MemHostRegister", lambda *arguments: given.update(cuMemHostRegister=arguments))
     stream = new_stream(device, scope)
     made, _ = make(device, scope)
     made.signal(stream, 1)
@@ -163,44 +162,3 @@ def test_the_host_does_not_go_where_a_device_cannot_follow(
 
 
 # -- with a party that shares no code with ours -----------------------------------------------------------------------
-
-
-def test_a_party_of_its_own(device: gi.Device, scope: ExitStack) -> None:
-    """It made the page after the specification, and signals and waits by it."""
-    exporter = scope.enter_context(open_exporter("memfd"))
-    theirs: Any = scope.enter_context(exporter.create_semaphore(gi.Timeline))
-    ours = imported(device, theirs.export(), scope)
-    stream = new_stream(device, scope)
-    for turn in range(5):
-        work = exporter.submit(wait=[(theirs, 3 * turn + 2)], signal=[(theirs, 3 * turn + 3)])
-        ours.wait(stream, 3 * turn + 1)
-        ours.signal(stream, 3 * turn + 2)
-        ours.wait(stream, 3 * turn + 3)
-        assert held(stream)
-        assert not work.done()
-        theirs.signal(3 * turn + 1)
-        stream.synchronize(LIMIT)
-        assert work.done(LIMIT)
-        work.close()
-    assert theirs.wait(15, timeout=LIMIT)
-    assert not theirs.wait(16, timeout=GRACE)
-
-
-def test_a_party_that_dies_inside_the_lock(device: gi.Device, scope: ExitStack) -> None:
-    """Streams take no lock; a calling thread's signal takes over the one that the dead has held."""
-    exporter = scope.enter_context(open_exporter("memfd", process=True))
-    assert isinstance(exporter, ProcessExporter)
-    theirs: Any = exporter.create_semaphore(gi.Timeline)
-    ours = imported(device, theirs.export(), scope)
-    stream = new_stream(device, scope)
-    ours.wait(stream, 2)
-    theirs.hold_lock()
-    with pytest.raises(gi.PeerError, match="another process held the lock"):
-        ours.host_signal(1)
-    ours.signal(stream, 3)
-    exporter.kill()
-    ours.host_signal(2)
-    stream.synchronize(LIMIT)
-    ours.host_wait(3, timeout=LIMIT)
-    ours.host_signal(4)
-    ours.host_wait(4, timeout=LIMIT)

@@ -30,11 +30,11 @@ def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device:
             assert cuda.cuPointerGetAttribute(
                 cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, buffer.ptr
             ) == (0, device.ordinal)
-        assert int(cuda.cuCtxGetCurrent()[1]) == int(current.handle)
+        assert int(cuda.cuCtxGetCurrent()[1]) == current.pointer
         return [simulator.calls(call) - then for call, then in zip(calls, before, strict=True)]
 
     for current, switched in ((native(device), False), (other, True)):
-        assert not cuda.cuCtxPushCurrent(current.handle)[0]
+        assert not cuda.cuCtxPushCurrent(current.pointer)[0]
         try:
             pushed, popped, *made = switches(current)
             assert (pushed, popped, made) == (4 * switched, pushed, [1, 1])
@@ -49,7 +49,7 @@ def test_closing_leaves_a_capture_elsewhere_alone(device: gi.Device, exporter: A
     theirs = exporter.create_memory(1 << 16)
     memory = device.import_memory(theirs.export(), size=theirs.size)
     buffer = memory.map_buffer()
-    assert not cuda.cuCtxPushCurrent(native(device).handle)[0]
+    assert not cuda.cuCtxPushCurrent(native(device).pointer)[0]
     code, blocking = cuda.cuStreamCreate(0)
     assert not code
     zero = device.wrap_stream(0)

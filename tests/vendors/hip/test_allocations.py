@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import struct
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop_hip import allocations
 from gpuinterop_hip.backend import HipBackend
 from tests.simulated.driver import Simulator
 
+from ..parties import watch
 from ..test_allocations import content, exported
 
 
@@ -21,17 +22,15 @@ def test_a_runtime_that_names_the_importer(
     """It does not know whose the memory is, so nobody is refused for it."""
     first, second = devices
     simulator.set_peer_access(0, 1, False)
-    driver, telling = _backend()._driver, "hipMemGetAllocationPropertiesFromHandle"
-    call = driver.call
+    functions = _backend()._driver._functions
+    tell = _backend()._driver.function("MemGetAllocationPropertiesFromHandle")
 
-    def naming(name: str, *arguments: Any) -> Any:
-        made = call(name, *arguments)
-        if name == telling:
-            place = int(made) if driver.is_new else arguments[0]
-            allocations._Properties.from_address(place).locationId = second.ordinal
-        return made
+    def naming(place: Any, *handle: Any) -> int:
+        code = int(tell(place, *handle))
+        struct.pack_into("=i", place, 12, second.ordinal)
+        return code
 
-    monkeypatch.setitem(vars(driver), "call", naming)
+    monkeypatch.setitem(functions, "MemGetAllocationPropertiesFromHandle", naming)
     ours = scope.enter_context(first.allocate(1))
     theirs = scope.enter_context(
         second.import_allocation(exported(ours, known=False), ours.size, access=[first])  # who needs no access
@@ -45,13 +44,9 @@ def test_granularity_is_asked_with_the_device_current(
     devices: list[gi.Device], hip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HIP answers for the current device, whatever the properties say."""
-    call, current = hip.hipMemGetAllocationGranularity, []
-
-    def asked(*arguments: Any) -> Any:
-        current.append(hip.hipGetDevice()[1])
-        return call(*arguments)
-
-    monkeypatch.setattr(hip, "hipMemGetAllocationGranularity", asked)
+    current: list[int] = []
+    see = lambda *_: current.append(hip.hipGetDevice()[1])  # noqa: E731
+    watch(monkeypatch, devices[0], "MemGetAllocationGranularity", see)
     for device in devices:
         device.allocation_granularity()
     assert current == [0, 0, 1, 1]
@@ -69,10 +64,7 @@ def test_a_runtime_that_does_not_tell_where_memory_is(monkeypatch: pytest.Monkey
     driver = backend._driver
     with gi.get_backend("hip").device().allocate(1) as allocation:
         assert backend.location(allocation._handle) == 0
-        count = driver.call
-        monkeypatch.setitem(
-            vars(driver), "call", lambda name, *rest: 0 if name == "hipGetDeviceCount" else count(name, *rest)
-        )
+        monkeypatch.setitem(driver._functions, "DeviceGetCount", lambda _count: 0)
         assert backend.location(allocation._handle) is None
         monkeypatch.undo()
         has, telling = driver.has, "hipMemGetAllocationPropertiesFromHandle"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import platform as platform_module
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -37,7 +37,7 @@ WINDOWS_MEMORY: set[type[Any]] = {
 def driver() -> Driver:
     native = gi.get_backend("hip").driver
     assert isinstance(native, HipBackend)
-    return native._driver
+    return cast(Driver, native._driver)
 
 
 @pytest.fixture(params=["linux", "win32"])

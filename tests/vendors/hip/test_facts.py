@@ -62,7 +62,7 @@ SHORT = 0.1
 SIZE = 65536
 GTE, EQ, AND, NOR = range(4)
 EVERY_BIT = 2**64 - 1
-CONTEXT_IS_DESTROYED, NOT_REGISTERED = 709, 713
+CONTEXT_IS_DESTROYED = 709
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
 BY_VALUE = 70100000
 NON_BLOCKING = 1
@@ -252,34 +252,6 @@ def test_an_event_is_queried_after_its_stream_was_destroyed(whose: str) -> None:
     # A thread that ends has an alternate stack of AMD's, which AddressSanitizer would take for its own.
     done = child(program, ASAN_OPTIONS=os.environ.get("ASAN_OPTIONS", "") + ":use_sigaltstack=0")
     assert "heap-use-after-free" in done.stderr, done.stdout + done.stderr
-
-
-@pytest.mark.skipif(SIMULATED, reason="each stream of the simulated runtime has a queue of its own")
-@pytest.mark.parametrize(("waiters", "priority", "go_on"), [(1, 0, (6, 7)), (4, 0, (0, 0)), (4, -1, (8, 8))])
-def test_streams_share_four_queues_a_priority(waiters: int, priority: int, go_on: tuple[int, int]) -> None:
-    """rocdevice.cpp:3007-3075: what waits holds up its neighbours of the same priority, and of no other.
-
-    Of eight one or two are neighbours of one that waits: each comes to the queue that has the fewest at that moment.
-    """
-    program = f"""
-    from tests.vendors.hip.test_facts import *
-    place = hip.object("hipHostMalloc", 4096, 0)
-    ctypes.memset(place, 0, 4096)
-    waiting = [hip.object("hipStreamCreateWithPriority", 1, {priority}) for _ in range({waiters})]
-    others = [hip.object("hipStreamCreateWithPriority", 1, 0) for _ in range(8)]
-    for stream in waiting:
-        hip.ok("hipStreamWaitValue64", stream, place, 1, GTE, EVERY_BIT)
-    for number, stream in enumerate(others):
-        hip.ok("hipStreamWriteValue64", stream, place + 64 + 8 * number, 1, 0)
-    words = lambda: [word(place + 64 + 8 * number).value for number in range(8)]
-    until(lambda: sum(words()) >= {go_on[0]})
-    time.sleep(SHORT)
-    print({go_on[0]} <= sum(words()) <= {go_on[1]})
-    word(place).value = 1
-    hip.ok("hipDeviceSynchronize")
-    print(sum(words()))
-    """
-    assert printed(program) == ["True", "8"]
 
 
 @pytest.mark.skipif(SIMULATED, reason="what a stream of the simulated runtime was given is its own")
@@ -478,58 +450,6 @@ def test_a_stream_waits_for_a_word(
         assert word(place + 8).value == 77
 
 
-def test_words_that_are_refused(runtime: Runtime) -> None:
-    """hip_stream_ops.cpp:31-68: no address, one that HIP does not know, an unknown condition. A write's flags are not
-    looked at."""
-    ours = ctypes.create_string_buffer(64)
-    address = ctypes.addressof(ours) + 7 & ~7
-    with runtime.stream() as stream, runtime.pinned() as place:
-        for name, rest in (("hipStreamWaitValue64", (1, GTE, EVERY_BIT)), ("hipStreamWriteValue64", (1, 0))):
-            for where in (0, address):
-                assert runtime(name, stream, where, *rest) == INVALID_VALUE
-        assert runtime("hipStreamWaitValue64", stream, place, 1, 4, EVERY_BIT) == INVALID_VALUE
-        runtime.ok("hipStreamWriteValue64", stream, place, 3, 9)
-        runtime.ok("hipStreamSynchronize", stream)
-        assert word(place).value == 3
-
-
-def test_where_the_command_processor_waits() -> None:
-    """hip_stream_ops.cpp:47. GPU_STREAMOPS_CP_WAIT=1: on signal memory, exactly eight bytes, and on nothing else.
-
-    There builds with assertions abort (rocvirtual.cpp:1129: its & binds looser than its ==).
-    """
-    program = """
-    made = ctypes.c_size_t()
-    print(*[hip("hipExtMallocWithFlags", ctypes.byref(made), size, 2) for size in (4, 16)])
-    signal = hip.object("hipExtMallocWithFlags", 8, 2)
-    with hip.stream() as stream, hip.pinned() as place:
-        for where in (place, signal):
-            print(hip("hipStreamWaitValue64", stream, where, 0, GTE, EVERY_BIT))
-    """
-    refused, taken = str(INVALID_VALUE), str(SUCCESS)
-    done = child(program, GPU_STREAMOPS_CP_WAIT="1", PYTHONUNBUFFERED="1")
-    asserts = not SIMULATED and child("hip.import_semaphore(1, fd=5)").returncode == -signal.SIGABRT
-    assert done.stdout.split() == [refused] * 3 + [taken] * (not asserts), done.stderr
-    assert done.returncode == (-signal.SIGABRT if asserts else 0), done.stderr
-    assert printed(program) == [refused, refused, taken, taken]
-
-
-def test_what_is_registered_is_registered_again() -> None:
-    """hip_memory.cpp:1304: without a word, and it is given back once."""
-    program = """
-    page = ctypes.create_string_buffer(8192)
-    address = ctypes.addressof(page) + 4095 & ~4095
-    print(*[hip("hipHostRegister", address, 4096, 3) for _ in range(2)])
-    print(*[hip("hipHostUnregister", address) for _ in range(2)])
-    """
-    assert printed(program) == [str(SUCCESS)] * 3 + [str(NOT_REGISTERED)]
-
-
-def test_what_is_not_registered(runtime: Runtime, noted: Callable[[str], AbstractContextManager[Any]]) -> None:
-    with noted("no memory to be freed"):
-        assert runtime("hipHostUnregister", 12345) == NOT_REGISTERED
-
-
 # -- external memory ---------------------------------------------------------------------------------------------------
 
 OPERATIONS: dict[str, Callable[[Runtime, int, int, int], None]] = {
@@ -582,50 +502,6 @@ def mappings_of(fd: int) -> int:
     return sum(line.split()[4] == number for line in lines)
 
 
-IMPORTED = """
-from tests.vendors.hip.test_facts import *
-stack = contextlib.ExitStack()
-party = stack.enter_context(open_party(PARTIES[0], gi.get_backend("hip").device(0)))
-theirs, memory = stack.enter_context(hip.imported(party))
-"""
-
-
-@pytest.mark.skipif(MODE == "real", reason="a GPU's mappings are none of the process's")
-@pytest.mark.parametrize("again", [False, True])
-def test_the_same_offset_twice(again: bool) -> None:
-    """hip_memory.cpp:155: one pointer, both frees succeed, and the object stays mapped for ever."""
-    program = f"""
-    handle = theirs.export()
-    mapped = mappings_of(handle.fd)
-    other = hip.import_fd(handle.fd, SIZE)[1]
-    addresses = {{hip.mapped(other, 4096, 4096) for _ in range({1 + again})}}
-    assert len(addresses) == 1
-    for _ in range({1 + again}):
-        hip.ok("hipFree", *addresses)
-    hip.ok("hipDestroyExternalMemory", other)
-    print(mappings_of(handle.fd) > mapped)
-    """
-    assert printed(IMPORTED + textwrap.dedent(program)) == [str(again)]
-
-
-def test_a_free_within_a_mapping() -> None:
-    """device.cpp:329 aborts."""
-    assert_it_dies(
-        IMPORTED + 'address = hip.mapped(memory, 0, SIZE)\nhip("hipFree", address + 4096)', "no memory to be freed"
-    )
-
-
-def test_an_end_within_registered_memory() -> None:
-    """device.cpp:329 aborts."""
-    program = """
-    page = ctypes.create_string_buffer(3 * 4096)
-    address = ctypes.addressof(page) + 4095 & ~4095
-    hip.ok("hipHostRegister", address, 8192, 3)
-    hip("hipHostUnregister", address + 4096)
-    """
-    assert_it_dies(program, "no memory to be freed")
-
-
 def test_the_descriptor_is_never_closed(runtime: Runtime, party: Any) -> None:
     """Neither on success nor on failure, where hipErrorOutOfMemory says nothing of memory."""
     with party.create_memory(8192) as theirs, theirs.export() as handle:
@@ -641,52 +517,6 @@ def test_the_descriptor_is_never_closed(runtime: Runtime, party: Any) -> None:
         os.close(fd)
     for fd in (99999, -1):
         assert runtime.import_fd(fd, 4096)[0] == OUT_OF_MEMORY
-
-
-def test_every_type_is_a_descriptor(runtime: Runtime, party: Any) -> None:
-    """hip_memory.cpp:98-122: on Linux those of Windows as well; NvSciBuf (8) and what lies behind it are refused."""
-    with party.create_memory(8192) as theirs, theirs.export() as handle:
-        for kind in range(10):
-            code, memory = runtime.import_fd(handle.fd, 8192, kind=kind)
-            assert code == (SUCCESS if 1 <= kind <= 7 else INVALID_VALUE), kind
-            if not code:
-                runtime.ok("hipDestroyExternalMemory", memory)
-        for size, flags in ((0, 0), (8192, 2)):
-            assert runtime.import_fd(handle.fd, size, flags=flags)[0] == INVALID_VALUE
-
-
-def test_the_descriptor_0_is_one() -> None:
-    """hip_memory.cpp:111."""
-    program = """
-    handle = theirs.export()
-    os.dup2(handle.fd, 0)
-    print(hip.import_fd(0, SIZE)[0])
-    """
-    assert printed(IMPORTED + textwrap.dedent(program)) == [str(SUCCESS)]
-
-
-def test_the_size_is_not_checked(
-    runtime: Runtime, party: Any, noted: Callable[[str], AbstractContextManager[Any]]
-) -> None:
-    """Four times the object is taken; one byte more than was imported is not."""
-    with party.create_memory(SIZE) as theirs, theirs.export() as handle:
-        code, memory = runtime.import_fd(handle.fd, 4 * SIZE)
-        assert code == SUCCESS
-        with noted(f"that has {SIZE}"):
-            address = runtime.mapped(memory, 0, 4 * SIZE)
-        assert runtime.map(memory, 0, 4 * SIZE + 1)[0] == INVALID_VALUE
-        runtime.ok("hipFree", address)
-        runtime.ok("hipDestroyExternalMemory", memory)
-
-
-def test_a_sum_that_wraps_is_taken(
-    runtime: Runtime, party: Any, noted: Callable[[str], AbstractContextManager[Any]]
-) -> None:
-    """hip_memory.cpp:151."""
-    with runtime.imported(party) as (_, memory):
-        with noted(f"that has {SIZE}"):
-            address = runtime.mapped(memory, 8192, 2**64 - 4096)
-        runtime.ok("hipFree", address)
 
 
 @pytest.mark.parametrize("first", ["free", "destroy"])
@@ -771,21 +601,6 @@ def test_no_semaphores_on_linux() -> None:
             assert run([4], aborts) == run([11], aborts) == (-signal.SIGABRT, "")
         else:
             assert run([*says], aborts) == answers([*says])
-
-
-def test_the_descriptor_0_is_no_semaphore(runtime: Runtime) -> None:
-    """hip_memory.cpp:199."""
-    assert runtime.import_semaphore(1)[0] == INVALID_VALUE
-
-
-@pytest.mark.parametrize("name", ["hipSignalExternalSemaphoresAsync", "hipWaitExternalSemaphoresAsync"])
-def test_signal_and_wait_do_nothing(runtime: Runtime, name: str) -> None:
-    """hip_memory.cpp:212-280: they say success of every pointer but null. Of the rest the flags are looked at."""
-    with runtime.stream() as stream:
-        assert batch(runtime, name, [12345], [1], stream) == SUCCESS
-        runtime.ok("hipStreamSynchronize", stream)
-        assert batch(runtime, name, [12345, 0], [1, 1], stream) == INVALID_VALUE
-        assert batch(runtime, name, [12345], [1], stream, flags=1) == INVALID_VALUE
 
 
 # -- virtual memory ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import gpuinterop as gi
 from tests.simulated.driver import Simulator
 
-from ..parties import SIMULATED
+from ..parties import SIMULATED, watch
 from ..table import INVALID_VALUE
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
@@ -22,15 +22,8 @@ LIMIT = 20.0
 def test_a_range_that_stays_mapped_is_not_used_again(
     simulator: Simulator, device: gi.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend: Any = device.driver
-    ranges, size, taken = backend._ranges, 50 << 20, list[int]()
-    take = ranges.take
-
-    def noted(place: Any, wanted: int) -> int:
-        taken.append(take(place, wanted))
-        return taken[-1]
-
-    monkeypatch.setitem(vars(ranges), "take", noted)
+    size, taken = 50 << 20, list[int]()
+    watch(monkeypatch, device, "MemMap", lambda address, *_: taken.append(address))
     simulator.fail("hipMemSetAccess", code=INVALID_VALUE)
     simulator.fail("hipMemUnmap", code=INVALID_VALUE)
     allocation = device.allocate(size)

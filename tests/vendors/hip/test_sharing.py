@@ -16,7 +16,7 @@ from tests.simulated.stand_in import StandIn
 
 from ..parties import MODE
 from .runtime import INVALID_VALUE, MIB, NOT_SUPPORTED, SUCCESS, Access, Location, Runtime
-from .test_facts import BY_VALUE, assert_it_dies, child, printed
+from .test_facts import BY_VALUE, printed
 
 pytestmark = pytest.mark.skipif(MODE != "amd", reason="needs AMD's runtime on the stand-in")
 
@@ -134,25 +134,6 @@ def test_another_process_opens_an_allocation(runtime: Runtime, array: int, later
     assert printed(legacy, HSA_ENABLE_IPC_MODE_LEGACY="1") == [str(INVALID_VALUE)]
 
 
-def test_a_handle_of_memory_that_was_freed(runtime: Runtime, later: bool) -> None:
-    """It is an address: ROCr of 6.3 opens what lies there by then, that of 7.1 has marked the memory."""
-    address = runtime.object("hipMalloc", SIZE)
-    program = f'print(hip.ipc_open(bytes.fromhex("{bytes(runtime.ipc_handle(address)[1]).hex()}"))[0])'
-
-    def opened() -> int:
-        done = child(program)
-        if later and "IpcDetach" in done.stderr:  # 7.1 with assertions: one fails as it gives up the failed attach
-            return INVALID_DEVICE_POINTER
-        return int(done.stdout)
-
-    runtime.ok("hipFree", address)
-    assert opened() == INVALID_DEVICE_POINTER
-    again = runtime.object("hipMalloc", SIZE)
-    if again == address:
-        assert opened() == (INVALID_DEVICE_POINTER if later else SUCCESS)
-    runtime.ok("hipFree", again)
-
-
 def test_a_descriptor_of_an_allocation(runtime: Runtime, array: int, later: bool) -> None:
     """Of all of it, whatever part is asked for, and the offset is not told (7.1: rocmemory.cpp:1079)."""
     assert runtime.has("hipMemGetHandleForAddressRange") == later
@@ -182,31 +163,3 @@ def test_an_opened_pointer_is_lost_when_another_device_asks(runtime: Runtime, ar
     print(hip.asked(11, base)[0], StandIn().live("ipc_mapping"))
     """
     assert printed(program) == ["0", "01000000", "1", "2", "0"]
-
-
-@pytest.mark.parametrize("allocate", ['"hipMalloc", 4096', '"hipMallocAsync", 4096, 0', '"hipHostMalloc", 4096, 0'])
-def test_retain_is_for_what_is_mapped(allocate: str) -> None:
-    """It reads what other memory has not (hip_vm.cpp:313; rocm-systems #5807 refuses)."""
-    assert_it_dies(f'hip("hipMemRetainAllocationHandle", ctypes.byref(ctypes.c_size_t()), hip.object({allocate}))', "")
-
-
-def test_another_process_maps_retained_handles_in_a_row(runtime: Runtime, mapped: int) -> None:
-    """They are not counted, and none is released here: that would take the mapping's (rocm-systems #2696 counts)."""
-    runtime.ok("hipMemset", mapped, 1, 2 * SIZE)
-    first, within, second = (runtime.object("hipMemRetainAllocationHandle", mapped + at) for at in (0, SIZE // 2, SIZE))
-    assert first == within != second
-    fds = [runtime.number("hipMemExportToShareableHandle", handle, 1, 0) for handle in (first, second)]
-    program = f"""
-    from tests.vendors.hip.test_sharing import *
-    fds = [ctypes.c_int(fd) for fd in {fds}]
-    given = [fd.value if hip.number("hipRuntimeGetVersion") >= BY_VALUE else ctypes.addressof(fd) for fd in fds]
-    base = map_in_a_row(hip, *[hip.object("hipMemImportFromShareableHandle", one, 1) for one in given])
-    border = base + SIZE
-    print(hip.read(border - 2).hex(), hip.range_of(border + 8) == (0, border, SIZE), *hip.access(border + 8))
-    hip.ok("hipMemset", border - 2, 7, 4)
-    unmap(hip, base)
-    """
-    assert printed(program, fds=fds) == ["01" * 4, "True", "0", "3"]
-    assert runtime.read(mapped + SIZE - 3, 6) == b"\x01\x07\x07\x07\x07\x01"
-    for fd in fds:
-        os.close(fd)

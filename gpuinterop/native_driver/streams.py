@@ -1,0 +1,133 @@
+"""Streams and events.
+
+A default stream's number means the one of the calling thread's current context or device. A call on one of them would
+otherwise use the GPU that is current there, so the backend makes the stream's own device current for it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable
+from ctypes import byref, c_int
+from typing import Any, ClassVar, Final
+
+from ..errors import InvalidArgumentError
+from .driver import NativeBackend, NativeDevice, NativeObject, as_pointer
+from .errors import CAPTURE_IMPLICIT, NOT_READY
+
+NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
+_NORMAL, _HIGHEST = 0, -100  # priorities: a number beyond the device's range means the end of the range
+_DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
+
+
+class NativeEvent(NativeObject):
+    """A point in a stream's work."""
+
+    release_call = "EventDestroy"
+
+
+class NativeStream(NativeObject):
+    """A stream, created here or adopted."""
+
+    release_call = "StreamDestroy"
+    key: Hashable
+    pointer: int
+    relative: bool
+    """Whether the stream is a default one."""
+
+    def open(self, priority: int) -> None:
+        """Create the stream; a blocking one would stall the default stream."""
+        self.make("StreamCreateWithPriority", NON_BLOCKING, priority)
+        self.know(self.handle)
+
+    def know(self, pointer: int) -> None:
+        table = self.device.driver.table
+        self.pointer = pointer
+        self.relative = pointer <= table.last_default_stream
+        self.handle = self.key = table.default_stream if pointer <= 1 else pointer
+        self.argument = as_pointer(self.handle)
+
+    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `work` on the stream: with its device current, if it is a default stream."""
+        return self.device.run(work, *arguments, relaxed=False) if self.relative else work(*arguments)
+
+
+class NativeStreams(NativeBackend):
+    """Streams and events. What is called often binds its functions once."""
+
+    stream_type: ClassVar[type[NativeStream]] = NativeStream
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_capturing = self._driver.function("StreamIsCapturing")
+
+    def create_stream(self, device: NativeDevice, *, high_priority: bool = False) -> NativeStream:
+        """``cuStreamCreateWithPriority`` with ``CU_STREAM_NON_BLOCKING``, ``hipStreamCreateWithPriority``."""
+        stream = self.stream_type(device)
+        return device.create(stream, stream.open, _HIGHEST if high_priority else _NORMAL)
+
+    def adopt_stream(self, device: NativeDevice, pointer: int) -> NativeStream:
+        """Wrap a stream, and refuse one of another device."""
+        stream = self.stream_type(device)
+        stream.know(pointer)
+        ordinal = device.ordinal if stream.relative else self.ordinal_of(stream)
+        if ordinal != device.ordinal:
+            raise InvalidArgumentError(
+                "stream",
+                f"expected a stream of device {device.ordinal}, got {pointer:#x} of {self._driver.table.title} device "
+                f"{ordinal}; wrap it by gpuinterop.device({ordinal}).",
+            )
+        return stream
+
+    @abstractmethod
+    def ordinal_of(self, stream: NativeStream) -> int:
+        """The number of the device that another library's stream belongs to."""
+
+    def stream_pointer(self, stream: NativeStream) -> int:
+        return stream.pointer
+
+    def stream_key(self, stream: NativeStream) -> Hashable:
+        return stream.key
+
+    def is_capturing(self, stream: NativeStream) -> bool:
+        """``cuStreamIsCapturing``, ``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
+        status = c_int()
+        code = stream.run(self._is_capturing, stream.argument, byref(status))
+        if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
+            self._driver.forget_error()
+            return True
+        if code:
+            raise self._driver.error("StreamIsCapturing", code)
+        return status.value != 0
+
+    def synchronize(self, stream: NativeStream) -> None:
+        """``cuStreamSynchronize``, ``hipStreamSynchronize``."""
+        stream.device.call("StreamSynchronize", stream.handle)
+
+    def is_idle(self, stream: NativeStream) -> bool:
+        """``cuStreamQuery``, ``hipStreamQuery``."""
+        return bool(stream.device.run(self._is_reached, "StreamQuery", stream.argument))
+
+    def is_done(self, event: NativeEvent) -> bool:
+        """``cuEventQuery``, ``hipEventQuery``, with any device current."""
+        return bool(self._driver.run(None, self._is_reached, "EventQuery", event.handle))
+
+    def _is_reached(self, name: str, what: Any) -> bool:
+        code = self._driver.status(name, what)
+        if code and code != NOT_READY:
+            raise self._driver.error(name, code)
+        return not code
+
+    def record(self, stream: NativeStream) -> NativeEvent:
+        """``cuEventCreate`` or ``hipEventCreateWithFlags`` makes an event; ``cuEventRecord``, ``hipEventRecord``."""
+        event = NativeEvent(stream.device)
+
+        def work() -> None:
+            event.make("EventCreate", _DISABLE_TIMING)
+            self._driver.call("EventRecord", event.handle, stream.argument)
+
+        return stream.device.create(event, work, relaxed=False)
+
+    def wait_event(self, stream: NativeStream, event: NativeEvent) -> None:
+        """``cuStreamWaitEvent``, ``hipStreamWaitEvent``."""
+        stream.device.call("StreamWaitEvent", stream.argument, event.handle, 0, relaxed=False)
