@@ -31,6 +31,17 @@ from .scripted import (
 )
 
 
+def test_a_stream_that_is_captured_is_refused(device: Device, backend: WordsBackend, scope: ExitStack) -> None:
+    """Each launch of the graph would write, and wait for, the same value again."""
+    _, semaphore, stream = bridged(device, scope)
+    backend.capturing.add(stream.ptr)
+    for call in (semaphore.wait, semaphore.signal):
+        with pytest.raises(gi.InvalidArgumentError, match="is being captured"):
+            call(stream, 1)
+    backend.capturing.clear()
+    assert (backend.waits, backend.writes, lane_of(semaphore).busy) == ([], [], False)
+
+
 @pytest.mark.parametrize("kind", [Binary, Timeline])
 def test_a_wait_that_fails_is_nobodys(device: Device, backend: WordsBackend, scope: ExitStack, kind: type) -> None:
     endpoint, semaphore, stream = bridged(device, scope, kind)
