@@ -427,7 +427,13 @@ class MulticastObject(Sized):
             self._check_buffer(device, buffer, count)
 
         def bind() -> None:
-            self._check_shareable(device, number)  # inside: only now the buffer stays mapped
+            # Inside: only now the buffer stays mapped.
+            if self.handle_types and not self.driver.is_shareable(device._handle, number):
+                raise InvalidArgumentError(
+                    "address",
+                    f"{self.label} is shared, but the memory at {number:#x} was not allocated here to be shared; bind "
+                    "memory of Device.allocate.",
+                )
             self.driver.bind_address(self._handle, device._handle, at, number, count)
 
         behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
@@ -595,14 +601,6 @@ class MulticastObject(Sized):
                 "allocation",
                 f"{self.label} is shared and needs shareable memory, but {allocation.label} was imported; bind it in "
                 "the process that made it with Device.allocate.",
-            )
-
-    def _check_shareable(self, device: Device, address: int) -> None:
-        if self.handle_types and not self.driver.is_shareable(device._handle, address):
-            raise InvalidArgumentError(
-                "address",
-                f"{self.label} is shared, but the memory at {address:#x} was not allocated here to be shared; bind "
-                "memory of Device.allocate.",
             )
 
     def _check_buffer(self, device: Device, buffer: Buffer, size: int) -> None:

@@ -7,7 +7,6 @@ batch of one). The calls only set marks and check once that the objects fit toge
 from __future__ import annotations
 
 import operator
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import repeat
@@ -39,7 +38,7 @@ from ..handles import (
 from .enqueue import Enqueues
 from .known_stream import KnownStream, Wait, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, note_use, retire
-from .monitor import dropped, locked
+from .monitor import locked
 from .resource import Resource
 from .stream import Stream, check_stream
 
@@ -646,9 +645,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         self.lifetime.open()
         self._gives(self.lifetime, self.device, {})
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        if hasattr(self, "lifetime") and not _ending():
-            dropped.append(self.lifetime)
+    __del__ = Resource.__del__
 
     def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
         """Make `stream` wait for all. Returns at once.

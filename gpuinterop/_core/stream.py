@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -311,16 +310,15 @@ class Stream(Resource):
 
         def wait_for(event: DriverHandle) -> None:
             other.refuse_edge()
-            graph = other.graph
-            if graph is None or stream.graph is not None:
-                follow(event)
-                return
+            graph = other.graph if stream.graph is None else None
             try:
-                graph._enter(stream)
-                graph._join(stream)
+                if graph is not None:
+                    graph._enter(stream)
+                    graph._join(stream)
                 follow(event)
             except BaseException:
-                graph._part([stream])
+                if graph is not None:
+                    graph._part([stream])
                 raise
 
         def follow(event: DriverHandle) -> None:
@@ -438,10 +436,7 @@ class Event(NoCopy):
         while not self.done:
             yield from asyncio.sleep(_POLL_S).__await__()
 
-    def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:  # by then there may be no `sys`
-        lifetime = getattr(self, "lifetime", None)
-        if lifetime is not None and not _ending():
-            dropped.append(lifetime)
+    __del__ = Resource.__del__
 
 
 def foreign_pointer(stream: object) -> tuple[int, object]:
