@@ -163,13 +163,10 @@ class Page:
 def problem(page: bytes) -> str | None:
     """Why a page is not a live semaphore of SwiftShader; None if it is."""
     (kind,) = struct.unpack_from("i", page, _KIND)
-    references, signaled = struct.unpack_from("iB", page, REFERENCES)
     if kind == _DESTROYED:
         return "its last user has destroyed it"
     if kind != _SHARED:
         return f"it does not begin with a process-shared mutex (kind {kind:#x})"
-    if signaled > 1 or not 0 <= references < 1 << 24:
-        return f"signaled is {signaled} and ref_count {references}"
     return None
 
 

@@ -1,7 +1,7 @@
 """What CUDA is told of multicast objects, and each documented error, on the simulated driver and on no other.
 
-The rules are tested in tests/core/test_multicast.py; what a store reaches, by the suite of the kit. A test believes
-the simulated driver: what is alive, and which calls came in which order.
+The rules are tested in tests/core/test_multicast.py; what a store reaches, by the suite of the kit. What a test
+believes is the simulated driver: what is alive, and which calls came in which order.
 """
 
 from __future__ import annotations
