@@ -198,21 +198,3 @@ def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
     assert (done.exit_code, done.output) == (0, "")
     for name in ("performance.md", "performance.svg"):
         assert (tmp_path / name).read_text(encoding="utf-8") == (docs / name).read_text(encoding="utf-8")
-
-
-# -- the clock -----------------------------------------------------------------------------------------------------
-
-
-def test_each_contender_is_the_first_in_turn_and_settles_outside_of_its_time() -> None:
-    log: list[tuple[str, int]] = []
-
-    def contender(name: str) -> clock.Contender:
-        return lambda count: log.append((name, count))
-
-    found = clock.in_turns(
-        {name: contender(name) for name in "abc"}, calls=7, rounds=6, settle=lambda: log.append(("settle", 0))
-    )
-    assert {name: spread.samples for name, spread in found.items()} == {"a": 6, "b": 6, "c": 6}
-    assert log[1::2] == [("settle", 0)] * 21  # of 6 rounds, and of one before that does not count
-    order = "".join(name for name, count in log[::2] if count == 7)
-    assert order == "abcbcacababcbcacababc"

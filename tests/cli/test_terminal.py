@@ -96,12 +96,3 @@ def test_no_line_is_too_wide(name: str, screens: dict[str, str]) -> None:
     assert len(screens[name].split()) > 5
     # A word that is longer than the terminal is in a line by itself.
     assert [line for line in lines if len(line) > WIDTH and " " in line.strip()] == []
-
-
-def test_the_demo_shows_how_far_it_is(screens: dict[str, str]) -> None:
-    shown = screens["demo"].split("\r\x1b[K")
-    steps = [re.fullmatch(r"wave (█+) *(\d+) of 60 frames", one) for one in shown]
-    bars = [(len(step[1]), int(step[2])) for step in steps if step]
-    assert bars == sorted(set(bars))
-    assert bars[-1] == (40, 60)
-    assert "wave █" not in shown[-1]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
-from functools import partial
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,12 +9,13 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.cli.demo import producer
-from gpuinterop.cli.demo.consumer import ArrayConsumer, CopyConsumer
+from gpuinterop.cli.demo.consumer import CopyConsumer
 from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
 from gpuinterop.cli.demo.wave import Sync, choose_sync, run_wave
 from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.vulkan import list_drivers
 
-from .parties import open_party
+from .parties import open_party, require_driver
 
 SMALL = WaveParameters(width=64, height=48)
 HOST = Sync("host", None, "no semaphore is wanted here.")
@@ -93,33 +90,19 @@ def test_each_way_to_keep_in_order(name: str, mode: str, sync: str, frames: int)
     assert np.abs(result.field).max() > 0.1
 
 
-class _Stream:
-    """CuPy's ExternalStream, as far as the demo knows it. NumPy does not wait for streams, so entering it does."""
-
-    def __init__(self, pointer: int, device_id: int) -> None:
-        self.stream = gi.get_backend("host").device(device_id).wrap_stream(pointer)
-
-    def __enter__(self) -> None:
-        self.stream.synchronize(10.0)
-
-    def __exit__(self, *exc_info: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize("consumer", ["array", "copy"])
 @pytest.mark.parametrize("name", ["memfd", "swiftshader"])
-def test_what_consumers_on_a_gpu_do(name: str, consumer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if consumer == "copy":
-        monkeypatch.setattr("gpuinterop.cli.demo.wave.open_consumer", CopyConsumer)
-    else:
-        cupy = ModuleType("cupy")
-        cuda = SimpleNamespace(ExternalStream=_Stream, Device=lambda ordinal: nullcontext())
-        # np.array: the upload to a GPU is a copy, too. np.asarray: what NumPy 1 takes from DLPack cannot be written.
-        vars(cupy).update(__version__="0", cuda=cuda, from_dlpack=np.asarray, asarray=np.array, asnumpy=np.asarray)
-        monkeypatch.setitem(sys.modules, "cupy", cupy)
-        monkeypatch.setattr("gpuinterop.cli.demo.wave.open_consumer", partial(ArrayConsumer, "cupy"))
+def test_without_an_array_library_rows_are_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuinterop.cli.demo.wave.open_consumer", CopyConsumer)
     with open_party(name) as exporter:
         result = run_wave(exporter, gi.match_device(exporter.identity), SMALL, 20)
     assert result.problem == ""
     assert result.correct
     assert result.staging_ratio is not None
+
+
+def test_each_driver_is_opened_by_its_place() -> None:
+    require_driver("swiftshader")
+    for driver in list_drivers():
+        with open_exporter("vulkan", device_index=driver.index) as exporter:
+            assert exporter.device == driver.name
+            assert exporter.identity.uuid == driver.identity.uuid
