@@ -66,10 +66,10 @@ KEPT: Final = (
 
 
 WEIGHTS: Final = {
-    "import_allocation": 1, "binary": 1, "bridge": 1, "synchronize_device": 1, "collect": 1, "order": 2, "fill": 8,
-    "wait_for_signal": 8, "signal": 10, "wait": 12,
+    "import_allocation": 1, "binary": 1, "bridge": 1, "synchronize_device": 1, "collect": 1, "detach": 2, "order": 2,
+    "fill": 8, "wait_for_signal": 8, "signal": 10, "wait": 12, "leave": 26,
 }  # fmt: skip
-"""How often operations are made; others are made four times, and two that end something."""
+"""How often operations are made; others are made four times. What ends something leaves the pools full."""
 
 
 class StaleBytesError(AssertionError):
@@ -261,8 +261,7 @@ class Thread:
         self.bad: dict[str, str] = {}
         self.streams: dict[World, Any] = {}
         self._operations = [(name[3:], getattr(self, name)) for name in dir(self) if name.startswith("do_")]
-        ends = ("close_", "drop_", "forget_", "detach")  # less often: the pools are to be full
-        self._weights = [WEIGHTS.get(name, 2 if name.startswith(ends) else 4) for name, _ in self._operations]
+        self._weights = [WEIGHTS.get(name, 4) for name, _ in self._operations]
 
     def work(self) -> None:
         while not self.run.stopping:
@@ -332,9 +331,6 @@ class Thread:
         owned = Patron(patron) if world.device.info.array_interface == "__cuda_array_interface__" else patron.ptr
         self.put("streams", world.device.wrap_stream(self.chance.choice([patron.ptr, owned, *world.defaults])))
 
-    def do_close_stream(self) -> None:
-        self.leave("streams")
-
     def do_query(self) -> None:
         self.any("streams").query()
 
@@ -348,9 +344,6 @@ class Thread:
         event = self.any("events").thing
         if event is not None and not event.done:
             event.wait(self.chance.choice([0, 0.002]))
-
-    def do_forget_event(self) -> None:
-        self.leave("events")
 
     def do_wait_stream(self) -> None:
         other = self.chance.choice(self.worlds).pools["streams"].any()
@@ -378,9 +371,6 @@ class Thread:
     def do_detach(self) -> None:
         os.close(self.any("handles").detach())
 
-    def do_close_handle(self) -> None:
-        self.leave("handles")
-
     def do_map_array(self) -> None:
         if self.world.maps_arrays:
             self.put("levels", self.any("memories").map_mipmapped_array("R32_SFLOAT", (32, 32, 0)))
@@ -391,19 +381,10 @@ class Thread:
             copy = level.copy_to_buffer if self.chance.random() < 0.5 else level.copy_from_buffer
             copy(self.any("allocations").buffer, stream=self.any("streams"))
 
-    def do_close_array(self) -> None:
-        self.leave("levels")
-
     def do_map_buffer(self) -> None:
         if self.world.memories:
             offset = self.chance.randrange(0, SIZE - 256, 256)
             self.put("buffers", self.any("memories").map_buffer(offset, self.chance.choice([256, SIZE - offset])))
-
-    def do_close_memory(self) -> None:
-        self.leave("memories")
-
-    def do_close_buffer(self) -> None:
-        self.leave("buffers")
 
     def do_allocate(self) -> None:
         if self.world.allocates:
@@ -415,12 +396,6 @@ class Thread:
             allocation = self.any("allocations")
             with allocation.export() as handle:
                 self.put("imports", self.world.device.import_allocation(handle, size=allocation.size))
-
-    def do_close_import(self) -> None:
-        self.leave("imports")
-
-    def do_close_allocation(self) -> None:
-        self.leave("allocations")
 
     def buffer(self) -> Any:
         if self.world.allocates and self.chance.random() < 0.4:
@@ -456,9 +431,6 @@ class Thread:
 
     def do_hold(self) -> None:
         self.put("holds", Kept(self.buffer().hold()))
-
-    def do_drop_array(self) -> None:
-        self.leave(self.chance.choice(["arrays", "holds"]))
 
     def do_order(self) -> None:
         """Two streams write to two halves of memory that nobody else uses: a copy is behind both."""
@@ -499,9 +471,6 @@ class Thread:
             with clock.export() as handle:
                 self.put("ins", In(clock, self.world.device.import_semaphore(handle)))
 
-    def do_close_semaphore(self) -> None:
-        self.leave("ins")
-
     def do_wait(self) -> None:
         self.wait_for_clock(self.any("streams"))
 
@@ -526,9 +495,6 @@ class Thread:
     def do_wait_for_signal(self) -> None:
         out = self.any("outs")
         out.semaphore.wait(self.any("streams"), out.value)
-
-    def do_close_out(self) -> None:
-        self.leave("outs")
 
     def do_batch(self) -> None:
         (first, one), (second, two) = self.any("ins").thing, self.any("ins").thing
@@ -575,8 +541,8 @@ class Thread:
         if self.world.captures:
             self.any("graphs").launch(self.any("streams"))
 
-    def do_close_graph(self) -> None:
-        self.leave("graphs")
+    def do_leave(self) -> None:
+        self.leave(self.chance.choice(list(self.world.pools)))
 
     # -- the device ------------------------------------------------------------------------------------------------
 
@@ -619,7 +585,6 @@ class Run:
             device.create_stream().close(timeout=10)
         self.before = self.live()
         self.failures: list[str] = []
-        self.peaks: dict[str, int] = {}
 
     def __call__(self) -> int:
         given = self.given
@@ -657,24 +622,15 @@ class Run:
                     world.later.popleft()()
 
     def _watch(self, seconds: float, worlds: list[World]) -> None:
-        start = last = moved = time.monotonic()
-        steps = 0
-        while (now := time.monotonic()) < start + seconds:
-            time.sleep(min(0.2, max(0.0, start + seconds - now)))
+        moved, steps, end = time.monotonic(), 0, time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            time.sleep(min(0.2, max(0.0, end - now)))
             total = sum(self.steps.copy().values())
             if total > steps:
                 moved = time.monotonic()
             elif time.monotonic() - moved > STANDSTILL:
                 self._stuck(f"no operation has ended for {STANDSTILL:g} s", worlds)
             steps = total
-            if time.monotonic() - last >= 1:
-                last = time.monotonic()
-                live = {kind: count for kind, count in self.live().items() if count}
-                self.peaks = {
-                    kind: max(count, self.peaks.get(kind, 0)) for kind, count in {**self.peaks, **live}.items()
-                }
-                shown = " ".join(f"{kind}={count}" for kind, count in live.items() if kind != "bytes")
-                print(f"{last - start:6.0f} s {total:9} operations {shown}", flush=True)
 
     def _end(self, worlds: list[World], scope: contextlib.ExitStack, ticking: threading.Event) -> None:
         """Close everything; the clocks still tick, so that all that waits comes to its end."""
@@ -695,11 +651,8 @@ class Run:
 
     def _stuck(self, why: str, worlds: list[World]) -> None:
         for world in worlds:
-            for clock in world.clocks:
-                print(f"a clock was asked for {clock.asked}, and has signalled {clock.done}")
-            for out in world.pools["outs"].clear():
-                print(f"{out.semaphore!r} was signalled to {out.value} on {out.stream!r}{_state(out)}")
-            for stream in world.pools["streams"].clear():
+            print([(clock.asked, clock.done) for clock in world.clocks], "were asked of the clocks, and signalled")
+            for stream in [*world.pools["streams"].clear(), *(out.stream for out in world.pools["outs"].clear())]:
                 print(f"{stream!r}{stream._known_as().waiting_for()}")
         print(f"FAILED stuck: {why}", flush=True)
         faulthandler.dump_traceback(all_threads=True)
@@ -728,13 +681,8 @@ class Run:
         def total(name: str) -> collections.Counter[str]:
             return sum((getattr(worker, name) for worker in workers), collections.Counter())
 
-        print("operations that succeeded:")
-        for name, count in sorted(total("done").items()):
-            print(f"  {count:9} {name}")
-        print("exceptions:")
-        for name, count in sorted(total("errors").items()):
-            print(f"  {count:9} {name}")
-        print(f"most objects at once: {self.peaks or 'not counted'}")
+        print(f"operations that succeeded: {dict(total('done'))}")
+        print(f"exceptions: {dict(total('errors'))}")
         print(f"objects left: {self.left or 'none'}")
         traces = {name: trace for worker in workers for name, trace in worker.bad.items()}
         for name, trace in traces.items():
@@ -776,18 +724,6 @@ def _held() -> dict[str, int]:
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         mapped = sum("/memfd:" in line for line in maps)
     return {"mapping": mapped, "descriptor": len(os.listdir("/proc/self/fd"))}
-
-
-def _state(out: Out) -> str:
-    """How far it has come, for whoever looks for what never came."""
-    try:
-        idle = out.stream.query()
-        out.semaphore.host_wait(out.value, timeout=0)
-        return f", idle: {idle}, and has come"
-    except gi.SemaphoreTimeoutError:
-        return f", idle: {idle}, and has not come{out.stream.waiting_for()}"
-    except Exception as error:
-        return f": {error!r}"
 
 
 def _lines(command: list[str]) -> Iterator[str]:
