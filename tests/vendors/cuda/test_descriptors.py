@@ -10,9 +10,12 @@ import os
 from typing import Any
 
 import pytest
+from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
 from gpuinterop.handles import AnySemaphoreHandle
+from gpuinterop.native_driver import allocations, memory
+from gpuinterop_cuda import arrays, multicast
 from gpuinterop_cuda.backend import CudaBackend
 from gpuinterop_cuda.driver import Context
 from tests.simulated.driver import Simulator
@@ -115,3 +118,44 @@ def test_a_batch_of_every_kind_is_one_call(backend: CudaBackend, context: Contex
     for native in natives:
         backend.destroy_semaphore(native)
     backend.destroy_stream(stream)
+
+
+def test_structs_are_those_of_the_bindings() -> None:
+    """Byte for byte: the bindings are made from NVIDIA's header, and the simulated driver's structs are ours."""
+
+    def filled(struct: Any, **values: Any) -> bytes:
+        for path, value in values.items():
+            *ways, last = path.split("__")
+            target = struct
+            for way in ways:
+                target = getattr(target, way)
+            setattr(target, last, value)
+        return ctypes.string_at(int(struct.getPtr()), sizes[type(struct)])
+
+    sizes = {
+        cuda.CUDA_EXTERNAL_MEMORY_BUFFER_DESC: 88, cuda.CUmemAllocationProp: 32, cuda.CUmemAccessDesc: 12,
+        cuda.CUmulticastObjectProp: 32, cuda.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC: 120, cuda.CUDA_MEMCPY3D: 200,
+    }  # fmt: skip
+    assert memory._RANGE.pack(5, 1 << 40, 3) == filled(
+        cuda.CUDA_EXTERNAL_MEMORY_BUFFER_DESC(), offset=5, size=1 << 40, flags=3
+    )
+    kinds, place = cuda.CUmemAllocationHandleType, cuda.CUmemLocationType(1)
+    assert allocations._PROPERTIES.pack(1, 8, 1, 3, 0x99) == filled(
+        cuda.CUmemAllocationProp(), type=cuda.CUmemAllocationType(1), requestedHandleTypes=kinds(8),
+        location__type=place, location__id=3, win32HandleMetaData=0x99,
+    )  # fmt: skip
+    assert allocations._ACCESS.pack(1, 2, 3) == filled(
+        cuda.CUmemAccessDesc(), location__type=place, location__id=2, flags=cuda.CUmemAccess_flags(3)
+    )
+    assert multicast._PROPERTIES.pack(4, 1 << 33, 9, 0) == filled(
+        cuda.CUmulticastObjectProp(), numDevices=4, size=1 << 33, handleTypes=9
+    )
+    assert arrays._DESCRIPTOR.pack(65536, 37, 21, 6, 0x10, 2, 0x22, 3) == filled(
+        cuda.CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC(), offset=65536, arrayDesc__Width=37, arrayDesc__Height=21,
+        arrayDesc__Depth=6, arrayDesc__Format=cuda.CUarray_format(0x10), arrayDesc__NumChannels=2,
+        arrayDesc__Flags=0x22, numLevels=3,
+    )  # fmt: skip
+    assert arrays._COPY.pack(1, 0x1000, 0, 0, 64, 7, 3, 0, 0, 0x5555, 0, 0, 64, 7, 2) == filled(
+        cuda.CUDA_MEMCPY3D(), srcMemoryType=cuda.CUmemorytype(1), srcHost=0x1000, srcPitch=64, srcHeight=7,
+        dstMemoryType=cuda.CUmemorytype(3), dstArray=cuda.CUarray(0x5555), WidthInBytes=64, Height=7, Depth=2,
+    )  # fmt: skip

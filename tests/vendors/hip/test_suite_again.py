@@ -38,7 +38,7 @@ def test_it_does_abort(simulator: Simulator) -> None:
     program = (
         "import gpuinterop as gi; device = gi.get_backend('hip').device(); "
         "print('before', flush=True); "
-        "device.driver.import_semaphore(device.handle, gi.TimelineWin32(handle=5))"
+        "device.driver.import_semaphore(device._handle, gi.TimelineWin32(handle=5))"
     )
     for aborts in ("1", "0"):
         done = python("-c", program, env=simulator.environment(**{ABORTING: aborts}))
