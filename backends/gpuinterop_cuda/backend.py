@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import ClassVar
 
 from gpuinterop import system
@@ -72,8 +74,6 @@ def _mig(driver: Driver, device: int, uuid: bytes) -> str:
 
 def _kernel_module() -> str:
     """The kernel module's version; empty if the system does not show it."""
-    try:
-        with open("/sys/module/nvidia/version", encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    with suppress(OSError):
+        return Path("/sys/module/nvidia/version").read_text(encoding="ascii", errors="replace").strip()
+    return ""

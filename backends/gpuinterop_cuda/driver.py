@@ -1,7 +1,7 @@
 """The driver, which cuda-python loads and finds functions in.
 
-The bindings look a function up by name and version, and raise a ``RuntimeError`` if there is no driver. A call through
-them would make an enum of the status, which costs as much again as the call; so ctypes calls the functions.
+The bindings look a function up by name and version. A call through them would make an enum of the status, which costs as
+much again as the call; so ctypes calls the functions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,10 @@ class Driver(NativeDriver):
 
     def load(self) -> None:
         self.api, self.bindings_version = _load()
+        _check_library()
         self.version = _FIRST
-        try:
-            self.version = self.ask("DriverGetVersion")
-            code = self.status("Init", 0)
-        except RuntimeError as error:
-            raise _unusable(error) from None
+        self.version = self.ask("DriverGetVersion")
+        code = self.status("Init", 0)
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
                 "the NVIDIA driver is installed, but has no device that it may use.",
@@ -81,7 +79,11 @@ class Driver(NativeDriver):
     def address(self, symbol: str, version: int | None = None) -> int:
         """A function's address, as of a version of CUDA; 0 if the driver lacks it."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
-        code, *found = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
+        try:
+            code, *found = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
+        except RuntimeError as error:  # the bindings find no function by which they find others
+            text = f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}."
+            raise BackendUnavailableError(text, fix="Install a newer NVIDIA driver.") from None
         return 0 if code or not found[0] else int(found[0])
 
 
@@ -96,35 +98,23 @@ class Context(NativeDevice):
         super().__init__(driver, ordinal, self.pointer)
 
 
-def _unusable(error: RuntimeError) -> BackendUnavailableError:
-    """Make the error for a missing driver, or one that the bindings cannot use."""
-    # DynamicLibNotFoundError of 13.x; 12.9 has a plain RuntimeError.
-    if type(error).__name__ == "DynamicLibNotFoundError" or "dlopen" in str(error):
-        if problem := _load_error():
-            return BackendUnavailableError(
-                f"the NVIDIA driver cannot be loaded: {problem}.",
+def _check_library() -> None:
+    """Refuse a driver that is missing, or cannot be loaded."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError as error:
+        # The loader names what is wrong first: this name if nothing has it, else the file, or another that it needs.
+        if not isinstance(error, FileNotFoundError) and not str(error).startswith("libcuda.so.1:"):
+            raise BackendUnavailableError(
+                f"the NVIDIA driver cannot be loaded: {error}.",
                 fix="Install the NVIDIA driver again; nvidia-smi shows whether it works.",
-            )
-        return BackendUnavailableError(
+            ) from None
+        raise BackendUnavailableError(
             "the NVIDIA driver is not installed: libcuda.so.1 (nvcuda.dll on Windows) was not found.",
             fix="Install the NVIDIA driver; start a container with --gpus all. To test without a GPU: "
             "python -m gpuinterop.testing.simulated cuda -- COMMAND.",
             absent=True,
-        )
-    text = str(error).rstrip(".")
-    return BackendUnavailableError(f"the NVIDIA driver cannot be used: {text}.", fix="Install a newer NVIDIA driver.")
-
-
-def _load_error() -> str:
-    """Why the system cannot load the library that it has found; empty if it finds none, or loads it."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except FileNotFoundError:
-        return ""
-    except OSError as error:
-        # The loader names what is wrong first: this name if nothing has it, else the file, or another that it needs.
-        return "" if str(error).startswith("libcuda.so.1:") else str(error)
-    return ""
+        ) from None
 
 
 def _load() -> tuple[Any, str]:

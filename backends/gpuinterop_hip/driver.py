@@ -61,7 +61,7 @@ class Driver(NativeDriver):
         self.fds_by_address = self.version < _BY_VALUE
         self.kept_streams: defaultdict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
         """Streams that were closed and can be reused, by device and priority, each with its number."""
-        self.free_ranges: defaultdict[int, list[Any]] = defaultdict(list)
+        self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)
         """Reserved address ranges that nothing is mapped in, by size."""
         self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         self._seen_modules = -1

@@ -24,33 +24,26 @@ from gpuinterop.native_driver.allocations import (
     Opened,
     Reservation,
 )
-from gpuinterop.native_driver.driver import NativeDevice, NativeObject
+from gpuinterop.native_driver.driver import NativeDevice
 from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_TYPE, ORDINAL, pointer_attribute
 
 
-class _Range(NativeObject):
-    """Reserved addresses, which are never released, but reused.
+class Place(Reservation):
+    """An address range with an allocation in it. The range is never released, but reused.
 
     AMD's runtime frees a range only with the last command that used it, after the range was released. If the system has
     handed out the same addresses meanwhile, the runtime confuses the new range with the old (rocm-systems #2980).
     """
 
-
-class Place(Reservation):
-    """An address range with an allocation in it."""
-
     blocks = True  # hipMemUnmap waits
     allocation: Mappable | None = None
-    _range: _Range | None = None
 
     def reserve(self, alignment: int = 0) -> None:
         """``hipMemAddressReserve``, where no range of this size is free."""
         try:
-            self._range = self.device.driver.free_ranges[self.size].pop()
+            self.handle, self.made = self.device.driver.free_ranges[self.size].pop(), True
         except IndexError:
-            self._range = _Range(self.device)
-            self._range.make("MemAddressReserve", self.size, alignment, 0, 0)
-        self.handle, self.made = self._range.handle, True
+            super().reserve(alignment)
 
     def free(self) -> None:
         for mapping in self.mappings:
@@ -69,9 +62,9 @@ class Place(Reservation):
         return self.made and bool(self.device.run(pointer_attribute, driver, self.handle, MEMORY_TYPE))
 
     def _give_back(self) -> None:
-        if self._range is not None:
-            self.device.driver.free_ranges[self.size].append(self._range)
-            self._range, self.made = None, False
+        if self.made:
+            self.made = False
+            self.device.driver.free_ranges[self.size].append(self.handle)
 
 
 class Sharing(NativeSharing):
