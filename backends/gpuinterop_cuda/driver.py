@@ -1,7 +1,7 @@
 """The driver, which cuda-python loads and finds functions in.
 
-The bindings look a function up by name and version. A call through them would make an enum of the status, which costs as
-much again as the call; so ctypes calls the functions.
+The bindings look a function up by name and version. A call through them would make an enum of the status, which costs
+as much again as the call; so ctypes calls the functions.
 """
 
 from __future__ import annotations
