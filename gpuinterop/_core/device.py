@@ -660,7 +660,7 @@ class Device(NoCopy):
         ----------
         timeout : float, optional
             Seconds to wait until every closed object of this device is released. What can never be released is not
-            waited for: a warning has named it (`LeakedResourceWarning`).
+            waited for: a warning has named what a driver did not release (`LeakedResourceWarning`).
 
         Raises
         ------
