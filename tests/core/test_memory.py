@@ -198,6 +198,7 @@ def test_what_is_misaligned_is_the_address(device: gi.Device) -> None:
             assert found
             assert buffer.view(1, "float64", int(found[1])).ptr % 8 == 0
             assert offset < int(found[1]) < offset + 8
+        assert scope.enter_context(memory.map_buffer()).view(1, "complex64", 4).nbytes == 8  # aligned to its parts
 
 
 @settings(deadline=None, max_examples=300)
@@ -559,6 +560,17 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
         assert len(backend.calls) == before
         buffer._parents[0].close()
     assert not [native for native in backend.live if native[0] == "array"]
+
+
+def test_an_image_is_released_after_the_copies_of_its_levels(device: gi.Device, backend: FakeBackend) -> None:
+    with memory_of(device, 1 << 16) as memory, device.create_stream() as stream:
+        image = memory.map_mipmapped_array("R8_UNORM", (4, 4))
+        image.level(0).copy_to_host(bytearray(16), stream=stream)
+        backend.blocked.add(stream.ptr)
+        image.close()
+        assert backend.count("array") == 1
+        backend.blocked.clear()
+        image.close(timeout=5)
 
 
 @pytest.mark.parametrize("to_buffer", [False, True])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
 from gpuinterop.handles import OriginKind
@@ -129,6 +129,7 @@ _TOLD = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(_TOLD)
 def test_batches_and_their_semaphores_know_what_each_other_signalled(told: list[tuple[int, int, int, int]]) -> None:
     """Batches share semaphores, also in another order. A model says what two streams refuse."""
