@@ -125,15 +125,3 @@ def memory(kind: Kind, size: int, device: int = 0) -> Iterator[Foreign]:
 
 
 # -- of another process ------------------------------------------------------------------------------------------------
-
-
-class Handle(ctypes.Structure):
-    """``CUipcMemHandle``, ``hipIpcMemHandle_t``."""
-
-    _fields_ = (("data", ctypes.c_char * HANDLE_BYTES),)
-
-
-def export(address: int) -> tuple[int, bytes]:
-    """The status, and the bytes for other processes."""
-    handle = Handle()
-    return call("IpcGetMemHandle", ctypes.byref(handle), address), bytes(handle)
