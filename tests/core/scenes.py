@@ -132,6 +132,7 @@ THINGS: dict[str, Callable[[World], Any]] = {
     "allocation": lambda w: w.device.allocate(4096),
     "shared": lambda w: w.allocation.buffer,
     "semaphore": lambda w: w.device.import_semaphore(gi.TimelineWin32(handle=8)),
+    "signalled": lambda w: w.semaphore.signal(w.stream, 1),
     "own": lambda w: w.device.create_semaphore(gi.TimelineFd),
     "batch": lambda w: gi.SemaphoreBatch(w.semaphore),
     "graph": _capture,
@@ -198,7 +199,6 @@ USES: Mapping[str, Mapping[str, tuple[str, Call]]] = {
         "wait": ("stream", lambda w: w.own.wait(w.stream, 9)),
         "export": ("", lambda w: w.own.export().close()),
         "host_signal": ("", lambda w: w.own.host_signal(3)),
-        "host_wait": ("", lambda w: w.own.host_wait(0, timeout=1.0)),
     },
     "memory": {
         "map_buffer": ("", lambda w: w.make(w.memory.map_buffer())),
@@ -220,7 +220,7 @@ USES: Mapping[str, Mapping[str, tuple[str, Call]]] = {
     "stream": {
         "capture": ("semaphore shared", lambda w: w.make(_capture(w))),
         "signal": ("semaphore", lambda w: w.semaphore.signal(w.stream, 2)),
-        "wait": ("semaphore", lambda w: w.semaphore.wait(w.stream, 9)),
+        "wait, not the first,": ("semaphore signalled", lambda w: w.semaphore.wait(w.stream, 9)),
         "fill": ("buffer", lambda w: w.buffer.fill(1, stream=w.stream)),
         "capturing": ("", lambda w: w.stream.capturing),
         "query": ("", lambda w: w.stream.query()),
