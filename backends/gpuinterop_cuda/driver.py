@@ -22,6 +22,8 @@ from .table import CUDA
 
 _NO_DEVICE: Final = 100
 _ENTRIES: Final = 12010  # the version of CUDA whose signatures are called
+_RENAMED: Final = {"cuGraphInstantiate": "cuGraphInstantiateWithFlags"}
+"""What cuda.h renames: by the first name the driver gives the function of CUDA 11.0, which has other parameters."""
 SECOND_BINDS: Final = 13010  # the first that has second versions of cuMulticastBind*, which take the device
 _FIRST: Final = 6000  # one that has cuDriverGetVersion and cuGetErrorName
 
@@ -55,7 +57,7 @@ class Driver(NativeDriver):
 
     def find(self, name: str) -> Callable[..., int]:
         version = SECOND_BINDS if name.endswith("_v2") else min(_ENTRIES, self.version)
-        address = self.address(name.removesuffix("_v2"), version)
+        address = self.address(_RENAMED.get(name) or name.removesuffix("_v2"), version)
         if not address:
             raise BackendUnavailableError(f"the NVIDIA driver has no {name}.", fix="Install a newer NVIDIA driver.")
         return ctypes.CFUNCTYPE(c_int)(address)

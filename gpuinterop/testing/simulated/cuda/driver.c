@@ -1203,7 +1203,6 @@ static const struct {
     {"cuStreamWaitValue64", 11070, wait64},
     {"cuGraphDestroy", 10000, graph_destroy},
     {"cuGraphInstantiateWithFlags", 11040, graph_instantiate},
-    {"cuGraphInstantiate", 12000, graph_instantiate},
     {"cuGraphLaunch", 10000, graph_launch},
     {"cuGraphExecDestroy", 10000, executable_destroy},
     {"cuGraphGetNodes", 10000, graph_nodes},
