@@ -321,16 +321,13 @@ class VulkanContext(NoCopy):
 
     def _fence_queue(self) -> None:
         """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
-        while self._may_be_in_use():
+        while self.queue is not None and self.lifetime.standing and self.lifetime.state is LIVE:
             used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
             fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
             with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
                 fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
                 self.lifetime.use(lambda _: self._submit(fence))  # noqa: B023
                 return
-
-    def _may_be_in_use(self) -> bool:
-        return self.queue is not None and bool(self.lifetime.standing) and self.lifetime.state is LIVE
 
     def _submit(self, fence: VulkanObject) -> None:
         # A queue that refuses submissions belongs to a lost device, and does no more work.

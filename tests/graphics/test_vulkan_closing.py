@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop._core.lifetime import LIVE
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -36,7 +38,8 @@ class Functions:
         if name == self._wanted and self.thread is None:
             self.thread = threading.Thread(target=self._close, daemon=True)
             self.thread.start()
-            self.thread.join(0.2)  # where it waits for this call, it comes to nothing here
+            # It ends the context's use at once, and then waits for this call.
+            system.until(lambda: self.vk.lifetime.state is not LIVE, LIMIT)
 
         def call(*arguments: Any) -> Any:
             if self.gone:
