@@ -402,6 +402,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
             "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
         )
     (block,) = blocks
+    _check_size(vk, block.size)
     _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
     with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
         assert isinstance(handle, FdHandle)
@@ -420,6 +421,7 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     first, end = array.span
     start = first - first % system.PAGE
     size = round_up(end - start, system.PAGE)
+    _check_size(vk, size)
     if start % step or size % step:  # only whole pages are certain to be mapped
         raise InvalidArgumentError(
             "array",
@@ -443,6 +445,16 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
         native.bind(buffer, bits & properties.memoryTypeBits, chain, offset)
 
     return _buffer(vk, size, usage, (first - start, end - first), bit, "array", bind)
+
+
+def _check_size(vk: VulkanContext, size: int) -> None:
+    most = vk.physical.max_allocation
+    if size > most:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an allocation of {most:,} bytes or fewer, which {vk.identity.name} imports, got one of "
+            f"{size:,}; take less at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
+        )
 
 
 def _check_pages(one: system.Mapped) -> None:
@@ -484,13 +496,7 @@ def _buffer(
     What the driver would do is asked before anything is imported: on NVIDIA a failed import spoils later good ones.
     """
     name, (offset, count) = vk.identity.name, part
-    features, most = vk.physical.buffer_features(bit, usage), vk.physical.max_allocation
-    if size > most:
-        raise InvalidArgumentError(
-            argument,
-            f"expected an allocation of {most:,} bytes or fewer, which {name} imports, got one of {size:,}; take less "
-            "at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
-        )
+    features = vk.physical.buffer_features(bit, usage)
     if not features & c.MEMORY_IMPORTABLE:
         raise InvalidArgumentError("usage", f"{name} imports no buffers of usage {usage:#x}; pass fewer usages.")
     if features & c.FEATURE_DEDICATED_ONLY:
