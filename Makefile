@@ -90,7 +90,7 @@ help:
 	@echo "make test-hip-amd SOURCES=DIRECTORY  the same on AMD's own runtime, built from AMD's sources, on a stand-in device"
 	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
 	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
-	@echo "make test-exchange  processes that agree: over sockets and torch.distributed; and MPI, an example"
+	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI"
 	@echo "make test-system-vulkan DRIVERS=lavapipe  tests/graphics on the system's own Vulkan driver of that name"
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"

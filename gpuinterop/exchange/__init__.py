@@ -1,40 +1,26 @@
-"""Several processes, one per GPU, agree: all vote before a driver could block, and all fail alike.
+"""Several processes, one per GPU, agree: no driver blocks for want of one, and all fail alike.
 
-The model has four parts, each made of the one before.
+- An **all-gather** is the one operation of a `Transport`: each rank gives bytes to all, and takes theirs. The ranks
+  have a way to do that: torch.distributed, MPI, or else Unix sockets on one host; another is a class with one method.
+- A **step** of the program, `Team.vote` and `Team.step`, is one all-gather: each rank says how its part went.
+- Every other **call** of a `Team` is two: of what each rank offers, or why it cannot; and, when all have offered and go
+  together, of what has come of it. What the call has made is closed when a rank fails.
 
-- A **round** is the one operation of a `Transport`: each rank gives a payload to all, and takes theirs until a
-  deadline. A rank that is dead or silent gave nothing. The ranks already have a way to do that: Unix sockets on one
-  host, or torch.distributed; another one is a class with one method.
-- A **vote** is three rounds, in the same step on every rank:
+All ranks have the same messages, and decide by them alone. The lowest rank that failed names the error. Else, where the
+steps, the time-outs or the arguments differ, the ranks have not made the same call. Else all succeed. A rank that is
+dead or silent fails the all-gather itself, on all ranks, with an error that names it.
 
-  1. each rank tells all how its part of the step went: done, with a value for the others, or its error;
-  2. each rank tells all what it has heard in the first round;
-  3. each rank tells all whether it goes on; one that has failed tells its error, and waits for none.
+- A rank may come three quarters of the time-out later than another. One that comes later raises the error of the
+  others. A rank that hangs is named, not ended.
+- A rank that dies within an all-gather may have been heard by some ranks and not by others: then some go on, and their
+  next call fails.
 
-- A **step** is an action and a vote on it. It ends with the values of all ranks, or with one error on all.
-- A **call** of a `Team` is steps in a row. What it has made is closed when a step fails.
-
-After two rounds each rank knows what any rank knows, and decides by that alone. A rank that none has heard is gone.
-Else the lowest rank that failed names the error. Else, where the steps or the time-outs differ, the ranks have not made
-the same calls. Else all succeed, and all have the values of all. A rank that would succeed fails with the error of one
-that it hears fail in the third round; silence there means nothing. The same knowledge gives the same outcome, so:
-
-- While at most one rank dies in one vote, all survivors have the same outcome, and the same error. A rank that dies
-  after another has heard it counts as heard, for all; the next vote finds it gone.
-- When two die within one vote, all survivors fail or all succeed, though of two errors one may have the one, another
-  the other. When three do, one may go on where others fail: the next vote of those that went on fails, at the latest by
-  its time-out.
-- A rank is waited for until the time-out, while none dies or hangs; otherwise survivors agree that come to the step
-  within half the time-out of each other. One that comes when the others have given up hears so, and fails as they did.
-  No protocol can do better than this: where its word and theirs cross, at the time-out itself, or where they have ended
-  without a word, it may succeed alone, and its next vote fails. A rank that hangs is named, not ended.
-
-The ranks trust each other: they are processes of one user, who could stop each of them anyway. What can go wrong
-without malice is answered by name and within bounds: a rank that dies, is late, is of another version or another job,
-or sends more than 64 MiB. Other users of the host cannot connect.
+The ranks trust each other: they are processes of one user, and unpickle what they send each other. Mistakes are
+answered by name and within bounds: a rank that dies, is late, is of another version or another job. Other users of
+the host cannot connect.
 
 After a failure the team is broken: each later call raises the same error again. To go on, close the transport and
-make a new one: the ranks may no longer be in the same round on the old one.
+make a new one.
 
 Examples
 --------
@@ -48,7 +34,8 @@ A job of one rank; more ranks differ in nothing but `rank` and `size`:
 
 from __future__ import annotations
 
+from .engines import MpiTransport, TorchTransport
 from .team import Team
-from .transport import SocketTransport, TorchTransport, Transport
+from .transport import SocketTransport, Transport
 
-__all__ = ["SocketTransport", "Team", "TorchTransport", "Transport"]
+__all__ = ["MpiTransport", "SocketTransport", "Team", "TorchTransport", "Transport"]

@@ -1,8 +1,8 @@
-"""Descriptors from rank to rank of one host, without waiting for a rank that has died.
+"""Handles from rank to rank: bytes go with the offers, descriptors over Unix sockets between processes of one host.
 
-Each receiver listens, each sender connects, leaves its handle in the kernel's queue and goes; when a vote has shown
-that all have, each receiver finds everything there. Every process of the host can connect to an abstract name, so each
-side asks the kernel for the other's user, and a receiver passes over the others.
+Before the first all-gather each sender listens, and offers its name. After it the others connect and take its handle,
+which a thread gives to all who come; if the sender has died they find that at once. Every process of the host can
+connect to an abstract name, so each side asks the kernel for the other's user.
 """
 
 from __future__ import annotations
@@ -11,25 +11,15 @@ import contextlib
 import os
 import secrets
 import socket
-import struct
-import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from .. import ipc, system
-from ..errors import GpuInteropError, PeerError
-from ..handles import Handle
-from .votes import names
-
-_RANK: Final = struct.Struct("<I")
-
-
-def host() -> str:
-    """Kernel that runs, and its namespace of sockets: descriptors can go between ranks that have both in common."""
-    path = "/proc/sys/kernel/random/boot_id"
-    boot = system.call(f"open({path})", Path(path).read_text, "ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+from ..errors import GpuInteropError, HandleError, PeerError
+from ..handles import BytesHandle, FdHandle, Handle
+from ..ipc import check_sendable
+from .votes import Vote, blamed, listed
 
 
 def is_our_user(connection: socket.socket) -> bool:
@@ -37,60 +27,81 @@ def is_our_user(connection: socket.socket) -> bool:
     return ipc.peer_user(connection) == os.geteuid()
 
 
-class Inbox:
-    """The place where the other ranks leave handles for this one; `name` is for `post`."""
-
-    def __init__(self) -> None:
-        self.name = secrets.token_hex(16)
-        self._listener = system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(_address(self.name))
-        self._listener.listen(socket.SOMAXCONN)
-        self._listener.setblocking(False)
-
-    def take(self, senders: Collection[int], expect: type[Handle], scope: contextlib.ExitStack) -> dict[int, Any]:
-        """The handles that all of `senders` have left; `scope` closes them.
-
-        Raises
-        ------
-        PeerError
-            A rank has left none, or something else.
-        """
-        taken: dict[int, Any] = {}
-        for _ in range(socket.SOMAXCONN + 1):  # the queue has no more, though more processes may come all the time
-            if not set(senders) - taken.keys():
-                return taken
-            try:
-                connection = system.opened("accept", self._listener.accept)[0]
-            except BlockingIOError:
-                break
-            with connection:
-                if is_our_user(connection):
-                    connection.setblocking(False)  # all was sent before the vote
-                    (rank,) = _RANK.unpack(connection.recv(_RANK.size))
-                    taken[rank] = scope.enter_context(ipc.receive_handle(connection, expect))
-        raise PeerError(f"{names(set(senders) - taken.keys())} left no handle.")
-
-    def __enter__(self) -> Inbox:
-        return self
-
-    def __exit__(self, *_exc_info: object) -> None:
-        self._listener.close()
+def host() -> str:
+    """Kernel that runs, and its namespace of sockets: descriptors can go between ranks that have both in common."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
-def post(handle: Handle, name: str, rank: int, to: int, deadline: float) -> None:
-    """Leave a handle for rank `to`, as rank `rank`; it stays the caller's."""
-    try:
-        with system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(max(0.01, deadline - time.monotonic()))
-            connection.connect(_address(name))
-            if not is_our_user(connection):
-                raise PeerError(f"rank {to} is a process of another user.")
-            connection.sendall(_RANK.pack(rank))
-            ipc.send_handle(connection, handle)
-    except OSError as error:
-        if isinstance(error, GpuInteropError):
-            raise
-        raise PeerError(f"rank {to} takes no handle: {error}.") from error
+class Delivery:
+    """The handles of some ranks on their way to all.
+
+    Parameters
+    ----------
+    handle : Handle, optional
+        This rank's, if it is a sender; still the caller's.
+    expect : type
+        Type of every handle.
+    scope : ExitStack
+        Ends the delivery.
+    """
+
+    def __init__(self, handle: Handle | None, expect: type[Handle], scope: contextlib.ExitStack) -> None:
+        check_sendable(expect, "handle")
+        self._handle, self._expect = handle, expect
+        self.offer: Vote = {"handle": expect.type_name, "name": secrets.token_hex(16), "host": "", "data": ""}
+        if handle is not None:
+            handle._check_open()
+        if isinstance(handle, BytesHandle):
+            self.offer["data"] = handle.data.hex()
+        if issubclass(expect, FdHandle):
+            self.offer["host"] = host()
+            if handle is not None:
+                self._serve(handle, scope)
+
+    def _serve(self, handle: Handle, scope: contextlib.ExitStack) -> None:
+        listener = scope.enter_context(_socket())
+        listener.bind(_address(self.offer["name"]))
+        listener.listen(socket.SOMAXCONN)
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # of the shutdown
+                while True:
+                    connection = listener.accept()[0]
+                    with connection, contextlib.suppress(GpuInteropError):  # who has come finds out
+                        if is_our_user(connection):
+                            ipc.send_handle(connection, handle)
+
+        scope.callback(system.start_thread(serve).join, 1.0)
+        scope.callback(listener.shutdown, socket.SHUT_RDWR)
+
+    def take(
+        self, offers: Sequence[Vote], senders: Sequence[int], timeout: float, scope: contextlib.ExitStack
+    ) -> list[Any]:
+        """Take the handles of `senders`, in their order; `scope` closes them."""
+        if not issubclass(self._expect, FdHandle):
+            made: Any = self._expect
+            return [made(bytes.fromhex(offers[sender]["data"])) for sender in senders]
+        hosts = [offer["host"] for offer in offers]
+        if len(set(hosts)) > 1:
+            problem = f"file descriptors do not go from one host or network namespace to another: {listed(hosts)}"
+            raise blamed(HandleError(f"handle: {problem}; FabricHandle does, where the hosts have one NVLink domain."))
+        taken: list[Any] = []
+        for sender in senders:
+            with _socket() as connection:
+                connection.settimeout(timeout)
+                try:
+                    connection.connect(_address(offers[sender]["name"]))
+                    if not is_our_user(connection):
+                        raise PeerError("it is a process of another user")
+                    taken.append(scope.enter_context(ipc.receive_handle(connection, self._expect)))
+                except OSError as error:
+                    raise blamed(PeerError(f"rank {sender} gives no handle: {error}."), sender) from error
+        return taken
+
+
+def _socket() -> socket.socket:
+    return system.opened("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _address(name: str) -> str:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from .._arguments import NoCopy, check_int, check_type
 from .._core.allocation import Allocation
 from .._core.device import Device
 from .._core.memory import Buffer
 from .._core.multicast import MulticastBinding, MulticastMapping, MulticastObject, create_multicast, import_multicast
-from ..errors import (
-    ArgumentTypeError,
-    DriverError,
-    GpuInteropError,
-    HandleError,
-    InvalidArgumentError,
-    PeerError,
-    again,
-)
-from ..handles import AllocationHandle, FabricHandle, FdHandle, Handle, VmmFd
+from ..errors import ArgumentTypeError, DriverError, GpuInteropError, InvalidArgumentError, PeerError, again
+from ..handles import AllocationHandle, Handle, VmmFd
 from ..ipc import check_sendable
-from .delivery import Inbox, host, post
+from .delivery import Delivery
 from .transport import Transport, check_seconds
-from .votes import at, cast, decide, disagreement, given_up, hear, listed, pack, pack_outcome, placed
+from .votes import Vote, blamed, heard, listed, packed, placed, same
 
 H = TypeVar("H", bound=Handle)
-T = TypeVar("T")
 
 _STEP: Final = 1000
 """Characters of a step's name."""
@@ -46,8 +37,8 @@ class Team(NoCopy):
     transport : Transport
         Used by this team alone, and still the caller's to close.
     timeout : float
-        Seconds that a vote takes at most, the same on every rank: how much later than another a rank may come to a
-        step.
+        Seconds that an all-gather takes at most, the same on every rank. A rank may come three quarters of that later
+        than another.
 
     Attributes
     ----------
@@ -56,7 +47,7 @@ class Team(NoCopy):
     size : int
         How many ranks there are.
     timeout : float
-        The seconds that a vote takes at most.
+        The seconds that an all-gather takes at most.
 
     Notes
     -----
@@ -113,8 +104,9 @@ class Team(NoCopy):
         gpuinterop.errors.PeerError: rank 0, step 'load': ValueError: no scene
         """
         _check_step("step", step)
-        with self._present(step):
-            self._vote(step, None, error)
+        with self._part(step):
+            if error is not None:
+                raise error
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -134,75 +126,34 @@ class Team(NoCopy):
         ...         buffer.copy_from_host(np.zeros(16))
         """
         _check_step("name", name)
-        with self._present(name):
-            error = None
-            try:
-                yield
-            except Exception as raised:
-                error = raised
-            self._vote(name, None, error)
-
-    def _do(self, step: str, action: Callable[[], Any]) -> list[Any]:
-        """Run an action, vote, and return what it returned on each rank: JSON."""
-        with self._present(step):
-            value = error = None
-            try:
-                value = action()
-            except Exception as raised:
-                error = raised
-            return self._vote(step, value, error)
+        with self._part(name):
+            yield
 
     @contextmanager
-    def _present(self, step: str) -> Iterator[None]:
-        """Take part in a step. What ends it without an outcome ends this rank's part: the others find it silent."""
+    def _part(self, step: str, *alike: str) -> Iterator[list[Vote]]:
+        """Do a part of a step, and tell the others how it went: all ranks go on, or raise the same error.
+
+        The list takes what this rank says. When the block has ended, it has what each rank has said; `alike` names what
+        must be the same.
+        """
         if self._broken is not None:
             raise again(self._broken)
+        self._broken = placed(PeerError("this rank has left the team."), step, self.rank)  # as Ctrl-C may make it do
+        votes: list[Vote] = []
+        failure: Exception | None = None
         try:
-            yield
-        except BaseException as reason:
-            if self._broken is None:
-                text = f"this rank, {self.rank}, has left the team in step {step!r}: {type(reason).__name__} {reason}"
-                self._broken = placed(PeerError(text.rstrip() + "."), self.rank, step)
-            raise
-
-    def _vote(self, step: str, value: Any, error: Exception | None) -> list[Any]:
-        end = time.monotonic() + self.timeout
-        known = {self.rank: cast(step, value, error, self.timeout)}
-        for deadline in (end - self.timeout / 2, end):
-            for rank, message in enumerate(self._transport.exchange(pack(known), deadline)):
-                if message is not None:
-                    hear(known, rank, message, step)
-        outcome = decide(known, self.size)
-        # A rank that goes on waits for the others' word that they do; one that has failed waits for none.
-        told = self._transport.exchange(pack_outcome(outcome), end if outcome is None else time.monotonic())
-        if outcome := outcome or given_up(told):
-            self._break(outcome, error)
-        return [known[rank]["value"] for rank in range(self.size)]
-
-    def _break(self, outcome: GpuInteropError, cause: BaseException | None = None) -> NoReturn:
-        self._broken = copy.copy(outcome)
-        raise outcome from cause
-
-    def _make(self, step: str, make: Callable[[], T]) -> T:
-        """Do a step, and return what this rank has made, of which the others hear nothing."""
-        made: list[T] = []
-        self._do(step, lambda: made.append(make()))
-        return made[0]
-
-    def _agree(self, step: str, votes: Sequence[Sequence[Any]], *same: tuple[str, str]) -> list[Sequence[Any]]:
-        """The columns of the votes. The first ones, of which `same` has the argument and what it is, have one value.
-
-        All ranks have the same votes, so they all find out alike where a value differs.
-        """
-        columns: list[Sequence[Any]] = list(zip(*votes, strict=True))
-        for (argument, what), values in zip(same, columns, strict=False):
-            if any(value != values[0] for value in values):
-                self._break(disagreement(step, argument, what, dict(enumerate(values))))
-        return columns
-
-    def _refuse(self, step: str, error: GpuInteropError) -> NoReturn:
-        """Fail for a reason that every rank sees by itself, so that there is nothing to vote on."""
-        self._break(at(error, step))
+            yield votes
+        except Exception as error:
+            failure = error
+        message = packed(step, self.timeout, votes[0] if votes else {}, failure)
+        try:
+            votes[:] = heard(step, self._transport.all_gather(message, self.timeout))
+            same(votes, *alike)
+        except GpuInteropError as error:
+            outcome = error if hasattr(error, "step") else placed(error, step)
+            self._broken = copy.copy(outcome)
+            raise outcome from failure
+        self._broken = None
 
     # -- handles -------------------------------------------------------------------------------------------------
 
@@ -236,22 +187,22 @@ class Team(NoCopy):
         ...     with device.import_memory(shared, size=65536) as memory:
         ...         buffer = memory.map_buffer()
         """
-        call = "share_handle"
-
-        def check() -> list[int]:
-            check_sendable(expect, "expect")
-            check_int(root, "root", minimum=0, maximum=self.size - 1)
-            if (handle is None) == (self.rank == root):
-                raise InvalidArgumentError(
-                    "handle", f"expected one from the root, rank {root}, alone, got {handle!r} on rank {self.rank}."
-                )
-            if handle is not None and type(handle) is not expect:
-                raise ArgumentTypeError("handle", f"expected {expect.__name__}, got {type(handle).__name__}.")
-            return [int(root)]
-
-        step = f"{call}: arguments"
-        self._agree(step, self._do(step, check), ("root", "roots"))
-        return self._distribute(call, handle, expect, [root])[0]
+        with ExitStack() as undo, ExitStack() as scope:
+            with self._part("share_handle: offer", "root", "handle") as offers:
+                check_sendable(expect, "expect")
+                check_int(root, "root", minimum=0, maximum=self.size - 1)
+                if (handle is None) == (self.rank == root):
+                    raise InvalidArgumentError(
+                        "handle", f"expected one from the root, rank {root}, alone, got {handle!r} on rank {self.rank}."
+                    )
+                if handle is not None and type(handle) is not expect:
+                    raise ArgumentTypeError("handle", f"expected {expect.__name__}, got {type(handle).__name__}.")
+                delivery = Delivery(handle, expect, scope)
+                offers.append({"root": root, **delivery.offer})
+            with self._part("share_handle: outcome"):
+                (shared,) = delivery.take(offers, [root], self.timeout / 2, undo)
+            undo.pop_all()  # the caller's now
+        return shared  # type: ignore[no-any-return]
 
     def gather_handles(self, handle: H) -> list[H]:
         """Give each rank's handle to all; they must be of one type.
@@ -267,52 +218,14 @@ class Team(NoCopy):
         ...     for each in gi.exchange.Team(transport).gather_handles(handle):
         ...         each.close()
         """
-        return self._distribute("gather_handles", handle, type(handle), range(self.size))
-
-    def _distribute(self, call: str, handle: Handle | None, expect: type[H], senders: Sequence[int]) -> list[H]:
-        """The handles of `senders`, in their order."""
-        step = f"{call}: address"
-        others = [rank for rank in senders if rank != self.rank]
-        received: dict[int, Any] = {}
-        with ExitStack() as scope, ExitStack() as undo:
-            inbox: list[Inbox] = []
-
-            def offer() -> list[str]:
-                """The type, the host, and the inbox; or a fabric handle's bytes, which go as they are."""
-                check_sendable(expect, "handle")
-                if issubclass(expect, FdHandle):
-                    inbox.append(scope.enter_context(Inbox()))
-                    return [expect.type_name, host(), inbox[0].name]
-                return [expect.type_name, "", handle.data.hex() if isinstance(handle, FabricHandle) else ""]
-
-            _, hosts, offers = self._agree(step, self._do(step, offer), ("handle", "types"))
-            if len(set(hosts)) > 1:
-                problem = (
-                    "handle: file descriptors do not go from one host or network namespace to another: "
-                    f"{listed(dict(enumerate(hosts)))}; FabricHandle does, where the hosts have one NVLink domain."
-                )
-                self._refuse(step, HandleError(problem))
-
-            def send() -> None:
-                if handle is not None:
-                    deadline = time.monotonic() + self.timeout / 2
-                    for rank in range(self.size):
-                        if rank != self.rank:
-                            post(handle, offers[rank], self.rank, rank, deadline)
-
-            def take() -> None:
-                if isinstance(handle, FdHandle | FabricHandle):
-                    received[self.rank] = undo.enter_context(handle.duplicate())
-                if inbox:
-                    received.update(inbox[0].take(others, expect, undo))
-                else:
-                    received.update((rank, FabricHandle(bytes.fromhex(offers[rank]))) for rank in others)
-
-            if inbox:
-                self._do(f"{call}: send", send)
-            self._do(f"{call}: receive", take)
-            undo.pop_all()  # the caller's now
-        return [received[rank] for rank in senders]
+        with ExitStack() as undo, ExitStack() as scope:
+            with self._part("gather_handles: offer", "handle") as offers:
+                delivery = Delivery(handle, type(handle), scope)
+                offers.append(delivery.offer)
+            with self._part("gather_handles: outcome"):
+                handles = delivery.take(offers, range(self.size), self.timeout / 2, undo)
+            undo.pop_all()
+        return handles
 
     # -- multicast -----------------------------------------------------------------------------------------------
 
@@ -356,48 +269,33 @@ class Team(NoCopy):
         ...         mapping.close()
         4194304
         """
-        self._check_devices("create_multicast", device, size, handle_type)
-        with ExitStack() as undo, ExitStack() as handles:
-
-            def create() -> MulticastObject | None:
+        with ExitStack() as undo, ExitStack() as scope:
+            with self._part("create_multicast: offer", "size", "handle") as offers:
+                check_type(device, Device, "device", "a Device")
+                check_sendable(handle_type, "handle_type")
+                device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
+                handle = None
+                if self.rank == 0:  # its object stays open at least until the outcome, when all have imported it
+                    multicast = undo.enter_context(
+                        create_multicast(self.size, size, [handle_type], device=device, label=label)
+                    )
+                    handle = scope.enter_context(multicast.export(handle_type))
+                delivery = Delivery(handle, handle_type, scope)
+                mark = device.identity.uuid or device.identity.luid or b""
+                offers.append({"size": size, "device": mark.hex(), **delivery.offer})
+            with self._part("create_multicast: outcome"):
+                marks = [offer["device"] for offer in offers]
+                if any(mark and marks.count(mark) > 1 for mark in marks):
+                    problem = f"expected another device from each rank, got {listed(marks)}."
+                    raise blamed(InvalidArgumentError("device", problem))
+                (handle,) = delivery.take(offers, [0], self.timeout / 2, scope)
                 if self.rank != 0:
-                    return None
-                return undo.enter_context(create_multicast(self.size, size, [handle_type], device=device, label=label))
-
-            def export() -> AllocationHandle | None:
-                return None if first is None else handles.enter_context(first.export(handle_type))
-
-            def load() -> MulticastObject:
-                return first or undo.enter_context(
-                    import_multicast(handle, self.size, size, device=device, label=label)
-                )
-
-            first = self._make("create_multicast: create", create)
-            own = self._make("create_multicast: export", export)
-            handle = handles.enter_context(self._distribute("create_multicast", own, handle_type, [0])[0])
-            # Rank 0 keeps its object open at least until this vote, when all have imported it.
-            multicast = self._make("create_multicast: import", load)
-            self._do("create_multicast: add device", lambda: multicast.add_device(device))
+                    multicast = undo.enter_context(
+                        import_multicast(handle, self.size, size, device=device, label=label)
+                    )
+                multicast.add_device(device)
             undo.pop_all()
         return multicast
-
-    def _check_devices(self, call: str, device: Device, size: int, handle_type: type[AllocationHandle]) -> None:
-        """The ranks agree on the arguments of a multicast object, and each has a device of its own."""
-
-        def check() -> list[Any]:
-            check_type(device, Device, "device", "a Device")
-            check_sendable(handle_type, "handle_type")
-            device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
-            mark = device.identity.uuid or device.identity.luid
-            return [int(size), handle_type.type_name, mark.hex() if mark else None]
-
-        step = f"{call}: arguments"
-        _, _, devices = self._agree(step, self._do(step, check), ("size", "sizes"), ("handle_type", "types"))
-        marks = {rank: mark for rank, mark in enumerate(devices) if mark}
-        if len(set(marks.values())) < len(marks):
-            self._refuse(
-                step, InvalidArgumentError("device", f"expected another device from each rank, got {listed(marks)}.")
-            )
 
     def bind_memory(
         self,
@@ -410,9 +308,8 @@ class Team(NoCopy):
     ) -> MulticastBinding:
         """Bind memory of this rank's device, on all ranks or on none: `MulticastObject.bind_memory`.
 
-        Every rank binds the same bytes of the object. The votes find out first that all devices were added. A driver
-        that is not ready yet (``CUDA_ERROR_SYSTEM_NOT_READY``) is asked again, by all ranks together, five times at
-        most.
+        Every rank binds the same bytes of the object. The ranks find out first that all devices were added. A driver
+        that is not ready yet (``CUDA_ERROR_SYSTEM_NOT_READY``) is asked five times at most.
 
         Parameters
         ----------
@@ -425,16 +322,17 @@ class Team(NoCopy):
         ------
         InvalidArgumentError
             Not all devices were added; or the ranks' objects or bytes differ, or a rank's arguments are wrong.
-        ResourceBusyError
-            A driver was not ready, and a rank's pending work did not let it unbind within half the time-out.
         DriverError, PeerError
             A driver refused, or a rank has died.
         """
-        return self._bind(
-            "bind_memory",
-            multicast,
-            lambda: multicast.bind_memory(allocation, offset, start=start, size=size, assume_all_added=True),
+
+        def bind() -> MulticastBinding:
+            return multicast.bind_memory(allocation, offset, start=start, size=size, assume_all_added=True)
+
+        binding: MulticastBinding = self._when_complete(
+            "bind_memory", multicast, lambda: _patiently(bind), "offset", "size"
         )
+        return binding
 
     def bind_address(
         self, multicast: MulticastObject, device: Device, address: int | Buffer, size: int, offset: int = 0
@@ -443,76 +341,42 @@ class Team(NoCopy):
 
         The rest is as in `bind_memory`.
         """
-        return self._bind(
-            "bind_address",
-            multicast,
-            lambda: multicast.bind_address(device, address, size, offset, assume_all_added=True),
+
+        def bind() -> MulticastBinding:
+            return multicast.bind_address(device, address, size, offset, assume_all_added=True)
+
+        binding: MulticastBinding = self._when_complete(
+            "bind_address", multicast, lambda: _patiently(bind), "offset", "size"
         )
-
-    def _ready(self, call: str, multicast: MulticastObject) -> None:
-        """All devices were added, so that no driver will block: those of all ranks together are the whole team."""
-
-        def look() -> list[int]:
-            check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
-            multicast._check_open()
-            return [multicast.size, multicast.device_count, len(multicast.devices)]
-
-        step = f"{call}: ready"
-        same = ("multicast", "sizes of their objects"), ("multicast", "numbers of devices in their objects")
-        _, counts, added = self._agree(step, self._do(step, look), *same)
-        if sum(added) != counts[0]:
-            problem = (
-                f"expected all {counts[0]} devices of the object to be added, else the driver would block, got "
-                f"{listed(dict(enumerate(added)))}; Team.create_multicast() adds all."
-            )
-            self._refuse(step, InvalidArgumentError("multicast", problem))
-
-    def _bind(self, call: str, multicast: MulticastObject, bind: Callable[[], MulticastBinding]) -> MulticastBinding:
-        self._ready(call, multicast)
-        for pause in _PAUSES_S:
-            if binding := self._try(call, bind, last=False):
-                return binding
-            time.sleep(pause)
-        binding = self._try(call, bind, last=True)
-        assert binding is not None  # else `_try` has raised
         return binding
 
-    def _try(self, call: str, bind: Callable[[], MulticastBinding], *, last: bool) -> MulticastBinding | None:
-        """Bind on all ranks; None, and bound on none, where a driver is not ready yet."""
-        bound: list[MulticastBinding] = []
+    def _when_complete(self, call: str, multicast: MulticastObject, make: Callable[[], Any], *alike: str) -> Any:
+        """Go into a driver, which does not block once the devices that the ranks have added are the whole team."""
         with ExitStack() as undo:
-
-            def once() -> list[int] | None:
-                try:
-                    bound.append(undo.enter_context(bind()))
-                except DriverError as error:
-                    if last or not error.symbol.endswith("SYSTEM_NOT_READY"):
-                        raise
-                    return None
-                return [bound[0].offset, bound[0].size]
-
-            def unbind() -> None:
-                for binding in bound:
-                    binding.close(timeout=self.timeout / 2)  # pending work may hold it up
-
-            step = f"{call}: bind"
-            ranges = self._do(step, once)
-            if None in ranges:
-                self._do(f"{call}: unbind", unbind)
-                return None
-            self._agree(step, ranges, ("offset", "offsets"), ("size", "sizes"))
+            with self._part(f"{call}: offer", "multicast") as offers:
+                check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
+                multicast._check_open()
+                what = f"{multicast.size} bytes for {multicast.device_count} devices"
+                offers.append({"multicast": what, "added": len(multicast.devices)})
+            with self._part(f"{call}: outcome", *alike) as outcomes:
+                added = [offer["added"] for offer in offers]
+                if sum(added) != multicast.device_count:
+                    problem = (
+                        f"expected all {multicast.device_count} devices of the object to be added, else the driver "
+                        f"would block, got {listed(added)}; Team.create_multicast() adds all."
+                    )
+                    raise blamed(InvalidArgumentError("multicast", problem))
+                made = undo.enter_context(make())
+                outcomes.append({name: getattr(made, name) for name in alike})
             undo.pop_all()
-        return bound[0]
+        return made
 
     def map(self, multicast: MulticastObject) -> MulticastMapping:
         """Map a multicast object for this rank's device, on all ranks or on none: `MulticastObject.map`.
 
-        The votes find out first that all devices were added.
+        The ranks find out first that all devices were added.
         """
-        self._ready("map", multicast)
-        with ExitStack() as undo:
-            mapping = self._make("map", lambda: undo.enter_context(multicast.map(assume_all_added=True)))
-            undo.pop_all()
+        mapping: MulticastMapping = self._when_complete("map", multicast, lambda: multicast.map(assume_all_added=True))
         return mapping
 
     def gather_allocations(self, allocation: Allocation) -> list[Allocation]:
@@ -540,27 +404,32 @@ class Team(NoCopy):
         ...     everyones[transport.rank] is mine
         True
         """
-        call = "gather_allocations"
-        exported: list[AllocationHandle] = []
-        with ExitStack() as undo, ExitStack() as handles:
-
-            def export() -> int:
+        with ExitStack() as undo, ExitStack() as scope:
+            with self._part("gather_allocations: offer", "handle") as offers:
                 check_type(allocation, Allocation, "allocation", "an Allocation")
-                exported.append(handles.enter_context(allocation.export()))
-                return allocation.size
-
-            def load(rank: int) -> Allocation:
-                if rank == self.rank:
-                    return allocation
-                return undo.enter_context(allocation.device.import_allocation(everyones[rank], sizes[rank]))
-
-            sizes = self._do(f"{call}: export", export)
-            everyones = self._distribute(call, exported[0], type(exported[0]), range(self.size))
-            for handle in everyones:
-                handles.enter_context(handle)
-            gathered = self._make(f"{call}: import", lambda: [load(rank) for rank in range(self.size)])
+                handle = scope.enter_context(allocation.export())
+                delivery = Delivery(handle, type(handle), scope)
+                offers.append({"bytes": allocation.size, **delivery.offer})
+            with self._part("gather_allocations: outcome"):
+                handles = delivery.take(offers, range(self.size), self.timeout / 2, scope)
+                gathered = [allocation] * self.size
+                for rank in set(range(self.size)) - {self.rank}:
+                    load = allocation.device.import_allocation(handles[rank], offers[rank]["bytes"])
+                    gathered[rank] = undo.enter_context(load)
             undo.pop_all()
         return gathered
+
+
+def _patiently(bind: Callable[[], MulticastBinding]) -> MulticastBinding:
+    """Bind; ask a driver again that is not ready yet."""
+    for pause in _PAUSES_S:
+        try:
+            return bind()
+        except DriverError as error:
+            if not error.symbol.endswith("SYSTEM_NOT_READY"):
+                raise
+        time.sleep(pause)
+    return bind()
 
 
 def _check_step(argument: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """Find the examples in the library's docstrings, and run them.
 
 ``python -m tests.manual.examples cuda`` runs those on CUDA: on the simulated driver, which the process must find by its
-usual name. ``torch`` in its place runs those with torch.
+usual name. ``torch`` or ``mpi4py`` in its place runs those with that.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpuinterop.testing.missing_vulkan import give_up
 from .names import common, graphics
 
 LIBRARY: Final = Path(gi.__file__).parent
-MARKS: Final = {"cuda": "On CUDA (here a simulated driver):", "torch": "With torch:"}
+MARKS: Final = {"cuda": "On CUDA (here a simulated driver):", "torch": "With torch:", "mpi4py": "With mpi4py:"}
 """The lines in a docstring whose examples a process of their own runs."""
 GRAPHICS: Final = {"instance", "physical_device", "vk_device", "queue", "vk", "record", "submit"}
 EXCERPT: Final = re.compile(r"^( *)From ``(\S+)``::\n\n((?:\1    .*\n|\n)+)", re.MULTILINE)
@@ -58,7 +58,7 @@ class Docstring:
 
     @property
     def mode(self) -> str:
-        """``host``, or another process's: ``cuda``, ``torch``."""
+        """``host``, or another process's: ``cuda``, ``torch``, ``mpi4py``."""
         return next((mode for mode, mark in MARKS.items() if mark in self.text), "host")
 
 

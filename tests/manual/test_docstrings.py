@@ -88,15 +88,16 @@ def test_on_cuda() -> None:
     _child("cuda", len(expected), **simulated.environment("cuda", {"GPUINTEROP_SIM_DEVICES": "2"}))
 
 
-def test_with_torch() -> None:
-    """``make test-exchange`` installs torch apart from the environment of the tests."""
+@pytest.mark.parametrize("library", ["torch", "mpi4py"])
+def test_with(library: str) -> None:
+    """``make test-exchange`` installs it apart from the environment of the tests."""
     prefix = os.environ.get("GPUINTEROP_TEST_EXCHANGE")
     variables = {"base": prefix, "platbase": prefix} if prefix else {}
     place = sysconfig.get_path("platlib", sysconfig.get_preferred_scheme("prefix"), vars=variables)
-    if PathFinder.find_spec("torch", [place]) is None:
-        pytest.skip("torch is not there: make test-exchange installs it")
-    expected = [name for name, one in SHOWN.items() if one.mode == "torch"]
-    _child("torch", len(expected), GPUINTEROP_BACKEND="host", PYTHONPATH=place)
+    if PathFinder.find_spec(library, [place]) is None:
+        pytest.skip(f"{library} is not there: make test-exchange installs it")
+    expected = [name for name, one in SHOWN.items() if one.mode == library]
+    _child(library, len(expected), GPUINTEROP_BACKEND="host", PYTHONPATH=place, LD_LIBRARY_PATH=f"{prefix}/lib")
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -1,7 +1,8 @@
 """The ranks of test_exchange.py: four processes on the simulated driver, of which one kills itself where it is told.
 
 ``exchange_program.py FOLDER TRANSPORT SCENARIOS``: SCENARIOS is a JSON list. The process loads everything once, and
-forks the four ranks of one scenario after the other. Each rank that lives writes ``FOLDER/SCENARIO/RANK.json``.
+forks the four ranks of one scenario after the other; over MPI it is one of four that mpiexec has started. Each rank
+that lives writes ``FOLDER/SCENARIO/RANK.json``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuinterop as gi
-from gpuinterop.exchange import SocketTransport, Team, TorchTransport, Transport, delivery, team
+from gpuinterop.exchange import MpiTransport, SocketTransport, Team, TorchTransport, Transport, delivery
 from gpuinterop.handles import AllocationHandle
 from gpuinterop.testing.simulated import assert_simulated
 from tests.simulated.driver import STAY, Simulator
@@ -37,6 +38,17 @@ def main() -> None:
     for name in (DRIVER, "gpuinterop_cuda.backend", "numpy", *(["torch.distributed"] if kind == "torch" else [])):
         importlib.import_module(name)
     gc.freeze()  # else each rank's collection goes through all that was loaded, and copies it
+    if kind == "mpi":  # in a child, because MPI's launcher ends all ranks when it sees one die
+        (scenario,) = scenarios
+        if child := os.fork():
+            signal.alarm(int(LIMIT))
+            os.waitpid(child, 0)
+            wait_for(
+                Path(folder, scenario["name"]), *(f"{rank}.json" for rank in {*range(SIZE)} - {scenario.get("victim")})
+            )
+        else:
+            one(Path(folder), scenario, MpiTransport)
+        os._exit(0)  # MPI_Finalize would wait for the dead
     for scenario in scenarios:
         ranks = [forked(Path(folder), kind, scenario, rank) for rank in range(SIZE)]
         for rank in ranks:
@@ -48,13 +60,11 @@ def forked(folder: Path, kind: str, scenario: dict[str, Any], rank: int) -> int:
     child = os.fork()
     if child:
         return child
-    place = folder / scenario["name"]
-    place.mkdir(exist_ok=True)
     status = 1
     try:
         if "channels" in scenario:
             with_fabric(scenario["channels"][rank])
-        life(place, scenario, lambda: connect(place, kind, rank))
+        one(folder, scenario, lambda: connect(folder / scenario["name"], kind, rank))
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -62,6 +72,12 @@ def forked(folder: Path, kind: str, scenario: dict[str, Any], rank: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def one(folder: Path, scenario: dict[str, Any], connect: Callable[[], Transport]) -> None:
+    place = folder / scenario["name"]
+    place.mkdir(exist_ok=True)
+    life(place, scenario, connect)
 
 
 def with_fabric(channel: str) -> None:
@@ -88,7 +104,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
     killer.daemon = True
     killer.start()
     if "plain" in scenario:
-        write(place, *with_torch(connect))
+        write(place, *alone(connect))
         return
     assert_simulated()
     simulator = Simulator.attach()
@@ -97,7 +113,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
     device = gi.get_backend("cuda").devices()[ours.rank]
     device.synchronize()
     before, files = kept(simulator), descriptors()
-    rounds, waits = arm(scenario, transport, simulator)
+    counted = arm(scenario, transport, simulator)
     result: dict[str, Any] = {"error": None}
     made: list[gi.MulticastObject] = []
     with contextlib.ExitStack() as own:
@@ -119,8 +135,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
         one.drain()
     after = kept(simulator)
     result |= {
-        "rounds": rounds[0],
-        "longest": max(waits),
+        "gathers": counted[0],
         "left": {kind: after[kind] - before[kind] for kind in before if after[kind] != before[kind]},
         "files": sorted(descriptors() - files),
         "violations": simulator.violations(),
@@ -214,8 +229,7 @@ def carried(transport: Transport) -> list[bool]:
         return bytes([rank + 1]) * size * (rank + 1)
 
     return [
-        transport.exchange(payload(transport.rank, size), time.monotonic() + LIMIT)
-        == [payload(rank, size) for rank in range(SIZE)]
+        transport.all_gather(payload(transport.rank, size), LIMIT) == [payload(rank, size) for rank in range(SIZE)]
         for size in (1, 0, 70_000, 1_000_000, 0, 7)
     ]
 
@@ -228,7 +242,10 @@ def refusal(make: Callable[[], object]) -> str:
     return "none"
 
 
-def with_torch(connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+def alone(connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
+    if "torch" not in sys.modules:
+        transport = connect()
+        return transport.rank, {"carried": carried(transport), "refusals": [refusal(lambda: MpiTransport(7))]}
     import torch.distributed
 
     refusals = [refusal(TorchTransport)]
@@ -245,26 +262,25 @@ def with_torch(connect: Callable[[], Transport]) -> tuple[int, dict[str, Any]]:
 # -- where it dies, or fails -------------------------------------------------------------------------------------------
 
 
-def arm(scenario: dict[str, Any], transport: Transport, simulator: Simulator) -> tuple[list[int], list[float]]:
-    """Wrap what the scenario is about; returns the count of rounds, and for how long each may wait: both go on."""
-    rounds, waits = [0], [0.0]
-    exchange = transport.exchange
+def arm(scenario: dict[str, Any], transport: Transport, simulator: Simulator) -> list[int]:
+    """Wrap what the scenario is about; returns the count of all-gathers, which goes on."""
+    count = [0]
+    all_gather = transport.all_gather
     mine = scenario.get("victim") == transport.rank
 
-    def counted(payload: bytes, deadline: float) -> list[bytes | None]:
-        rounds[0] += 1
-        waits.append(deadline - time.monotonic())
-        if mine and scenario.get("round") == rounds[0]:
+    def counted(payload: bytes, timeout: float) -> list[bytes]:
+        count[0] += 1
+        if mine and scenario.get("gather") == count[0]:
             die()
-        return exchange(payload, deadline)
+        return all_gather(payload, timeout)
 
-    transport.exchange = counted  # type: ignore[method-assign]
+    transport.all_gather = counted  # type: ignore[method-assign]
     if mine and "call" in scenario:
         wrap(scenario["call"], scenario["when"])
     for fault in scenario.get("faults", ()):
         if fault["rank"] == transport.rank:
             simulator.fail(fault["call"], code=fault["code"], nth=fault["nth"], every=fault["every"])
-    return rounds, waits
+    return count
 
 
 def die() -> None:
@@ -273,7 +289,7 @@ def die() -> None:
 
 def wrap(call: str, when: str) -> None:
     """Die before or after a call of the backend, or of the delivery of handles."""
-    owners: dict[str, Any] = {"post": team, "take": delivery.Inbox, "map": gi.MulticastObject}
+    owners: dict[str, Any] = {"take": delivery.Delivery, "map": gi.MulticastObject}
     owner = owners.get(call, type(gi.get_backend("cuda").devices()[0].driver))
     real = getattr(owner, call)
 
