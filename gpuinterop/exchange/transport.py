@@ -168,7 +168,7 @@ class SocketTransport(Transport):
             while len(self._links) < self.size - 1:
                 listener.settimeout(_left(deadline))
                 connection = system.opened("accept", listener.accept)[0]
-                with contextlib.suppress(EOFError, OSError, ValueError):  # one that is no rank, or has gone again
+                with contextlib.suppress(EOFError, OSError, TypeError, ValueError):  # no rank, or one that has gone
                     link = scope.enter_context(_link(connection))
                     _await(link, deadline)
                     *theirs, rank = json.loads(link.recv_bytes(_LONGEST_HELLO))

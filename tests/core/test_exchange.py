@@ -398,6 +398,24 @@ def test_a_rank_that_hangs_and_then_comes(place: str, victim: int) -> None:
     same(ranks.end(), gi.PeerError, f"^step 'second': rank {victim}: gone, or no answer within 4 s")
 
 
+def test_the_first_that_gives_up_speaks_for_all(place: str) -> None:
+    """Rank 0 would wait longer, and tells the other all the same which rank is missing."""
+    over = multiprocessing.get_context("fork").Semaphore(0)
+
+    def body(rank: int) -> Any:
+        with SocketTransport(place, rank, 3, timeout=LIMIT) as transport:
+            if rank == 2:
+                return [over.acquire(timeout=LIMIT) for _ in range(2)]
+            try:
+                return transport.all_gather(b"", 4.0 if rank else 4 * LIMIT)
+            finally:
+                over.release()
+
+    *errors, last = Ranks(3, body).end()
+    assert last == [True, True]
+    same(errors, gi.PeerError, "^rank 2: gone, or no answer")
+
+
 # -- sockets -----------------------------------------------------------------------------------------------------------
 
 
