@@ -64,8 +64,8 @@ def blamed(error: GpuInteropError, rank: int | None = None) -> GpuInteropError:
 
 def placed(error: GpuInteropError, step: str, rank: int | None = None) -> GpuInteropError:
     """The error with where it came from, in its text and as ``.rank`` and ``.step``."""
-    where = f"step {step!r}" if hasattr(error, "rank") else f"rank {rank}, step {step!r}"
-    error.args = (f"{where}: {error}",)
+    blame = "" if rank is None or hasattr(error, "rank") else f"rank {rank}, "
+    error.args = (f"{blame}step {step!r}: {error}",)
     error.__dict__.setdefault("rank", rank)
     error.__dict__["step"] = step
     return error

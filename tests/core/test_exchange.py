@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exchange import SocketTransport, Team, delivery
+from gpuinterop.exchange import SocketTransport, Team, Transport, delivery
 from tests.programs import printed
 
 from .fake import FakeMulticast, fake_team
@@ -301,6 +301,22 @@ def test_arguments(place: str, arguments: dict[str, Any], match: str) -> None:
         transport.rank = 2
         with pytest.raises(gi.InvalidArgumentError, match="rank 2 of 1"):
             Team(transport)
+
+
+def test_a_transport_of_ones_own() -> None:
+    """Its error is the step's, and it is not used again."""
+
+    class Lost(Transport):
+        rank, size = 0, 2
+
+        def all_gather(self, payload: bytes, timeout: float) -> list[bytes]:
+            raise gi.PeerError("the line is cut.")
+
+    team = Team(Lost())
+    for _ in range(2):
+        with pytest.raises(gi.PeerError, match=r"^step 'x': the line is cut\.$") as caught:
+            team.vote("x")
+        assert vars(caught.value) == {"rank": None, "step": "x"}
 
 
 def test_importing_it_imports_nothing_else() -> None:
