@@ -13,6 +13,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -587,6 +588,18 @@ def test_another_user(place: str, victim: int) -> None:
     assert isinstance(first, gi.PeerError)
     assert isinstance(second, gi.PeerError)
     assert ("another user" if victim else "did not come") in str(second)
+
+
+def test_a_handle_is_not_given_to_another_user(place: str) -> None:
+    """It is a thread that gives it."""
+
+    def body(team: Team) -> None:
+        user, main = os.geteuid(), threading.get_ident()
+        if team.rank == 1:
+            os.geteuid = lambda: user + (threading.get_ident() != main)
+        gather(team)
+
+    same(teams(2, place, body), gi.PeerError, "^step .*: rank 1 gives no handle: ")
 
 
 # -- handles -----------------------------------------------------------------------------------------------------------
