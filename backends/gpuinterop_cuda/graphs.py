@@ -123,6 +123,8 @@ class Graphs(NativeBackend, GraphBackend):
         driver, native = self._driver, int(graph)
         count, kind = ctypes.c_size_t(), ctypes.c_int()
         driver.call("GraphGetNodes", native, None, ctypes.byref(count))
+        if not count.value:  # the driver refuses an array of none
+            return []
         nodes = (ctypes.c_size_t * count.value)()
         driver.call("GraphGetNodes", native, nodes, ctypes.byref(count))
         result = []

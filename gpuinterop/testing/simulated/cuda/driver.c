@@ -1021,6 +1021,7 @@ static result graph_nodes(handle graph, handle *nodes, size_t *count) {
         *count = found->nodes.count;
         return SUCCESS;
     }
+    NEED(*count);
     for (size_t i = 0; i < *count; i++) nodes[i] = i < found->nodes.count ? found->nodes.node[i]->object.id : 0;
     if (*count > found->nodes.count) *count = found->nodes.count;
     return SUCCESS;
