@@ -997,6 +997,15 @@ static result graph_instantiate(handle *executable, handle graph, uint64_t flags
     return instantiate(executable, graph, flags);
 }
 
+/* By its first name the driver still finds the function of CUDA 11.0. */
+static result graph_instantiate_11(handle *executable, handle graph, handle *error_node, char *log, size_t size) {
+    ENTER(cuGraphInstantiate);
+    NEED(size < 65536);
+    if (error_node) *error_node = 0;
+    if (size) *log = 0;
+    return instantiate(executable, graph, 0);
+}
+
 static result graph_launch(handle executable, handle which) {
     ENTER(cuGraphLaunch);
     NEED_STREAM(which);
@@ -1204,6 +1213,7 @@ static const struct {
     {"cuStreamWaitValue64", 11070, wait64},
     {"cuGraphDestroy", 10000, graph_destroy},
     {"cuGraphInstantiateWithFlags", 11040, graph_instantiate},
+    {"cuGraphInstantiate", 11000, graph_instantiate_11},
     {"cuGraphLaunch", 10000, graph_launch},
     {"cuGraphExecDestroy", 10000, executable_destroy},
     {"cuGraphGetNodes", 10000, graph_nodes},
