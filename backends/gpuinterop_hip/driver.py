@@ -68,7 +68,10 @@ class Driver(NativeDriver):
         self._other_runtimes: tuple[str, ...] = ()
 
     def find(self, name: str) -> Callable[..., int]:
-        return getattr(self.library, name)  # type: ignore[no-any-return]
+        try:
+            return getattr(self.library, name)  # type: ignore[no-any-return]
+        except AttributeError:
+            raise BackendUnavailableError(f"the HIP runtime has no {name}.", fix="Install a newer ROCm.") from None
 
     def describe(self, code: int) -> tuple[str, str]:
         symbol, text = (getattr(self.library, f"hipGetError{what}")(code).decode() for what in ("Name", "String"))

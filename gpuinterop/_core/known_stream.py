@@ -651,7 +651,7 @@ def _intern(
         revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
-            if wrapper.naming[2] or not stream.naming[2]:
+            if wrapper.naming[2] or not (stream.naming[2] and Standing.CHILD in stream.standing.copy().values()):
                 stream.naming = wrapper.naming
         wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
         wrapper.parents = (stream,)

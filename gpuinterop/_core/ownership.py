@@ -1,4 +1,4 @@
-"""Lend a handle to a driver, and settle afterwards who owns the descriptor.
+"""Give a duplicate of a handle to a driver, and settle afterwards who owns the descriptor.
 
 CUDA closes the fd after a successful import and sometimes after a failed one; HIP never does. gpuinterop has one rule:
 success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever gets a duplicate.

@@ -65,7 +65,7 @@ class Delivery:
         listener.listen(socket.SOMAXCONN)
 
         def serve() -> None:
-            with contextlib.suppress(OSError):  # of the shutdown
+            with listener, contextlib.suppress(OSError):  # of the shutdown; or no descriptor is free, and all find out
                 while True:
                     connection = listener.accept()[0]
                     with connection, contextlib.suppress(GpuInteropError):  # who has come finds out
@@ -73,7 +73,7 @@ class Delivery:
                             ipc.send_handle(connection, handle)
 
         scope.callback(system.start_thread(serve).join, 1.0)
-        scope.callback(listener.shutdown, socket.SHUT_RDWR)
+        scope.callback(_shut, listener)
 
     def take(
         self, offers: Sequence[Vote], senders: Sequence[int], timeout: float, scope: contextlib.ExitStack
@@ -98,6 +98,11 @@ class Delivery:
                 except OSError as error:
                     raise blamed(PeerError(f"rank {sender} gives no handle: {error}."), sender) from error
         return taken
+
+
+def _shut(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # its thread has closed it
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def _socket() -> socket.socket:

@@ -46,7 +46,8 @@ class EngineTransport(Transport):
         words = self._words()
         missing = next(filter(None, words.values()), [rank for rank in range(self.size) if rank not in words])
         if not missing:
-            raise PeerError(f"the all-gather has failed, though all ranks answer: {problem}.") from problem
+            why = problem or "a rank gave up"
+            raise PeerError(f"the all-gather has failed, though all ranks answer: {why}.") from problem
         self._say(missing)
         _until(lambda: all(self._words().values()), end)  # the others may hear through this process
         raise silent(missing, timeout) from problem
@@ -200,10 +201,13 @@ class MpiTransport(EngineTransport):
         self._heard: dict[int, list[int]] = {}
         self._sent: list[Any] = []
         """MPI reads a word until its receiver has it."""
+        self._pending: tuple[Any, ...] = ()
+        """MPI uses the memory of an all-gather until it is complete, also of one that was given up."""
 
     def _start(self, part: bytes, sizes: Sequence[int]) -> Callable[[], bytes | None]:
         room = bytearray(sum(sizes))
         request = self._communicator.Iallgatherv([part, self._mpi.BYTE], [room, sizes, None, self._mpi.BYTE])
+        self._pending = request, part, room, sizes
         return lambda: bytes(room) if request.Test() else None
 
     def _say(self, word: list[int]) -> None:

@@ -25,6 +25,9 @@ _VERSION: Final = 3
 
 _LONGEST_HELLO: Final = 1 << 16
 
+_HELLO_S: Final = 5.0
+"""Seconds for which rank 0 waits for a hello, while others queue."""
+
 _NOT_THERE: Final = (
     FileNotFoundError, ConnectionRefusedError, ConnectionResetError, BrokenPipeError, BlockingIOError, EOFError,
 )  # fmt: skip
@@ -151,8 +154,9 @@ class SocketTransport(Transport):
                 else:
                     self._join(scope, address, team, deadline)
             except TimeoutError:
-                missing = names(set(range(self.size)) - {self.rank, *self._links})
-                late = PeerError(f"{missing} did not come to {path!r} within {timeout:g} s.")
+                missing = names(set(range(self.size)) - {0, *self._links})
+                who = "rank 0, or a rank that it waits for," if self.rank else missing
+                late = PeerError(f"{who} did not come to {path!r} within {timeout:g} s.")
                 self._tell(late)
                 raise late from None
             except GpuInteropError:
@@ -170,7 +174,7 @@ class SocketTransport(Transport):
                 connection = system.opened("accept", listener.accept)[0]
                 with contextlib.suppress(EOFError, OSError, TypeError, ValueError):  # no rank, or one that has gone
                     link = scope.enter_context(_link(connection))
-                    _await(link, deadline)
+                    _await(link, min(deadline, time.monotonic() + _HELLO_S))
                     *theirs, rank = json.loads(link.recv_bytes(_LONGEST_HELLO))
                     problem = ""
                     if theirs != team:

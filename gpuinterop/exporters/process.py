@@ -129,7 +129,12 @@ class Wire:
         def find(name: Any) -> Any:
             return handles[name] if isinstance(name, int) else self._find(name)
 
-        return _Unpickler(body, find).load(), handles
+        try:
+            return _Unpickler(body, find).load(), handles
+        except BaseException:
+            for handle in handles:
+                handle.close()
+            raise
 
     def _exactly(self, size: int) -> bytes | None:
         data = bytearray()
@@ -502,7 +507,11 @@ class _Server:
             failed, result = True, PeerError(f"the exporter's process failed with {type(error).__name__}: {error}")
         try:
             with contextlib.suppress(OSError, PeerError):  # the parent has gone: the watch ends us
-                self._wire.send((turn, failed, result))
+                try:
+                    self._wire.send((turn, failed, result))
+                except (pickle.PicklingError, TypeError, AttributeError) as error:  # before a byte has gone out
+                    problem = f"the exporter's process has a result that cannot be sent: {error}"
+                    self._wire.send((turn, True, PeerError(problem)))
         finally:
             for handle in handles:
                 handle.close()  # does nothing to one that was taken over

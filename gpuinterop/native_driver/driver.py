@@ -120,16 +120,18 @@ class NativeDriver(ABC):
         thread's event query or free would. Pass it for calls unrelated to a capture.
         """
         mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
-        place, before, entered = byref(mode), _Place(), False
+        place = byref(mode)
+        before = None  # set before the driver is told: after an exception the driver says whether it was
         try:
             if current is not None:
-                if code := self._current(before):
+                found = _Place()
+                if code := self._current(found):
                     raise self.error("GetCurrent", code)
                 # What is current already, as where torch or CuPy runs, is left alone.
-                if (before[0] or 0) != current:
+                if (found[0] or 0) != current:
+                    before = found
                     if code := self._enter(c_void_p(current)):
                         raise self.error("MakeCurrent", code)
-                    entered = True
             try:
                 if relaxed and (code := self._exchange(place)):
                     raise self.error("ThreadExchangeStreamCaptureMode", code)
@@ -138,8 +140,10 @@ class NativeDriver(ABC):
                 if mode.value != _RELAXED and (code := self._exchange(place)):
                     self.warn(self.error("ThreadExchangeStreamCaptureMode", code))
         finally:
-            if entered and (code := self.restore(before)):
-                self.warn(self.error("RestoreCurrent", code))
+            if before is not None:
+                found = _Place()
+                if not self._current(found) and (found[0] or 0) == current and (code := self.restore(before)):
+                    self.warn(self.error("RestoreCurrent", code))
 
 
 class NativeDevice:

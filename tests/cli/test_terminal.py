@@ -1,4 +1,4 @@
-"""Every command in a terminal of 80 columns: no line is wider, and lines break at spaces only."""
+"""Every command in a terminal of 80 columns: no line is wider."""
 
 from __future__ import annotations
 

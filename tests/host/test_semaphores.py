@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import platform
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -333,6 +335,41 @@ def load_or_close(backend: HostBackend, device: Device, handle: Any) -> Any:
     except BaseException:
         os.close(fd)
         raise
+
+
+def test_a_waiter_killed_in_its_sleep_poisons(
+    backend: HostBackend,
+    create: Any,
+    export: Any,
+    start: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    """libc's broadcast may wait for the dead for ever. It is given a limit, by name, and nothing is tried again."""
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.5)
+    semaphore = create(OpaqueFd)
+    outcomes = []
+    for _ in range(4):  # a broadcast waits for those who slept before those who sleep now
+        ready = create(TimelineFd)
+        process = start(peers.sleep_on_condition, export(semaphore), export(ready))
+        assert backend.host_wait(ready, 1, LIMIT)
+        semaphore._page.mutex.run(lambda: None, LIMIT)  # the wait has given the mutex back: it sleeps
+        process.kill()
+        process.join()
+        try:
+            backend.host_signal(semaphore, 0)
+        except PeerError as error:
+            outcomes.append(str(error))
+            break
+    for _ in range(2):
+        if outcomes:
+            with pytest.raises(PeerError, match=f"^{re.escape(outcomes[0])}$"):
+                backend.host_signal(semaphore, 0)
+    assert all("killed in its wait" in text for text in outcomes)
+    if outcomes:
+        request.node.add_marker(pytest.mark.leaves("broadcast", "memfd:gpuinterop.binary"))
+    if float(platform.libc_ver()[1]) < 2.41:
+        assert outcomes
 
 
 def test_a_broadcast_that_blocks(backend: HostBackend, create: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,19 @@ def test_failure_sticks(backend: HostBackend, device: Device) -> None:
     backend.destroy_semaphore(semaphore)
 
 
+def test_foreign_exceptions_are_kept_too(backend: HostBackend, stream: Any) -> None:
+    class Odd(Exception):
+        def __init__(self, first: int, second: int) -> None:
+            super().__init__("odd")
+
+    def odd() -> None:
+        raise Odd(1, 2)
+
+    stream.submit(odd, ())
+    with pytest.raises(Odd):
+        backend.synchronize(stream)
+
+
 def test_wait_event_passes_failure_on(backend: HostBackend, device: Device, stream: Any) -> None:
     other = backend.create_stream(device)
     other.submit(fail, ())

@@ -67,7 +67,8 @@ class MemorySuite(Suite):
             first.close(timeout=LIMIT)
             assert read(second) == data[2 * PAGE : 3 * PAGE]
             second.fill(0x5B)
-            assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * PAGE
+            second.copy_from_host(b"\x11" * 13, offset=PAGE - 13)
+            assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * (PAGE - 13) + b"\x11" * 13
 
     def test_ranges_at_random(self, harness: Harness) -> None:
         """100 ranges of one import, which overlap as they like: each fill, copy and view hits its own bytes only."""
