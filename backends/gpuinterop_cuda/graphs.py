@@ -99,7 +99,7 @@ class Graphs(NativeBackend, GraphBackend):
 
     def instantiate(self, device: NativeDevice, graph: int) -> Number:
         """``cuGraphInstantiate``."""
-        return _Executable(device).create("GraphInstantiate", int(graph), ctypes.c_uint64()).number
+        return _Executable(device).create("GraphInstantiate", int(graph), 0).number
 
     def launch(self, executable: int, stream: NativeStream) -> None:
         """``cuGraphLaunch``."""

@@ -24,6 +24,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.exchange import SocketTransport, Team, Transport, delivery
+from tests.descriptors import named_fds
 from tests.programs import printed
 
 from .fake import FakeMulticast, fake_team
@@ -54,12 +55,12 @@ class Ranks:
             return child
         try:
             signal.alarm(int(LIMIT))
-            before = descriptors()
+            before = named_fds()
             try:
                 result = body(rank)
             except BaseException as error:
                 result = error
-            there.send((result, descriptors() - before))
+            there.send((result, named_fds() - before))
         finally:
             os._exit(0)
 
@@ -75,15 +76,6 @@ class Ranks:
             os.waitpid(child, 0)
             results.append(result)
         return results
-
-
-def descriptors() -> set[str]:
-    """What is open: the numbers, and what they are."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return found
 
 
 def teams(size: int, place: Any, body: Callable[[Team], Any], timeout: float = LIMIT, **more: Any) -> list[Any]:

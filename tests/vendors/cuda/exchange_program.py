@@ -25,6 +25,7 @@ import gpuinterop as gi
 from gpuinterop.exchange import MpiTransport, SocketTransport, Team, TorchTransport, Transport, delivery
 from gpuinterop.handles import AllocationHandle
 from gpuinterop.testing.simulated import assert_simulated
+from tests.descriptors import named_fds
 from tests.simulated.driver import STAY, Simulator
 
 SIZE = 4
@@ -112,7 +113,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
     ours = Team(transport, timeout=scenario["timeout"])
     device = gi.get_backend("cuda").devices()[ours.rank]
     device.synchronize()
-    before, files = kept(simulator), descriptors()
+    before, files = kept(simulator), named_fds()
     counted = arm(scenario, transport, simulator)
     result: dict[str, Any] = {"error": None}
     made: list[gi.MulticastObject] = []
@@ -137,7 +138,7 @@ def life(place: Path, scenario: dict[str, Any], connect: Callable[[], Transport]
     result |= {
         "gathers": counted[0],
         "left": {kind: after[kind] - before[kind] for kind in before if after[kind] != before[kind]},
-        "files": sorted(descriptors() - files),
+        "files": sorted(named_fds() - files),
         "violations": simulator.violations(),
         "binds": simulator.calls("cuMulticastBindMem"),
         "unbinds": simulator.calls("cuMulticastUnbind"),
@@ -157,15 +158,6 @@ def write(place: Path, rank: int, result: dict[str, Any]) -> None:
 def kept(simulator: Simulator) -> dict[str, int]:
     """What a program does not leave; a device keeps streams, with events, for later copies."""
     return {kind: count for kind, count in simulator.live().items() if kind not in {*STAY, "stream", "event"}}
-
-
-def descriptors() -> set[str]:
-    """What is open: the numbers, and what they are."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # that of the folder itself
-            found.add(f"{number} {os.readlink(f'/proc/self/fd/{number}')}")
-    return found
 
 
 def come_late(place: Path, scenario: dict[str, Any], team: Team) -> None:
