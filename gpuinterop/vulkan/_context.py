@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
@@ -291,13 +290,13 @@ class VulkanContext(NoCopy):
         context = self.lifetime
         if context.state is lifetime.DEAD:
             return
-        ends = None if limit is None else time.monotonic() + limit
+        seconds_left = system.seconds_left(limit)
         system.under(self._submitting, self._fence_queue)
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
         left: list[str] = []
         # Another thread that closes it may have put its fence behind the queue's work since.
-        if system.until(self._is_idle, None if ends is None else ends - time.monotonic()):
+        if system.until(self._is_idle, seconds_left()):
             retire(context)
         else:
             _leave(context, LIVE, "Vulkan's queue is still at work", left)

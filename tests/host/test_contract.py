@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import gpuinterop_host
 from gpuinterop import handles as h, system
 from gpuinterop.capabilities import DOMAIN, Capabilities, Operation, Support
 from gpuinterop.errors import BackendUnavailableError
 from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.formats import swiftshader
 
-PACKAGE = Path(gpuinterop_host.__file__).parent
 USABLE = {
     *((operation, h.OpaqueFd) for operation in (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER)),
     *(

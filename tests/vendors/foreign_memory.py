@@ -16,8 +16,6 @@ from .table import VENDOR
 Kind = Literal["legacy", "pool", "managed", "vmm"]
 STEP: Final = 2 << 20
 """Of virtual memory each mapping is that large, and has a handle of its own."""
-HANDLE_BYTES: Final = 64
-"""The flag that memory of another process must be opened with."""
 
 
 class Foreign:
