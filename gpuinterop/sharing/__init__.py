@@ -39,7 +39,8 @@ what to change. ``copy=True`` copies it once, into memory that can.
 
 from __future__ import annotations
 
-from .attachment import AttachedArrays, acquire, attach
+from .arrays import acquire
+from .attachment import AttachedArrays, attach
 from .offer import ArrayShare, share
 
 __all__ = ["ArrayShare", "AttachedArrays", "acquire", "attach", "share"]

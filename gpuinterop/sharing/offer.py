@@ -22,7 +22,8 @@ from .._core.stream import Stream
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, IpcMemHandle, TimelineFd
-from .attachment import Arrays, AttachedArrays, Lease, SharedMemory, driver_lock
+from .arrays import Arrays
+from .attachment import AttachedArrays, Lease, SharedMemory, driver_lock
 from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
 from .order import SLOTS, Board, Reader, Word, Writer
 from .origin import Laid, Range, describe, device_of

@@ -18,7 +18,7 @@ from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 from gpuinterop.errors import GpuInteropError, PeerError, ResourceClosedError, SemaphoreTimeoutError
-from gpuinterop.sharing import attachment, offer, order
+from gpuinterop.sharing import arrays, offer, order
 
 Steps = Generator[None, None, Any]
 Mutant = tuple[str, str]
@@ -27,7 +27,7 @@ Kernel = Callable[[], bool]
 
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._enter, order.store),
-    *(offer._Offer.left, offer._Offer._take_slot, attachment.acquire),
+    *(offer._Offer.left, offer._Offer._take_slot, arrays.acquire),
 )
 _PAGES = [order.Board.make() for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
@@ -83,7 +83,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
             text = text.replace(*mutant)
         body += ast.increment_lineno(ast.parse(text), first - 1).body
     assert mutant is None or found == 1, f"the source says {found} times: {mutant[0]}"
-    namespace = {**vars(attachment), **vars(offer), **vars(order)}
+    namespace = {**vars(arrays), **vars(offer), **vars(order)}
     namespace |= {
         "SLOTS": 2,
         "refuse_capture": lambda stream, label: None,
@@ -387,7 +387,7 @@ class Process:
 
 
 class _Arrays(SimpleNamespace):
-    """What `attachment.acquire` is given."""
+    """What `arrays.acquire` is given."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return id(self)

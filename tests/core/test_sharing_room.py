@@ -17,7 +17,7 @@ from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.interchange import CAPSULES, DLTensor, pointer_of
 from gpuinterop.handles import HandleOrigin, OriginKind
-from gpuinterop.sharing import attachment
+from gpuinterop.sharing import arrays
 from gpuinterop.sharing.descriptor import ANSWER, MOST_WORDS, Contents, parse_answer
 from gpuinterop.sharing.order import LET_GO, SLOTS, Board
 from gpuinterop.sharing.origin import describe
@@ -56,7 +56,7 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
 
 def test_several_are_acquired_in_one_order(host: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[Any]] = []
-    monkeypatch.setattr(attachment, "acquire_all", lambda turns, *_: seen.append([one for one, _ in turns]))
+    monkeypatch.setattr(arrays, "acquire_all", lambda turns, *_: seen.append([one for one, _ in turns]))
     with host.allocate(4096) as memory, gi.share(view := memory.buffer.view(4)) as one, gi.share(view) as other:
         gi.sharing.acquire([one, other])
         gi.sharing.acquire([other, one, other])
