@@ -28,6 +28,7 @@ class Yardsticks(NativeYardsticks):
         self.check(driver.cuInit(0))
         context = self.check(driver.cuDevicePrimaryCtxRetain(self.check(driver.cuDeviceGet(ordinal))))
         self.check(driver.cuCtxSetCurrent(context))
+        self._handle = driver.CUipcMemHandle()
 
     def timelines(self, fds: Sequence[int], stream: Any) -> Timelines:
         """Import timeline semaphores, which takes the file descriptors."""
@@ -36,6 +37,27 @@ class Yardsticks(NativeYardsticks):
     def memory(self, size: int) -> Memory:
         """A memory of `size` bytes, of which there is a file descriptor."""
         return Memory(self.api, size)
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory that other processes can open."""
+        return int(self.check(self.api.cuMemAlloc(nbytes)))
+
+    def export(self, block: int) -> bytes:
+        """The handle of what was allocated."""
+        return ctypes.string_at(int(self.check(self.api.cuIpcGetMemHandle(block)).getPtr()), 64)
+
+    def open(self, handle: bytes) -> int:
+        """Another process's memory."""
+        ctypes.memmove(int(self._handle.getPtr()), handle, len(handle))
+        return int(self.check(self.api.cuIpcOpenMemHandle(self._handle, 1)))  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+
+    def shut(self, block: int) -> None:
+        """Close what was opened."""
+        self.check(self.api.cuIpcCloseMemHandle(block))
+
+    def free(self, block: int) -> None:
+        """Free what was allocated."""
+        self.check(self.api.cuMemFree(block))
 
 
 class Timelines:

@@ -37,7 +37,7 @@ a simulated driver, to test without a GPU:
 _COMMANDS: Final = {
     "info": (info, "what works here, what does not, and why"),
     "demo": (demo, "a shader and a compute stream take turns on a buffer"),
-    "bench": (bench, "what calls and frames cost, beside the same by hand"),
+    "bench": (bench, "what calls, frames and sharing cost, beside the same by hand"),
     "selftest": (selftest, "the conformance suite, for a backend on this machine"),
     "selftest multicast": (multicast, "whether multicast works; on a machine that is yours"),
     "matrix": (matrix, "the reports of several machines as one table"),

@@ -95,6 +95,71 @@ def test_calls() -> None:
     }
 
 
+def test_sharing() -> None:
+    """In a process of its own: those that it starts have a tracker of their memory in common, which stays."""
+    words = [
+        part for name in ("tensors", "one array", "many arrays", "in order") for part in ("--only", f"sharing {name}")
+    ]
+    done = python("-m", "gpuinterop", "bench", "--backend", "host", "--quick", "--json", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = {one["name"]: one for one in json.loads(done.stdout)["figures"]}
+    beside = {}
+    for name, figure in figures.items():
+        assert figure["problem"] is None or " rounds, in " in figure["problem"] or not figure["times"]
+        for one in figure["times"]:
+            ours, theirs = figure["times"][0]["median"], one["median"]
+            assert one["ratio"] == (None if one is figure["times"][0] else pytest.approx(ours / theirs, abs=0.001))
+        beside[name] = contenders(figure)
+    ours = ["gpuinterop"]
+    by_name = [*ours, "shared_memory"]
+    sizes = [
+        {
+            f"attach an array of another block, {size}": by_name,
+            f"close an array of another block, {size}": by_name,
+            f"attach an array of the same block, {size}": by_name,
+            f"close an array of the same block, {size}": by_name,
+            f"allocate and share an array, {size}": by_name,
+        }
+        for size in ("2 MiB", "1 GiB")
+    ]
+    many = [
+        {
+            f"share {arrays}": ours,
+            f"attach {arrays}": by_name,
+            f"all views of {arrays}": ours,
+            f"share + attach + all views, {arrays}, each": [*ours, f"gpuinterop, {few} arrays"],
+        }
+        for few, arrays in ((25, "100 arrays in 100 blocks"), (500, "2,000 arrays in 4 blocks"))
+    ]
+    sides = [
+        {f"acquire, the {side}": ours, f"release, the {side}": ours, f"a frame of 64 KiB is {done}": by_name}
+        for side, done in (("reader", "read"), ("writer", "written"))
+    ]
+    first = {"sharing tensors of torch": [], "attach the first array between two processes, 2 MiB": by_name}
+    assert beside == {name: found for part in (first, *sizes, *many, *sides) for name, found in part.items()}
+    assert "expected torch and a GPU" in figures["sharing tensors of torch"]["problem"]
+
+
+def test_a_process_that_takes_too_long_ends_with_its_stacks() -> None:
+    program = """\
+from gpuinterop.cli.bench.clock import OURS, Times
+from gpuinterop.cli.bench.party import Party
+
+if __name__ == "__main__":
+    times = Times()
+    with Party("host") as party:
+        with times.measuring("slow"):
+            party("create", 4096, 1_000_000, seconds=0.2)
+        with times.measuring(OURS):
+            party("handles")
+    print(times.figure("create", "create").problem)
+"""
+    done = python("-c", program)
+    assert "it failed: its process ended; 'create' may take 0.2 s" in done.stdout
+    assert "party.py" in done.stderr
+    assert "in create" in done.stderr
+
+
 @pytest.mark.parametrize(("driver", "mode"), [("swiftshader", ""), ("lavapipe", ", bridged")])
 def test_frames(driver: str, mode: str, choose_driver: Callable[[str], None]) -> None:
     """A handoff may be bridged; a driver without a transfer queue is told."""

@@ -33,9 +33,42 @@ PROBLEMS = {
 NO_SEMAPHORES = dict.fromkeys(
     ("signal and wait", "batches", "threads"), "import_semaphore TimelineFd: HIP cannot import semaphores on Linux"
 )
+OURS = ["gpuinterop"]
+OPENED = [
+    "attach the first array between two processes, 2 MiB",
+    *(
+        f"{what} an array of {block} block, {size}"
+        for size in ("2 MiB", "1 GiB")
+        for block in ("another", "the same")
+        for what in ("attach", "close")
+    ),
+    *(
+        f"{what} {many}"
+        for many in ("100 arrays in 100 blocks", "2,000 arrays in 4 blocks")
+        for what in ("share", "attach")
+    ),
+]
+"""What only CUDA has by hand."""
+TURNS = [f"{what}, the {side}" for side in ("reader", "writer") for what in ("acquire", "release")]
+SHARING = {
+    **dict.fromkeys(OPENED, [*OURS, "by hand"] if VENDOR.name == "cuda" else OURS),
+    **{name: [*OURS, "by hand"] for name in TURNS},
+    "all views of 100 arrays in 100 blocks": OURS,
+    "all views of 2,000 arrays in 4 blocks": OURS,
+    "share + attach + all views, 100 arrays in 100 blocks, each": [*OURS, "gpuinterop, 25 arrays"],
+    "share + attach + all views, 2,000 arrays in 4 blocks, each": [*OURS, "gpuinterop, 500 arrays"],
+}
+NOT_SHARED = {
+    **dict.fromkeys(TURNS, "torch's IPC event: expected torch"),
+    "sharing tensors of torch": "expected torch and a GPU",
+    "sharing with vulkan": "expected a Vulkan driver of Simulated",
+}
+if VENDOR.name == "hip":
+    no_hand = [*OPENED, *(name for name in SHARING if name.startswith("all views"))]
+    NOT_SHARED |= dict.fromkeys(no_hand, "by hand: its backend has no calls by hand for this")
 IN_C = {name: [*contenders, "C"] for name, contenders in ALWAYS.items() if name.startswith("import + map")}
-TIMES = ALWAYS | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})
-REASONS = PROBLEMS | (NO_SEMAPHORES if VENDOR.name == "hip" else {})
+TIMES = ALWAYS | SHARING | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})
+REASONS = PROBLEMS | NOT_SHARED | (NO_SEMAPHORES if VENDOR.name == "hip" else {})
 
 
 def bench(simulator: Simulator, *arguments: str, **environment: str) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ... import __version__
-from ...errors import DeviceNotFoundError, InvalidArgumentError, UnsupportedError
-from ..console import cell_name, note, progress, say
-from . import calls, frames
-from .clock import OURS, Figure, Spread
+from ...errors import InvalidArgumentError
+from ..console import note, progress, say
+from . import calls, frames, sharing
+from .clock import Figure, Spread, why
 from .page import rewrite
 from .rig import Bench
 
@@ -25,7 +25,7 @@ __all__ = ["add_arguments", "command"]
 FORMAT: Final = 1
 _NAME: Final = 29
 Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Figure]]]
-_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS}
+_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **sharing.PARTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """Measure what calls and frames cost, in microseconds.
+    """Measure what calls, frames and sharing cost, in microseconds.
 
     Each figure stands beside its yardsticks, which are measured in turns with it: the same calls by the vendor's
     binding alone, with structs that are made once or anew; vkQueueSubmit alone; the same in C, where there is a
-    compiler; copies through the host. A ratio below 1 is less than
-    the yardstick. What the device cannot do is left out, with the reason. Without a GPU it measures the host backend,
-    over a software Vulkan driver if there is one.
+    compiler; copies through the host; torch's own way to other processes; multiprocessing.shared_memory. A ratio below
+    1 is less than the yardstick. What the device cannot do is left out, with the reason. Without a GPU it measures the
+    host backend, over a software Vulkan driver if there is one.
 
     The exit status is 1 if something failed that the device can do.
     """
@@ -129,12 +129,9 @@ def _measured(bench: Bench, parts: Parts) -> Iterator[Figure]:
                 for figure in measure(bench):
                     yield figure
                     progress(f"measures {name} ({number} of {len(parts)})")
-            except UnsupportedError as error:
-                yield Figure(name, problem=f"{cell_name(error.capability.cell)}: {error.capability.reason}")
-            except DeviceNotFoundError as error:
-                yield Figure(name, problem=str(error))
             except Exception as error:  # of whatever kind: what was measured before is worth more
-                yield Figure(name, problem=f"it failed: {str(error) or type(error).__name__}", failed=True)
+                problem, failed = why(error)
+                yield Figure(name, problem=problem, failed=failed)
     finally:
         progress("")
 
@@ -153,10 +150,10 @@ def _show(figure: Figure) -> None:
     for name, spread in figure.times.items():
         median, p10, p90, p99 = map(_number, (spread.median, spread.p10, spread.p90, spread.p99))
         row = f"  {name:{_NAME}}{median:>9}{p10:>9} to {p90:<9}{p99:>9}"
-        if name == OURS:
+        ratio = figure.ratio(name)
+        if ratio is None:
             say((row, ""))
         else:
-            ratio = figure.ratio(name)
             say((row, ""), (f"{ratio:>9.{2 if ratio >= 0.1 else 3}f}", "green" if ratio <= 1 else ""))
 
 
@@ -172,8 +169,7 @@ def as_dict(figure: Figure) -> dict[str, Any]:
         "judged_by": figure.judged_by,
         "problem": figure.problem or None,
         "times": [
-            {"name": name, **_spread(spread), "ratio": None if name == OURS else figure.ratio(name)}
-            for name, spread in figure.times.items()
+            {"name": name, **_spread(spread), "ratio": figure.ratio(name)} for name, spread in figure.times.items()
         ],
     }
 

@@ -84,7 +84,7 @@ def _sections(run: Mapping[str, Any]) -> Iterator[Section]:
             spread = f"{_number(one['p10'])} to {_number(one['p90'])}"
             rows.append((name, one["name"], _number(one["median"]), spread, _number(one["p99"]), ratio))
         if figure["problem"]:
-            rows.append((figure["name"], figure["problem"], "", "", "", ""))
+            rows.append(("" if figure["times"] else figure["name"], figure["problem"], "", "", "", ""))
     yield _title(run), [about, Table(("", "by", "median", "10 to 90 %", "99 %", "ratio"), rows)]
 
 

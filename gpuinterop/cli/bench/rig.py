@@ -40,6 +40,7 @@ class Bench:
     ----------
     backend : LoadedBackend
     device : Device
+    quick : bool
     stand_in : str
         The test double in place of the driver or below it; empty without one.
     by_hand : object or None
@@ -51,7 +52,7 @@ class Bench:
         self.backend = get_backend(backend)
         self.device = self.backend.device()
         self.stand_in = stand_ins.stand_in(self.backend.libraries)
-        self._quick = quick
+        self.quick = quick
         self._scope = ExitStack()
         self.by_hand: Any = next(self._yardsticks(), None)
 
@@ -68,7 +69,7 @@ class Bench:
 
     def rounds(self, wanted: int) -> int:
         """How many times to take."""
-        return max(3, wanted // 30) if self._quick else wanted
+        return max(3, wanted // 30) if self.quick else wanted
 
     @cached_property
     def in_c(self) -> Any:

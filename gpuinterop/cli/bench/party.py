@@ -1,0 +1,413 @@
+"""Another process of the bench. It shares or attaches, by this library and by other means, and takes the times.
+
+A process has torch's reductions or this library's in their place, and a driver opens memory of other processes only.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import pickle
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any, Final, Self, TypeAlias
+
+from ...errors import DeviceNotFoundError
+from ...sharing import ArrayShare, AttachedArrays, attach, share
+from .clock import OURS, NotMeasured, Times, why
+from .rig import Bench
+
+__all__ = ["BY_HAND", "BY_NAME", "FRAME", "START_S", "TORCH", "Party"]
+
+PATIENCE_S: Final = 10.0
+"""How long an answer may take. A process that takes longer prints its stacks, and ends."""
+START_S: Final = 60.0
+"""How long it may take where the process starts, or imports torch."""
+TURNS: Final = 50
+"""Calls that one time of `Work.turns` is the mean of."""
+FRAME: Final = 1 << 16
+BY_HAND, BY_NAME, TORCH = "by hand", "shared_memory", "torch"
+Calls: TypeAlias = Mapping[str, Callable[[], Any]]
+"""What is called, by figure."""
+_work: Work
+
+
+class Party:
+    """A process of its own, which does what it is asked.
+
+    Parameters
+    ----------
+    backend : str
+        Its backend.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self._process = ProcessPoolExecutor(1, get_context("spawn"), _start, (backend,))
+        self.ended = True
+        """Whether there is no process: it starts when it is asked."""
+
+    def ask(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Future[Any]:
+        """Ask for a method of `Work`; the result may take so long."""
+        self.ended = False
+        return self._process.submit(_do, what, arguments, seconds)
+
+    def __call__(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Any:
+        """Ask, and wait.
+
+        Raises
+        ------
+        NotMeasured
+            The method has failed there, or the process has ended.
+        """
+        try:
+            return self.ask(what, *arguments, seconds=seconds).result()
+        except BrokenProcessPool:
+            self.ended = True
+            raise NotMeasured(f"it failed: its process ended; {what!r} may take {seconds:g} s", True) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with suppress(NotMeasured):
+            if not self.ended:
+                self("close")
+        self._process.shutdown()
+
+
+def _start(backend: str) -> None:
+    global _work  # noqa: PLW0603 - what a process has one of
+    faulthandler.dump_traceback_later(START_S, exit=True)
+    if sys.platform != "win32":
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a block of the host is a descriptor
+    gc.disable()
+    _work = Work(Bench(backend, quick=True))
+    gc.freeze()  # so that later collections are quick
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _do(what: str, arguments: Sequence[object], seconds: float) -> Any:
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        gc.collect()
+        return getattr(_work, what)(*arguments)
+    except Exception as error:  # as text: not every error can be sent
+        raise NotMeasured(*why(error)) from None
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Microseconds of a call, and what it returns."""
+    began = time.perf_counter_ns()
+    found = call()
+    return (time.perf_counter_ns() - began) / 1000, found
+
+
+class _Array:
+    """A part of a block that was allocated by hand."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,), "typestr": "|u1", "data": (address, False), "strides": None, "version": 3
+        }  # fmt: skip
+
+
+class _Pages:
+    """Calls by hand on the host: ``multiprocessing.shared_memory``."""
+
+    def allocate(self, nbytes: int) -> SharedMemory:
+        return SharedMemory(create=True, size=nbytes)
+
+    def export(self, block: SharedMemory) -> str:
+        return block.name
+
+    open = SharedMemory
+
+    def shut(self, block: SharedMemory) -> None:
+        block.close()
+
+    def free(self, block: SharedMemory) -> None:
+        block.close()
+        block.unlink()
+
+
+class Work:
+    """What a party does.
+
+    Parameters
+    ----------
+    bench : Bench
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        self.device, self.by_hand = bench.device, bench.by_hand
+        self.is_host = bench.device.info.is_cpu
+        self._hand: Any = _Pages() if self.is_host else self.by_hand if hasattr(self.by_hand, "export") else None
+        self._blocks: list[Any] = []
+        """Blocks by hand. On a GPU our arrays lie in them, too."""
+        self._allocations: list[Any] = []
+        self._arrays: dict[str, Any] = {}
+        self._shares: list[ArrayShare] = []
+        self._held: list[AttachedArrays] = []
+        self._opened: list[Any] = []
+        """Blocks by hand that stay open."""
+        self._tensors: Any = None
+        self._events: list[Any] = []
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for one in (*self._held, *self._shares):
+            one.close()
+        for block in self._opened:
+            self._hand.shut(block)
+        for block in self._blocks:
+            self._hand.free(block)
+
+    # -- the sharing process ---------------------------------------------------------------------------------------
+
+    def make(self, blocks: int, parts: int, nbytes: int) -> None:
+        """Allocate blocks of so many bytes, with so many arrays each."""
+        step = nbytes // parts
+        if self._hand is not None:
+            self._blocks = [self._hand.allocate(nbytes) for _ in range(blocks)]
+        if self._hand is None or self.is_host:
+            self._allocations = [self.device.allocate(nbytes) for _ in range(blocks)]
+        for number in range(blocks):
+            for part in range(parts):
+                self._arrays[f"{number}.{part}"] = (
+                    self._allocations[number].buffer.view(step, "uint8", part * step)
+                    if self._allocations
+                    else _Array(self._blocks[number] + part * step, step)
+                )
+
+    def share(self, name: str = "") -> bytes:
+        """Share the array of this name, or all in one share; the descriptor."""
+        self._shares.append(share(self._arrays[name] if name else self._arrays))
+        return bytes(self._shares[-1])
+
+    def shares(self, rounds: int) -> Times:
+        """Share all arrays, and export all blocks by hand; names on the host need no export."""
+
+        def ours() -> Mapping[str, float]:
+            took, _ = timed(self.share)
+            self._shares.pop().close()
+            return {"share": took}
+
+        by_hand = {} if self.is_host else {BY_HAND: lambda: {"share": timed(self.handles)[0]}}
+        return Times().rounds(rounds, {OURS: ours, **by_hand})
+
+    def handles(self) -> list[Any]:
+        """The handle of each block, by hand."""
+        if self._hand is None:
+            raise DeviceNotFoundError("its backend has no calls by hand for this")
+        return [self._hand.export(block) for block in self._blocks]
+
+    def create(self, nbytes: int, rounds: int) -> Times:
+        """New memory of the host that others can have."""
+
+        def ours() -> Mapping[str, float]:
+            def call() -> tuple[Any, ArrayShare]:
+                memory = self.device.allocate(nbytes)
+                return memory, share(memory.buffer.view(nbytes, "uint8"))
+
+            took, (memory, shared) = timed(call)
+            shared.close()
+            memory.close()
+            return {"create": took}
+
+        def by_name() -> Mapping[str, float]:
+            took, block = timed(lambda: self._hand.allocate(nbytes))
+            self._hand.free(block)
+            return {"create": took}
+
+        return Times().rounds(rounds, {OURS: ours, BY_NAME: by_name})
+
+    # -- the attaching process -------------------------------------------------------------------------------------
+
+    def hold(self, descriptor: bytes) -> None:
+        """Attach, and stay attached."""
+        self._held.append(attach(descriptor))
+
+    def opens(self, key: str, descriptor: bytes, handles: Sequence[Any], rounds: int) -> Times:
+        """Attach all of a share, make all views, and close; and open and close handles by hand, if there are any."""
+
+        def ours() -> Mapping[str, float]:
+            took, attached = timed(lambda: attach(descriptor))
+            views, _ = timed(lambda: [attached[name] for name in attached.names])
+            return {f"attach{key}": took, f"views{key}": views, f"close{key}": timed(attached.close)[0]}
+
+        def by_hand() -> Mapping[str, float]:
+            took, opened = timed(lambda: [self._hand.open(handle) for handle in handles])
+            return {f"attach{key}": took, f"close{key}": timed(lambda: [self._hand.shut(one) for one in opened])[0]}
+
+        name = BY_NAME if self.is_host else BY_HAND
+        return Times().rounds(rounds, {OURS: ours, name: by_hand} if handles else {OURS: ours})
+
+    # -- the order -------------------------------------------------------------------------------------------------
+
+    def event(self) -> bytes:
+        """The handle of an IPC event of torch's."""
+        self._events.append(self._torch().cuda.Event(interprocess=True))
+        self._events[0].record()
+        return bytes(self._events[0].ipc_handle())
+
+    def turns(self, theirs: Any, rounds: int) -> Times:
+        """Acquire and release what is held or shared, and make the calls that do as much.
+
+        Parameters
+        ----------
+        theirs : bytes or str, optional
+            The other process's event, or the name of its pages. Without it, this process's own are used.
+        rounds : int
+        """
+        arrays = (self._held or self._shares)[0]
+        contenders = (self._on_host if self.is_host else self._on_streams)(arrays, theirs)
+
+        def run(calls: Calls, settle: Callable[[], Any]) -> Mapping[str, float]:
+            took = dict.fromkeys(calls, 0.0)
+            for _ in range(TURNS):
+                for figure, call in calls.items():
+                    took[figure] += timed(call)[0] / TURNS
+            settle()
+            return took
+
+        return Times().rounds(rounds, {name: partial(run, *found) for name, found in contenders.items()})
+
+    def _on_streams(self, arrays: Any, event: bytes | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
+        def ours(stream: Any) -> tuple[Calls, Callable[[], Any]]:
+            return (
+                {"acquire": lambda: arrays.acquire(stream), "release": lambda: arrays.release(stream)},
+                stream.synchronize,
+            )
+
+        found = {OURS: ours(self.device.create_stream())}
+        if event or self._events:
+            torch = self._torch()
+            stream = torch.cuda.Stream()
+            mine = torch.cuda.Event.from_ipc_handle(stream.device, event) if event else self._events[0]
+            found["gpuinterop, a stream of ours"] = found[OURS]
+            found[OURS] = ours(stream)
+            found[f"{TORCH}'s IPC event"] = (
+                {"acquire": lambda: stream.wait_event(mine), "release": lambda: mine.record(stream)},
+                stream.synchronize,
+            )
+        if hasattr(self.by_hand, "word"):
+            native = self.by_hand.stream()
+            write, wait = self.by_hand.word(native)
+            found[BY_HAND] = (
+                {"acquire": lambda: wait(1), "release": lambda: write(1)},
+                lambda: self.by_hand.synchronize(native),
+            )
+        return found
+
+    def _on_host(self, arrays: Any, name: str | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
+        """Those of the calling thread, and a frame that is written or read, beside one with a sequence word."""
+        import numpy as np
+
+        if name is not None:
+            self._opened.append(self._hand.open(name))
+        pages = (self._opened or self._blocks)[0]
+        field, frame = np.asarray(arrays.view)[:FRAME], np.ones(FRAME, np.uint8)
+        word, theirs = np.frombuffer(pages.buf, np.uint64, 1), np.frombuffer(pages.buf, np.uint8, FRAME, 8)
+        to, at = (frame, field) if name else (field, frame)
+
+        def in_turn() -> None:
+            arrays.acquire()
+            to[:] = at
+            arrays.release()
+
+        def write() -> None:
+            word[0] += 1
+            theirs[:] = frame
+            word[0] += 1
+
+        def read() -> None:
+            before = None
+            while before is None or before % 2 or word[0] != before:
+                before = int(word[0])
+                frame[:] = theirs
+
+        return {
+            OURS: ({"acquire": arrays.acquire, "release": arrays.release, "frame": in_turn}, gc.collect),
+            BY_NAME: ({"frame": read if name else write}, gc.collect),
+        }
+
+    # -- tensors of torch ------------------------------------------------------------------------------------------
+
+    def _torch(self) -> Any:
+        """torch, on this GPU."""
+        try:
+            import torch
+        except ImportError as error:
+            raise DeviceNotFoundError(f"expected torch, it cannot be imported: {error}") from error
+        if self.is_host or not torch.cuda.is_available():
+            raise DeviceNotFoundError(f"expected torch on a GPU, got torch {torch.__version__} on {self.device.name}")
+        torch.cuda.set_device(self.device.ordinal)
+        return torch
+
+    def torch(self, drop_in: bool) -> None:
+        """Begin with torch; from now on by its own reductions, or by this library's."""
+        self._torch().zeros(1, device="cuda")
+        _reduce_by(drop_in)
+        gc.freeze()
+
+    def dump(self, count: int, nbytes: int) -> tuple[float, bytes]:
+        """New tensors, pickled; how long that takes, and the bytes."""
+        torch = self._torch()
+        self._tensors = [torch.full((nbytes,), 7, dtype=torch.uint8, device="cuda") for _ in range(count)]
+        torch.cuda.synchronize()
+        return timed(lambda: bytes(ForkingPickler.dumps(self._tensors)))
+
+    def load(self, data: bytes) -> float:
+        """Unpickle tensors, look at them, and drop them; how long the first takes."""
+        took, tensors = timed(lambda: pickle.loads(data))
+        _check(tensors[0][0], tensors[-1][-1])
+        return took
+
+    def drop(self) -> None:
+        """Drop the tensors that were sent."""
+        self._tensors = None
+        self._torch().cuda.ipc_collect()
+
+    def pool(self, drop_in: bool, rounds: int) -> Times:
+        """Give a pool of one process tasks with a tensor, which it answers with a tensor."""
+        torch = self._torch()
+        with torch.multiprocessing.get_context("spawn").Pool(1, _reduce_by, (drop_in,)) as pool:
+
+            def run() -> Mapping[str, float]:
+                tensor = torch.full((1024,), 6, dtype=torch.uint8, device="cuda")
+                torch.cuda.synchronize()
+                took, found = timed(lambda: pool.apply(_next, (tensor,)))
+                _check(found[-1])
+                return {"pool": took}
+
+            run()  # the pool's process imports torch, and opens its GPU
+            return Times().rounds(rounds, {OURS if drop_in else TORCH: run})
+
+
+def _check(*found: Any) -> None:
+    if any(int(one) != 7 for one in found):
+        raise ValueError(f"expected tensors of 7, got {found}")
+
+
+def _reduce_by(drop_in: bool) -> None:
+    import torch.multiprocessing  # noqa: F401 - registers torch's own
+
+    if drop_in:
+        from ...sharing import torch as _  # noqa: F401
+
+
+def _next(tensor: Any) -> Any:
+    return tensor + 1

@@ -1,0 +1,221 @@
+"""What it costs to share arrays with another process, beside torch's way, the driver's calls and shared memory."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from ...errors import DeviceNotFoundError
+from ...exporters.vulkan.device import Device as VulkanDevice
+from ...exporters.vulkan.drivers import Instance
+from ...vulkan._buffer import import_array
+from .clock import OURS, Figure, NotMeasured, Times
+from .party import BY_HAND, FRAME, START_S, TORCH, Party
+
+if TYPE_CHECKING:
+    from .rig import Bench
+
+MIB: Final = 1 << 20
+PART, PER_BLOCK = 4096, 500
+"""Size in bytes of an array where many lie in a block, and how many do."""
+PATIENCE_S: Final = 10.0
+"""How long imports into Vulkan may go on."""
+
+
+class _Processes(ExitStack):
+    """New processes, which end with this.
+
+    Parameters
+    ----------
+    bench : Bench
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__()
+        if sys.platform != "linux":
+            raise DeviceNotFoundError("expected Linux, where processes share arrays")
+        self._backend = bench.backend.name
+
+    def start(self, count: int) -> list[Party]:
+        """Make so many, which start when they are asked."""
+        return [self.enter_context(Party(self._backend)) for _ in range(count)]
+
+
+def _begin(parties: Sequence[Party], what: str, *arguments: object) -> None:
+    """Let processes do what takes each long, side by side."""
+    for answer in [party.ask(what, *arguments, seconds=START_S) for party in parties]:
+        answer.result()
+
+
+def tensors(bench: Bench) -> Iterator[Figure]:
+    """Queues of torch send tensors by its own reductions, or by this library's in their place."""
+    if bench.device.info.is_cpu or find_spec("torch") is None:
+        raise DeviceNotFoundError("expected torch and a GPU, whose tensors its reductions send as handles")
+    counts = (40, 160) if bench.quick else (400, 1600)
+    groups = [(count, size) for size in ("16 KiB", "1 MiB") for count in counts]
+    with _Processes(bench) as processes:
+        pairs: dict[str, list[Party]] = {}
+        for count, size in [*groups, (4, "256 MiB")]:
+            times = _with_torch(processes, pairs)
+            sends = {name: partial(_send, pair, count, size) for name, pair in pairs.items()}
+            times.rounds(bench.rounds(20), sends)
+            yield times.figure("dump", f"torch: dump {count:,} tensors of {size}", "list")
+            yield times.figure("load", f"torch: load {count:,} tensors of {size}", "list")
+        times = _with_torch(processes, pairs)
+        for name, (party, _) in pairs.items():
+            with times.measuring(name):
+                times.update(party("pool", name == OURS, bench.rounds(200), seconds=START_S))
+        yield times.figure("pool", "torch: a pool's task with a tensor each way", "task")
+
+
+def _with_torch(processes: _Processes, pairs: dict[str, list[Party]]) -> Times:
+    """Start two processes for each contender, unless they are there; the times tell why one cannot."""
+    times, answers = Times(), {}
+    for name in (OURS, TORCH):
+        if name not in pairs or any(party.ended for party in pairs[name]):
+            pairs[name] = processes.start(2)
+            answers[name] = [party.ask("torch", name == OURS, seconds=START_S) for party in pairs[name]]
+    for name, asked in answers.items():  # side by side
+        with times.measuring(name):
+            for answer in asked:
+                answer.result()
+    return times
+
+
+def _send(pair: Sequence[Party], count: int, size: str) -> Mapping[str, float]:
+    (sender, receiver), (number, unit) = pair, size.split()
+    nbytes = int(number) << {"KiB": 10, "MiB": 20}[unit]
+    dump, data = sender("dump", count, nbytes)
+    load = receiver("load", data)
+    sender("drop")
+    return {"dump": dump, "load": load}
+
+
+def many(bench: Bench) -> Iterator[Figure]:
+    """One share of many arrays, each in a block of its own, or many in each block."""
+    yield from _share_many(bench, *((25, 100) if bench.quick else (50, 1000)), 1, 2 * MIB)
+    yield from _share_many(bench, *((1, 4) if bench.quick else (2, 40)), PER_BLOCK, PER_BLOCK * PART)
+
+
+def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> Iterator[Figure]:
+    """A share of many blocks, beside those by hand; and the time for each array, beside that of a few blocks."""
+    rounds, each, times = bench.rounds(10), Times(), Times()
+    for blocks in (few, many):
+        count, times = blocks * parts, Times()
+        with _Processes(bench) as processes, times.measuring(OURS):
+            sender, receiver = processes.start(2)
+            sender("make", blocks, parts, nbytes, seconds=START_S)
+            times.update(sender("shares", rounds))
+            times.update(receiver("opens", "", sender("share"), _handles(times, sender), rounds))
+        name = OURS if blocks == many else f"gpuinterop, {count:,} arrays"
+        with each.measuring(name):
+            for took in times.sums("share", "attach", "views"):
+                each.add(name, {"each": took / count})
+    arrays = f"{many * parts:,} arrays in {many:,} blocks"
+    for key in ("share", "attach", "views"):
+        yield times.figure(key, f"{'all views of' if key == 'views' else key} {arrays}", "share")
+    yield each.figure("each", f"share + attach + all views, {arrays}, each", "array")
+
+
+def _handles(times: Times, sender: Party) -> list[Any]:
+    """Handles by hand; none, and a note why, if there are none."""
+    found: list[Any] = []
+    with times.measuring(BY_HAND):
+        found = sender("handles")
+    return found
+
+
+def one(bench: Bench) -> Iterator[Figure]:
+    """An array is attached, as the first between two processes and later, and closed."""
+    is_host, rounds = bench.device.info.is_cpu, bench.rounds(300)
+    times = Times()
+    with _Processes(bench) as processes, times.measuring(OURS):
+        receiver, *senders = processes.start(4 if bench.quick else 9)
+        _begin(senders, "make", 2, 1, 2 * MIB)
+        for sender in senders:
+            times.update(receiver("opens", "", sender("share", "0.0"), _handles(times, sender)[1:], 1))
+    yield times.figure("attach", "attach the first array between two processes, 2 MiB")
+    for size, nbytes in (("2 MiB", 2 * MIB), ("1 GiB", 1 << 30)):
+        times = Times()
+        with _Processes(bench) as processes, times.measuring(OURS):
+            sender, receiver = processes.start(2)
+            sender("make", 3, 2, nbytes, seconds=START_S)
+            receiver("hold", sender("share", "0.0"))
+            handles = _handles(times, sender)[2:]
+            for key, name in ((" another", "1.0"), (" the same", "0.1")):
+                times.update(receiver("opens", key, sender("share", name), handles, rounds))
+            if is_host:
+                times.update(sender("create", nbytes, rounds))
+        for key in ("another", "the same"):
+            yield times.figure(f"attach {key}", f"attach an array of {key} block, {size}")
+            yield times.figure(f"close {key}", f"close an array of {key} block, {size}")
+        if is_host:
+            yield times.figure("create", f"allocate and share an array, {size}")
+
+
+def order(bench: Bench) -> Iterator[Figure]:
+    """The writer and a reader acquire and release; on the host with frames as well."""
+    is_host, setting, theirs = bench.device.info.is_cpu, Times(), None
+    with _Processes(bench) as processes:
+        sender, receiver = processes.start(2)
+        with setting.measuring(OURS):
+            sender("make", 1, 1, 2 * FRAME, seconds=START_S)
+            receiver("hold", sender("share", "0.0"), seconds=START_S)
+            if is_host:
+                (theirs,) = sender("handles")
+        if not is_host:
+            with setting.measuring(f"{TORCH}'s IPC event"):
+                _begin([sender, receiver], "torch", False)
+                theirs = sender("event")
+        for side, party, its in (("reader", receiver, theirs), ("writer", sender, None)):  # which then has a reader
+            times = Times()
+            times.update(setting)
+            with times.measuring(OURS):
+                times.update(party("turns", its, bench.rounds(100), seconds=START_S))
+            yield times.figure("acquire", f"acquire, the {side}")
+            yield times.figure("release", f"release, the {side}")
+            if is_host:
+                done = "read" if side == "reader" else "written"
+                yield times.figure("frame", f"a frame of {FRAME >> 10} KiB is {done}", "frame")
+
+
+def into_vulkan(bench: Bench) -> Iterator[Figure]:
+    """Arrays become VkBuffers."""
+    driver = bench.need_vulkan()
+    few, many = (1, 4) if bench.quick else (2, 20)  # a GPU takes 0.5 ms for each
+
+    def imports(blocks: int) -> Callable[[], Mapping[str, float]]:
+        def run() -> Mapping[str, float]:
+            with ExitStack() as scope:
+                memory = [scope.enter_context(bench.device.allocate(PER_BLOCK * PART)) for _ in range(blocks)]
+                instance = scope.enter_context(Instance())
+                device = VulkanDevice(instance, instance.physical_devices()[driver.index])
+                scope.callback(device.close)
+                arrays = [one.buffer.view(PART, "uint8", PART * part) for one in memory for part in range(PER_BLOCK)]
+                began = time.perf_counter()
+                for done, array in enumerate(arrays):
+                    import_array(device.vk, array)
+                    if time.perf_counter() - began > PATIENCE_S:
+                        raise NotMeasured(f"it failed: {done:,} of {len(arrays):,} took {PATIENCE_S:g} s", True)
+                return {"import": (time.perf_counter() - began) * 1e6 / len(arrays)}
+
+        return run
+
+    sizes = {OURS: imports(many), f"gpuinterop, {few * PER_BLOCK:,} arrays": imports(few)}
+    times = Times().rounds(bench.rounds(5), sizes)
+    yield times.figure("import", f"gi.vulkan.import_array, {many * PER_BLOCK:,} arrays, each", "array")
+
+
+PARTS: Final = {
+    "sharing tensors of torch": tensors,
+    "sharing one array": one,
+    "sharing many arrays": many,
+    "sharing in order": order,
+    "sharing with vulkan": into_vulkan,
+}
+"""Functions that measure the figures."""
