@@ -699,19 +699,29 @@ class SharingBackend(Backend):
 
     >>> from gpuinterop.backend import Backend, SharingBackend
     >>> sorted(SharingBackend.__abstractmethods__ - Backend.__abstractmethods__)
-    ['attach_blocks', 'block_at', 'detach_blocks', 'export_block']
+    ['attach_blocks', 'detach_blocks', 'export_block', 'find_blocks', 'is_there']
     """
 
     joins_blocks: ClassVar[bool] = False
     """Whether `attach_blocks` takes several blocks of `VmmFd`."""
 
     @abstractmethod
-    def block_at(self, address: Address) -> Block:
-        """Ask what is behind an address (``cuPointerGetAttribute``). Creates no context, and exports nothing."""
+    def find_blocks(self) -> Callable[[Address], Block]:
+        """A call that tells what is behind an address (``cuPointerGetAttribute``), for many addresses at one time.
+
+        It may know only what was mapped when it was made. Creates no context, and exports nothing.
+        """
+
+    @abstractmethod
+    def is_there(self, block: Block) -> bool:
+        """Whether the memory at the block's address is still the block's, by its key; one question to the driver.
+
+        Also True where `export_block` would notice.
+        """
 
     @abstractmethod
     def export_block(self, device: DriverHandle, block: Block) -> Handle:
-        """A new handle that the caller owns, of the type ``block.behind.handle_type``. `block_at` has just said so."""
+        """A new handle that the caller owns, of the type ``block.behind.handle_type``, as `find_blocks` just said."""
 
     @abstractmethod
     def attach_blocks(

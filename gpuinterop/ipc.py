@@ -1,10 +1,11 @@
-"""Sends handles to another process over a Unix socket: the descriptors beside a fixed binary message.
+"""Sends handles to another process over a Unix socket: the descriptors beside a binary message.
 
-The message, little-endian: magic ``GIPH``, u16 version 1, u16 count, then for each handle 128 bytes: u16 handle type
-(the index in `WIRE_TYPES`), u8 origin kind (0: no origin), u8 flags (1 dedicated known, 2 dedicated, 4 size known, 8
-uuid known, 16 luid known, 32 the device is a CPU), u32 zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus
-id (NUL padded), the 64 bytes of a handle without a descriptor, 8 bytes zero. The message has a fixed length and no
-pickle: a hostile peer can send wrong handles, which imports check, but not code that runs.
+All messages between processes of this library have one form (`Connection`), little-endian: magic ``GIPH``, u8 version
+2, u8 kind, u16 count of descriptors, u32 number, u32 bytes of the body; then the body. The descriptors come with the
+first byte (SCM_RIGHTS). Handles are kind 0, and the body has 128 bytes for each: u16 handle type (the index in
+`WIRE_TYPES`), u8 origin kind (0: no origin), u8 dedicated (0 unknown, 1 no, 2 yes), u8 whether the device is a CPU, 3
+bytes zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus id, the 64 bytes of a handle without a descriptor, 8
+bytes zero. What is unknown of a size or an identifier is zero.
 
 ``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
 use a Queue, a Pool or an executor: they pickle in their own thread, after ``put()`` has returned. By then a ``with``
@@ -33,13 +34,15 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from . import system
-from ._arguments import check_type
+from ._arguments import NoCopy, check_type
 from .errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .handles import (
     BytesHandle,
@@ -77,16 +80,27 @@ _KINDS: tuple[OriginKind | None, ...] = (
     OriginKind.KEYED, OriginKind.OTHER, OriginKind.MULTICAST,
 )  # fmt: skip
 
-_MAGIC = b"GIPH"
-_VERSION = 1
-_HEADER = struct.Struct("<4sHH")
-_ENTRY = struct.Struct("<HBBIQ16s8s16s64s8x")
+MAGIC = b"GIPH"
+VERSION = 2
+HEAD = struct.Struct("<4sBBHII")
+"""Magic, version, kind, count of descriptors, number, bytes of the body."""
+HANDLES = 0
+"""The kind of a message of handles."""
 MAX_HANDLES = 64
+MAX_FDS = 253
+"""Descriptors that the kernel takes with one message (SCM_MAX_FD)."""
+MAX_BODY = 64 << 20
+_PIECE = 1 << 18
+_ENTRY = struct.Struct("<HBBB3xQ16s8s16s64s8x")
+_DEDICATED = None, False, True
 _CREDENTIALS = struct.Struct("3i")
 """``struct ucred``: pid, user, group. They come before descriptors if a socket has SO_PASSCRED."""
-_DEDICATED_KNOWN, _DEDICATED, _SIZE_KNOWN, _UUID_KNOWN, _LUID_KNOWN, _IS_CPU = 1, 2, 4, 8, 16, 32
+if sys.platform != "win32":
+    _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 H = TypeVar("H", bound=Handle)
+FdT = TypeVar("FdT", bound=FdHandle)
 
 
 def send_handle(connection: socket.socket, handle: Handle) -> None:
@@ -149,17 +163,9 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
     """
     _check_connection(connection)
     _check_sequence("handles", handles, "send_handle")
-    body = packed(handles)
-    beside = [handle for handle in handles if isinstance(handle, FdHandle)]
-    patience, rest = _Patience(connection), memoryview(body)
-    try:
-        while rest:
-            patience.wait(select.POLLOUT)
-            with contextlib.suppress(BlockingIOError):  # another thread has taken the room
-                rest = rest[send_part(connection, rest, beside) :]
-                beside = []  # the descriptors went with the first byte
-    except OSError as error:
-        raise PeerError(f"the handles could not be sent: {error.strerror or error}; is the peer alive?") from error
+    body = b"".join(map(pack, handles))
+    with _connected(connection, "sent") as link:
+        link.send(HANDLES, 0, body, handles, left=system.seconds_left(connection.gettimeout()))
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
@@ -220,8 +226,8 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     InvalidArgumentError
         The socket is not a Unix stream socket, or the number of types is not 1 to 64.
     PeerError
-        The peer is gone, did not send the whole message within the timeout, or sent other data or too many descriptors.
-        This process never opens more descriptors than it expects, and closes all that came.
+        The peer is gone, did not send the whole message within the timeout, or sent other data. This process closes
+        the descriptors that came.
     DriverError
         This process has no room for a descriptor that came.
 
@@ -240,41 +246,162 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     _check_sequence("expect", expect, "receive_handle")
     for kind in expect:
         check_sendable(kind, "expect")
-    size = _HEADER.size + _ENTRY.size * len(expect)
-    fds: list[int] = []
+    left = system.seconds_left(connection.gettimeout())
+    with _connected(connection, "received") as link, link.receive(left) as message:
+        return unpack(message.body, message, expect)
+
+
+@contextlib.contextmanager
+def _connected(connection: socket.socket, done: str) -> Iterator[Connection]:
+    """A connection over the same socket without its time-out, for which Python waits before each call."""
     try:
-        data = _receive(connection, size, sum(issubclass(kind, FdHandle) for kind in expect), fds)
-        return _unpack(data, expect, fds)
-    except BaseException:
-        system.close(*fds)
+        number = connection.fileno()
+        with system.opened("dup", socket.fromfd, number, socket.AF_UNIX, socket.SOCK_STREAM) as own:
+            link = Connection(own)
+            try:
+                yield link
+            finally:
+                link.discard()
+    except PeerError:
         raise
+    except OSError as error:
+        raise PeerError(f"the handles could not be {done}: {error.strerror or error}; is the peer alive?") from error
 
 
-class _Patience:
-    """One timeout for several calls. It leaves the socket's own unchanged, which another thread may use meanwhile."""
+class Message(NoCopy):
+    """What has come at once. It owns its descriptors until `take` gives them away."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        timeout = connection.gettimeout()
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+    def __init__(self, kind: int, number: int, body: bytes, fds: list[int]) -> None:
+        self.kind, self.number, self.body, self.fds = kind, number, body, fds
 
-    def wait(self, event: int) -> None:
-        """Return once a call would not block; at the deadline, raise TimeoutError if it would."""
-        if (fd := self._connection.fileno()) < 0:
+    def take(self, kind: type[FdT], origin: HandleOrigin | None = None) -> FdT:
+        """The next descriptor as a handle, which owns it."""
+        if not self.fds:
+            raise PeerError(f"expected a descriptor for a {kind.__name__}, got none.")
+        return kind.adopt(self.fds.pop(0), origin=origin)
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _close(self.fds)
+
+
+def _close(fds: list[int]) -> None:
+    """Close descriptors. An exception may leave some open, and none to be closed again, when it may be another file."""
+    closing, fds[:] = fds[:], []
+    system.close(*closing)
+
+
+class Connection(NoCopy):
+    """Messages over a Unix stream socket: the one place that reads what comes.
+
+    Parameters
+    ----------
+    link : socket.socket
+        The socket, borrowed. It has no time-out, for which Python waits before each call.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self.socket = link
+        self._came, self._size = bytearray(), HEAD.size
+        self._fds: list[int] = []
+        self._rest: deque[tuple[memoryview, Sequence[FdHandle], bool]] = deque()
+
+    def send(
+        self, kind: int, number: int = 0, body: bytes = b"", handles: Sequence[Handle] = (), *, owned: bool = False,
+        left: Callable[[], float | None] | None = None,
+    ) -> None:  # fmt: skip
+        """Send a message. With `left`, seconds, wait for room; otherwise `flush` sends what the socket has no room for.
+
+        Where it raises, the connection is of no more use. `owned` handles are closed once they have gone.
+        """
+        beside = [handle for handle in handles if isinstance(handle, FdHandle)]
+        head = HEAD.pack(MAGIC, VERSION, kind, len(beside), number, len(body))
+        self._rest.append((memoryview(head + body), beside, owned))
+        while not self.flush() and left is not None:
+            self.wait(select.POLLOUT, left)
+
+    def flush(self) -> bool:
+        """Send what there is room for; return whether all has gone."""
+        while self._rest:
+            data, beside, owned = self._rest[0]
+
+            def send(fds: Sequence[int], data: memoryview = data) -> int:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                return self.socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
+
+            try:
+                sent = use_all(beside, send)
+            except BlockingIOError:
+                return False
+            for handle in beside if owned else ():
+                handle.close()
+            self._rest[0] = data[sent:], (), False  # the descriptors went with the first byte
+            if sent == len(data):
+                self._rest.popleft()
+        return True
+
+    def receive(self, left: Callable[[], float | None]) -> Message:
+        """Wait for a message, `left` seconds; `TimeoutError` if it does not come. What has come of it stays."""
+        spins = time.perf_counter() + system.SPIN_S
+        while (message := self.part()) is None:
+            if time.perf_counter() >= spins:  # an answer comes sooner than the system wakes a thread
+                self.wait(select.POLLIN, left)
+        return message
+
+    def part(self) -> Message | None:
+        """Read what has come of a message, without waiting; None until all of it is there.
+
+        Raises
+        ------
+        PeerError
+            It is not a message of this version, or too large, or the other side has closed the connection.
+        DriverError
+            This process has no room for a descriptor that came. The message is lost; the next one can be received.
+        """
+        while len(self._came) < self._size:
+            try:
+                came, beside, _, _ = self.socket.recvmsg(min(self._size - len(self._came), _PIECE), _ROOM, _FLAGS)
+            except BlockingIOError:
+                return None
+            for level, kind, content in beside:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    self._fds.extend(array.array("i", content))
+            if not came:
+                raise PeerError(f"the peer closed the connection after {len(self._came)} of {self._size} bytes.")
+            self._came += came
+            if len(self._came) == HEAD.size:
+                magic, version, _, _, _, size = HEAD.unpack(self._came)
+                if magic != MAGIC or version != VERSION or size > MAX_BODY:
+                    raise PeerError(
+                        f"expected a message of gpuinterop, version {VERSION}, got magic {magic!r}, version {version}, "
+                        f"{size} bytes; install one version of gpuinterop on both sides."
+                    )
+                self._size += size
+        _, _, kind, count, number, _ = HEAD.unpack_from(self._came)
+        message = Message(kind, number, bytes(self._came[HEAD.size :]), self._fds)
+        self._came, self._size, self._fds = bytearray(), HEAD.size, []
+        if count > len(message.fds):  # the kernel drops those that there is no room for
+            with message:
+                raise system.driver_error("recvmsg", errno.EMFILE)
+        return message
+
+    def wait(self, event: int, left: Callable[[], float | None]) -> None:
+        """Return once a call would not block; at the end of the time, raise `TimeoutError` if it would."""
+        if (fd := self.socket.fileno()) < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        left = None if self._deadline is None else math.ceil(max(0.0, self._deadline - time.monotonic()) * 1000)
-        if not system.poll(fd, event, left):
+        rest = left()
+        if not system.poll(fd, event, None if rest is None else math.ceil(rest * 1000)):
             raise TimeoutError("timed out")
 
-
-def send_part(connection: socket.socket, data: memoryview, beside: Sequence[FdHandle]) -> int:
-    """Send what there is room for, with the descriptors; return how many bytes went. It does not wait."""
-
-    def send(fds: Sequence[int]) -> int:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-        return connection.sendmsg([data], rights, socket.MSG_DONTWAIT)
-
-    return use_all(beside, send)
+    def discard(self) -> None:
+        """Close the descriptors that have come, and those that have not gone."""
+        _close(self._fds)
+        for _, beside, owned in self._rest:
+            for handle in beside if owned else ():
+                handle.close()
+        self._rest.clear()
 
 
 def peer_user(connection: socket.socket) -> int:
@@ -324,111 +451,56 @@ def check_sendable(kind: object, argument: str) -> None:
         raise ArgumentTypeError(argument, f"{_name(kind)} cannot be {done}; expected one of {known}.")
 
 
-def _receive(connection: socket.socket, size: int, count: int, fds: list[int]) -> bytes:
-    """Receive a message of `size` bytes; add at most `count` descriptors that come with it to `fds`."""
-    data = bytearray()
-    item = array.array("i").itemsize
-    patience = _Patience(connection)
-    while len(data) < size:
-        try:
-            patience.wait(select.POLLIN)
-            # The kernel drops descriptors that do not fit. CMSG_SPACE would round up, to room for one more.
-            room = socket.CMSG_LEN((count - len(fds)) * item)
-            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED):
-                room += socket.CMSG_SPACE(_CREDENTIALS.size)
-            part, ancillary, flags, _ = connection.recvmsg(size - len(data), room, socket.MSG_CMSG_CLOEXEC)
-        except TimeoutError as error:
-            raise PeerError(f"{len(data)} of {size} bytes came within the socket's time-out.") from error
-        except OSError as error:
-            raise PeerError(f"the handles could not be received: {error.strerror or error}.") from error
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(content[: len(content) - len(content) % item])
-                fds.extend(numbers)
-        if flags & socket.MSG_CTRUNC:
-            if len(fds) < count:
-                raise system.driver_error("recvmsg", errno.EMFILE)
-            raise PeerError(f"more descriptors came than the {count} expected.")
-        if not part:
-            raise PeerError(f"the peer closed the connection after {len(data)} of {size} bytes.")
-        data += part
-        if len(data) >= _HEADER.size:
-            magic, version, sent = _HEADER.unpack_from(data)
-            if magic != _MAGIC or version != _VERSION:
-                raise PeerError(f"expected gpuinterop handles, got magic {magic!r}, version {version}.")
-            if _HEADER.size + _ENTRY.size * sent != size:
-                raise PeerError(f"expected {(size - _HEADER.size) // _ENTRY.size} handle(s), the peer sent {sent}.")
-    return bytes(data)
-
-
-def _unpack(data: bytes, expect: Sequence[type[Any]], fds: list[int]) -> list[Any]:
-    entries = [_ENTRY.unpack_from(data, _HEADER.size + _ENTRY.size * index) for index in range(len(expect))]
-    for wanted, entry in zip(expect, entries, strict=True):
-        if entry[0] >= len(WIRE_TYPES) or WIRE_TYPES[entry[0]] is not wanted:
-            got = WIRE_TYPES[entry[0]].__name__ if entry[0] < len(WIRE_TYPES) else f"type {entry[0]}"
-            raise PeerError(f"expected {wanted.__name__}, the peer sent {got}.")
-    if len(fds) != sum(issubclass(kind, FdHandle) for kind in expect):
-        raise PeerError(f"the peer's {len(fds)} descriptor(s) do not fit its {len(expect)} handle(s).")
-    origins = [_unpack_origin(entry) for entry in entries]
-    handles: list[Any] = []
-    for kind, entry, origin in zip(expect, entries, origins, strict=True):
-        if issubclass(kind, FdHandle):
-            handles.append(kind.adopt(fds[0], origin=origin))
-            del fds[0]  # the handle owns it now
-        else:
-            handles.append(kind(entry[8], origin=origin))
-    return handles
-
-
-def packed(handles: Sequence[Handle]) -> bytes:
-    """The message of handles, beside which their descriptors go."""
-    return b"".join([_HEADER.pack(_MAGIC, _VERSION, len(handles)), *map(_pack, handles)])
-
-
-def _pack(handle: Handle) -> bytes:
+def pack(handle: Handle) -> bytes:
+    """The entry of a handle, beside which its descriptor goes."""
     check_sendable(type(handle), "handle")
     handle._check_open()
-    origin, device = handle.origin, None
-    kind = flags = size = 0
-    if origin is not None:
-        kind = _KINDS.index(origin.kind)
-        device = origin.device
-        if origin.dedicated is not None:
-            flags |= _DEDICATED_KNOWN | (_DEDICATED if origin.dedicated else 0)
-        if origin.size is not None:
-            flags |= _SIZE_KNOWN
-            size = origin.size
-    uuid = luid = pci = b""
-    if device is not None:
-        uuid, luid = device.uuid or b"", device.luid or b""
-        pci = (device.pci_bus_id or "").encode()
-        flags |= (_UUID_KNOWN if uuid else 0) | (_LUID_KNOWN if luid else 0) | (_IS_CPU if device.is_cpu else 0)
-    data = handle.data if isinstance(handle, BytesHandle) else b""
-    return _ENTRY.pack(WIRE_TYPES.index(type(handle)), kind, flags, 0, size, uuid, luid, pci, data)
+    origin = handle.origin or HandleOrigin(kind=OriginKind.OTHER)
+    device = origin.device or DeviceIdentity()
+    return _ENTRY.pack(
+        WIRE_TYPES.index(type(handle)),
+        _KINDS.index(handle.origin and origin.kind),
+        _DEDICATED.index(origin.dedicated),
+        device.is_cpu,
+        origin.size or 0,
+        device.uuid or b"",
+        device.luid or b"",
+        (device.pci_bus_id or "").encode(),
+        handle.data if isinstance(handle, BytesHandle) else b"",
+    )
 
 
-def _unpack_origin(entry: tuple[Any, ...]) -> HandleOrigin | None:
-    _, kind, flags, _, size, uuid, luid, pci, _ = entry
-    if kind >= len(_KINDS):
-        raise PeerError(f"the peer sent an unknown kind of origin, {kind}.")
-    found = _KINDS[kind]
+def unpack(entries: bytes, message: Message, expect: Sequence[type[Any]] | None = None) -> list[Any]:
+    """Make the handles of entries, with the next descriptors of their message, which must be of these types."""
+    try:
+        found = list(_ENTRY.iter_unpack(entries))
+        kinds = [WIRE_TYPES[entry[0]] for entry in found]
+        origins = [_origin(*entry[1:-1]) for entry in found]
+    except (struct.error, IndexError) as error:
+        raise PeerError(f"expected handles of this version, the peer sent other data ({error}).") from None
+    if expect is not None and kinds != list(expect):
+        wanted, got = (", ".join(kind.__name__ for kind in some) for some in (expect, kinds))
+        raise PeerError(f"expected {wanted}, the peer sent {got}.")
+    return [
+        message.take(kind, origin) if issubclass(kind, FdHandle) else cast(Any, kind)(entry[-1], origin=origin)
+        for kind, entry, origin in zip(kinds, found, origins, strict=True)
+    ]
+
+
+def _origin(
+    kind: int, dedicated: int, is_cpu: int, size: int, uuid: bytes, luid: bytes, pci: bytes
+) -> HandleOrigin | None:
+    found, is_dedicated = _KINDS[kind], _DEDICATED[dedicated]
     if found is None:
         return None
-    pci_text = pci.rstrip(b"\0").decode("ascii", "replace") or None
-    device = None
-    if flags & (_UUID_KNOWN | _LUID_KNOWN | _IS_CPU) or pci_text:
-        device = DeviceIdentity(
-            name="a device of another process",
-            uuid=uuid if flags & _UUID_KNOWN else None,
-            luid=luid if flags & _LUID_KNOWN else None,
-            pci_bus_id=pci_text,
-            is_cpu=bool(flags & _IS_CPU),
-        )
+    device = DeviceIdentity(
+        name="a device of another process",
+        uuid=uuid if any(uuid) else None,
+        luid=luid if any(luid) else None,
+        pci_bus_id=pci.rstrip(b"\0").decode("ascii", "replace") or None,
+        is_cpu=bool(is_cpu),
+    )
+    known = device.uuid or device.luid or device.pci_bus_id or device.is_cpu
     return HandleOrigin(
-        kind=found,
-        device=device,
-        size=size if flags & _SIZE_KNOWN else None,
-        dedicated=bool(flags & _DEDICATED) if flags & _DEDICATED_KNOWN else None,
-        trusted=False,
+        kind=found, device=device if known else None, size=size or None, dedicated=is_dedicated, trusted=False
     )

@@ -117,18 +117,26 @@ class Mapped(NamedTuple):
     access: str
     """Letters such as ``rw-s``: may be read, written, executed; is shared or private."""
     offset: int
-    inode: int
+    file: tuple[int, int]
+    """Its device and its inode."""
     path: str
 
 
-def mappings() -> Iterator[Mapped]:
-    """What this process has mapped; empty if the system does not say."""
+def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
+    """What this process has mapped, by address: what has these letters, and bytes within; nothing if it is not told."""
     read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
     with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
         for line in lines:
-            place, access, offset, _, inode, *path = line.rstrip("\n").split(maxsplit=5)
-            start, _, end = place.partition("-")
-            yield Mapped(range(int(start, 16), int(end, 16)), access, int(offset, 16), int(inode), "".join(path))
+            if of not in line:
+                continue
+            place, _, facts = line.rstrip("\n").partition(" ")
+            addresses = range(*(int(one, 16) for one in place.split("-")))
+            if addresses.stop <= within.start or within.stop <= addresses.start:
+                continue
+            access, offset, device, inode, *path = facts.split(maxsplit=4)
+            major, minor = device.split(":")
+            file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+            yield Mapped(addresses, access, int(offset, 16), file, "".join(path))
 
 
 def loaded_library(*names: str) -> str | None:
@@ -482,10 +490,15 @@ def unmap(address: int, size: int) -> None:
 def fence() -> None:
     """Order this thread's earlier stores before its later ones, for other CPUs and for devices."""
     if not _STRONGLY_ORDERED:
-        lock = threading.Lock()  # this call's own
-        for _ in range(2):  # the first round releases it, the second acquires it
-            lock.acquire()
-            lock.release()
+        full_fence()
+
+
+def full_fence() -> None:
+    """Order this thread's earlier stores also before its later loads, as a locked instruction does."""
+    lock = threading.Lock()  # this call's own
+    for _ in range(2):  # the first round releases it, the second acquires it
+        lock.acquire()
+        lock.release()
 
 
 def poll(fd: int, event: int, timeout_ms: float | None) -> int:

@@ -59,7 +59,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
@@ -68,7 +68,7 @@ from ._arguments import NoCopy
 from .errors import DriverError, HandleError, PeerError
 
 if sys.platform != "win32":
-    import fcntl
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -166,34 +166,47 @@ class Lock(NoCopy):
         """Open file descriptions of its own; each call takes one, and gives it back."""
 
     def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call with the lock held.
+        """Call with the lock held; raises as `run_all`."""
+        return self.run_all((self,), call, *arguments)
+
+    @staticmethod
+    def run_all(locks: Sequence[Lock], call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Call with several locks held, taken in this order.
 
         Raises
         ------
         DriverError
             ``/proc``, which opens the descriptor anew, is not mounted.
         PeerError
-            Another process holds the lock, and does not release it.
+            Another process holds a lock, and does not release it.
         """
         forks = _forks
+        held: list[tuple[Lock, int]] = []
         try:
-            own = self._kept.pop()
-        except IndexError:  # the first call, or others are under way
-            own = self._open()
-        try:
-            try:
-                fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._wait(own)
+            for lock in locks:
+                try:
+                    own = lock._kept.pop()
+                except IndexError:  # the first call, or others are under way
+                    own = lock._open()
+                held.append((lock, own))
+                try:
+                    flock(own, LOCK_EX | LOCK_NB)
+                except BlockingIOError:
+                    lock._wait(own)
             return call(*arguments)
         finally:
-            fcntl.flock(own, fcntl.LOCK_UN)  # first: peers wait for it
-            self._kept.append(own)
-            if forks != _forks:  # a child shares the description: the lock would outlive this process there
-                self.close()
+            for lock, own in held:
+                flock(own, LOCK_UN)  # first: peers wait for it
+                lock._kept.append(own)
+                if forks != _forks:  # a child shares the description: the lock would outlive this process there
+                    lock._forget()
 
     def close(self) -> None:
-        """Close the open files. No thread uses the lock any more."""
+        """Close the open files. A later call fails: the borrowed descriptor's number may be another file's then."""
+        self._fd = -1
+        self._forget()
+
+    def _forget(self) -> None:
         while self._kept:
             os.close(self._kept.pop())
 
@@ -209,7 +222,7 @@ class Lock(NoCopy):
     def _wait(self, fd: int) -> None:
         def take() -> bool:
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(fd, LOCK_EX | LOCK_NB)
                 return True
             return False
 
@@ -235,7 +248,7 @@ class Page(NoCopy):
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
-        self._value = ctypes.c_uint64.from_address(address + VALUE)
+        self.counter = ctypes.c_uint64.from_address(address + VALUE)
         self._sequence = ctypes.c_uint32.from_address(address + SEQUENCE)
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
@@ -249,11 +262,11 @@ class Page(NoCopy):
 
     @property
     def value(self) -> int:
-        return self._value.value
+        return self.counter.value
 
     def reset(self) -> None:
         """Set the counter to 0; other processes and devices must not have it."""
-        self._value.value = 0
+        self.counter.value = 0
 
     def give_to_device(self) -> None:
         """Allow a device's streams to write the value from now on."""
@@ -269,17 +282,17 @@ class Page(NoCopy):
         PeerError
             Another process holds the signallers' lock, and does not release it.
         """
-        self.lock.run(self._store, value)
+        Lock.run_all((self.lock,), self._store, value)
 
     def _store(self, value: int) -> None:
-        if value <= self._value.value:
-            why = f"stands at {self._value.value}; a signal must be greater, and {value} is not."
+        if value <= self.counter.value:
+            why = f"stands at {self.counter.value}; a signal must be greater, and {value} is not."
             raise self._refused("VALUE_NOT_GREATER", why)
         if value > MAX_DEVICE_VALUE and self._devices.value:
             why = f"is shared with a device, whose streams need values below 2**63, got {value}."
             raise self._refused("VALUE_TOO_LARGE", why)
         system.fence()  # earlier stores come before the value that announces them
-        self._value.value = value  # one aligned 8-byte store
+        self.counter.value = value  # one aligned 8-byte store
         self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
         self.wake()  # before the unlock, which waiters do not need
 
@@ -311,14 +324,14 @@ class Page(NoCopy):
         bool
             False if the deadline passed.
         """
-        if self._value.value >= value:
+        if self.counter.value >= value:
             system.fence()
             return True
         spins = time.monotonic() + system.SPIN_S
         pauses = system.pauses()
         while True:
             sequence = self._sequence.value  # before the value: a signal in between then ends the sleep at once
-            if self._value.value >= value:
+            if self.counter.value >= value:
                 system.fence()  # later loads come after the value that announces the data
                 return True
             now = time.monotonic()
@@ -349,7 +362,7 @@ def _count() -> None:
 def _forked() -> None:
     _count()
     for lock in _opened:  # a child shares the parent's descriptions, and would share its locks
-        lock.close()
+        lock._forget()
 
 
 if hasattr(os, "register_at_fork"):

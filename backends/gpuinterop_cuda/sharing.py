@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from gpuinterop.backend import Address, Behind, Block
@@ -33,6 +34,9 @@ class Sharing(NativeSharing):
             metadata = ctypes.addressof(_OBJECT_ATTRIBUTES)
         return super().properties(device, kind, metadata)
 
+    def find_blocks(self) -> Callable[[Address], Block]:
+        return self.block_at
+
     def block_at(self, address: Address) -> Block:
         """``cuPointerGetAttribute``."""
 
@@ -52,6 +56,11 @@ class Sharing(NativeSharing):
             behind, numbers = Behind.VMM if ask(_HANDLE_TYPES) & _POSIX_FD else Behind.CLOSED, _MAPPING
         start, size, key = map(ask, numbers)
         return Block(behind=behind, address=start, size=size, key=key, ordinal=ordinal)
+
+    def is_there(self, block: Block) -> bool:
+        """``cuPointerGetAttribute``."""
+        *_, key = _MAPPING if block.behind is Behind.VMM else _ALLOCATION
+        return pointer_attribute(self._driver, block.address, key) == block.key
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``cuIpcGetMemHandle``; ``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``."""

@@ -8,7 +8,7 @@ memory of a pool, which from 7.1 on looks like any VMM mapping, and does not cou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -98,6 +98,9 @@ class Sharing(NativeSharing):
             return None
         return None if allocation.imported and found == allocation.device.ordinal else found
 
+    def find_blocks(self) -> Callable[[Address], Block]:
+        return self.block_at
+
     def block_at(self, address: Address) -> Block:
         """``hipPointerGetAttribute``, ``hipMemGetAddressRange``, ``hipMemGetAccess``."""
         driver, start, size = self._driver, c_void_p(), c_size_t()
@@ -111,6 +114,10 @@ class Sharing(NativeSharing):
         if behind is Behind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
             behind = Behind.VMM if self._placed(start.value) else Behind.CLOSED
         return Block(behind=behind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
+
+    def is_there(self, block: Block) -> bool:
+        """``hipPointerGetAttribute``."""
+        return pointer_attribute(self._driver, block.address, BUFFER_ID) == block.key
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``hipIpcGetMemHandle``; ``hipMemExportToShareableHandle``."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping as Table, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from gpuinterop import system
@@ -21,22 +23,35 @@ _MEMFD: Final = "/memfd:"
 class Sharing(SharingBackend):
     """Arrays in memfds."""
 
-    def block_at(self, address: Address) -> Block:
-        """``/proc/self/maps``. Raises `HandleError` if another process could not safely map the memfd."""
-        found = next((one for one in system.mappings() if address in one.addresses), None)
-        if found is None or found.offset or "s" not in found.access or not found.path.startswith(_MEMFD):
-            return Block(behind=Behind.HOST)
-        if (fd := _descriptor_of(found.inode)) is None:
-            return Block(behind=Behind.HOST)
-        size = min(len(found.addresses), _examined(fd).size)
-        return Block(behind=Behind.FILE, address=found.addresses.start, size=size, key=found.inode, ordinal=0)
+    _files: Table[int, int] = MappingProxyType({})
+    """A descriptor of each memfd, by its block's key, as they were when last looked for."""
+
+    def find_blocks(self) -> Callable[[Address], Block]:
+        """``/proc/self/maps``. The call raises `HandleError` if another process could not safely map the memfd."""
+        mapped = [one for one in system.mappings(_MEMFD) if "s" in one.access and not one.offset]
+        starts = [one.addresses.start for one in mapped]
+
+        def block_at(address: Address) -> Block:
+            at = bisect_right(starts, address)
+            found = mapped[at - 1] if at and address in mapped[at - 1].addresses else None
+            key = _key(*found.file) if found else 0
+            if found is None or (fd := self._descriptor_of(key)) is None:
+                return Block(behind=Behind.HOST)
+            size = min(len(found.addresses), _examined(fd).size)
+            return Block(behind=Behind.FILE, address=found.addresses.start, size=size, key=key, ordinal=0)
+
+        return block_at
+
+    def is_there(self, block: Block) -> bool:
+        """True: the memory is the descriptor's, of which an export looks for another."""
+        return True
 
     def export_block(self, device: Device, block: Block) -> Handle:
         """Duplicate a descriptor, and seal the memfd against shrinking (``F_SEAL_SHRINK``)."""
-        if (fd := _descriptor_of(block.key)) is not None:
+        if (fd := self._descriptor_of(block.key)) is not None:
             with OpaqueFd.adopt_duplicate(fd) as handle:  # first: the number may be another file's by now
-                _examined(handle.fd, block.size).secure()
-                if os.fstat(handle.fd).st_ino == block.key:
+                if _memfd_at(handle.fd) == block.key:
+                    _examined(handle.fd, block.size).secure()
                     return OpaqueFd.adopt(handle.detach())
         raise HandleError("handle: expected a memfd that is open, got one whose last descriptor was closed.")
 
@@ -48,6 +63,13 @@ class Sharing(SharingBackend):
         mapping = Mapping()
         mapping.map(fd, size)
         return mapping, mapping.data
+
+    def _descriptor_of(self, key: int) -> int | None:
+        """An open descriptor of a memfd; None if none is open."""
+        if _memfd_at(self._files.get(key, -1)) != key:
+            fds = map(int, system.call("opendir(/proc/self/fd)", os.listdir, "/proc/self/fd"))
+            self._files = {_memfd_at(fd): fd for fd in fds}
+        return self._files.get(key)
 
     detach_blocks: Any = staticmethod(Owned.release)
     """``munmap``."""
@@ -61,11 +83,15 @@ def _examined(fd: int, size: int = 0) -> Object:
     return found
 
 
-def _descriptor_of(inode: int) -> int | None:
-    """An open descriptor of a memfd; None if none is open."""
-    for name in system.call("opendir(/proc/self/fd)", os.listdir, "/proc/self/fd"):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            # The link first: the kernel answers it by itself, while another file's fstat may wait for its server.
-            if system.link(int(name)).startswith(_MEMFD) and os.fstat(int(name)).st_ino == inode:
-                return int(name)
-    return None
+def _memfd_at(fd: int) -> int:
+    """The key of the memfd that a descriptor is of; 0 if it is of none."""
+    with contextlib.suppress(OSError):  # closed meanwhile
+        # The link first: the kernel answers it by itself, while another file's fstat may wait for its server.
+        if system.link(fd).startswith(_MEMFD):
+            found = os.fstat(fd)
+            return _key(found.st_dev, found.st_ino)
+    return 0
+
+
+def _key(device: int, inode: int) -> int:
+    return device << 64 | inode

@@ -34,7 +34,7 @@ def serve() -> None:
     # Plain memory of NumPy cannot get to another process: it is copied once, here. A tensor of torch stays where it is.
     with stream_of(device) as stream, gi.share(new_weights(on_cpu), stream=stream, copy=on_cpu) as shared:
         weights = {name: array_of(shared, name) for name in shared}
-        print(f"{len(shared)} layers by {shared.way}; a reader can touch {shared.exposes}")
+        print(f"{len(shared)} layers by {shared.transport}; a reader can touch {shared.exposes}")
         engines = [start(number, shared) for number in range(3)]
         for version in range(1, VERSIONS + 1):
             shared.acquire(stream)  # waits for the engines that are reading

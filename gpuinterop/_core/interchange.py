@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import sys
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import BuiltinFunctionType
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from .._arguments import MAX_64, MAX_SIZE, NotAnArray, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
@@ -95,15 +95,6 @@ def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """First and one-past-last byte touched, relative to the first element."""
-    if 0 in shape:
-        return 0, 0
-    low = sum(min(0, (dim - 1) * stride) for dim, stride in zip(shape, strides, strict=True))
-    high = sum(max(0, (dim - 1) * stride) for dim, stride in zip(shape, strides, strict=True))
-    return low, high + itemsize
-
-
 class Layout:
     """What all views of one shape, element type and strides have in common, made once (`layout_of`)."""
 
@@ -111,20 +102,47 @@ class Layout:
 
     def __init__(self, shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> None:
         self.shape = shape
-        self.dtype = DType(dtype)
+        self.dtype = _known_type(dtype) if isinstance(dtype, str) else DType(dtype)
         size = self.dtype.itemsize
         self.strides = contiguous(shape, size) if strides is None else strides
         if len(self.strides) != len(shape):
             got = len(self.strides)
             raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {got}.")
-        self.low, self.high = span(shape, self.strides, size)
+        reaches = [] if 0 in shape else [(dim - 1) * stride for dim, stride in zip(shape, self.strides, strict=True)]
+        self.low = sum(reach for reach in reaches if reach < 0)
+        """The first byte that is touched, relative to the first element."""
+        self.high = 0 if 0 in shape else size + sum(reach for reach in reaches if reach > 0)
+        """The byte behind the last one."""
         self.misfit = next((stride for stride in self.strides if stride % size), None)
         """A stride that DLPack cannot express, because it is not a multiple of the element size."""
         self.blank: Any = None
         """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
 
+    def array(self, address: int, read_only: bool, whose: str) -> Any:
+        """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
+        import numpy as np
 
-_known_layout = functools.lru_cache(256)(Layout)
+        try:
+            return np.asarray(_Base(self.interface(address, read_only)))
+        except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
+            raise BufferError(f"expected a shape that NumPy can describe, got {whose}: {error}.") from None
+
+    def blank_array(self, whose: str) -> Any:
+        """An array for a capsule, at no address yet."""
+        if self.blank is None:
+            self.blank = self.array(_NOWHERE, False, whose).view(_exported())
+        return self.blank.view()
+
+    def interface(self, pointer: int, read_only: bool) -> dict[str, Any]:
+        """The array interface of the elements at an address, as numbers of their size."""
+        data, typestr = (pointer, read_only), self.dtype.typestr
+        return {"shape": self.shape, "strides": self.strides, "typestr": typestr, "data": data, "version": 3}
+
+
+_known_type = functools.lru_cache(256)(DType)
+_known_layout = functools.lru_cache(1024)(Layout)
+_MOST_PLACES: Final = 1 << 16
+"""Number of elements that `overlap` compares, at most."""
 
 
 def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None) -> Layout:
@@ -134,6 +152,27 @@ def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | N
     steps = None if strides is None else resolve_ints(strides, "strides")
     make = _known_layout if isinstance(dtype, Hashable) else Layout
     return make(dims, dtype, steps)
+
+
+@functools.lru_cache(1024)
+def overlap(layout: Layout) -> bool:
+    """Whether two elements have a byte in common; also True if that takes long to tell."""
+    if 0 in layout.shape:
+        return False
+    size = layout.dtype.itemsize
+    dims = sorted((abs(step), count) for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1)
+    while dims and dims[0][0] == size:  # what has no gaps is like one element
+        size *= dims.pop(0)[1]
+    reach = size + sum(step * (count - 1) for step, count in dims)
+    while dims and (reach := reach - dims[-1][0] * (dims[-1][1] - 1)) <= dims[-1][0]:
+        dims.pop()  # what lies beyond the rest has its own bytes, if that has
+    if math.prod(count for _, count in dims) > _MOST_PLACES:
+        return True
+    places = [0]
+    for step, count in dims:
+        places = [place + step * at for at in range(count) for place in places]
+    places.sort()
+    return any(after - place < size for place, after in itertools.pairwise(places))
 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------
@@ -167,11 +206,17 @@ class DLTensor(ctypes.Structure):
 
 CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
 """Unversioned, versioned: the name, and the offset of the ``DLTensor``, behind version, manager, deleter and flags."""
+_READ_ONLY: Final = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 # A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
 pointer_of = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle).PyCapsule_GetPointer
 pointer_of.restype = ctypes.c_void_p
 pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+def _flags_at(address: int) -> ctypes.c_uint64:
+    """The flags of a versioned ``DLManagedTensor``."""
+    return ctypes.c_uint64.from_address(address + 24)
 
 
 class _Base:
@@ -206,12 +251,6 @@ def _numpy_knows_versions() -> bool:
     return True
 
 
-def _interface_of(
-    shape: tuple[int, ...], strides: tuple[int, ...], typestr: str, data: tuple[int, bool]
-) -> dict[str, Any]:
-    return {"shape": shape, "strides": strides, "typestr": typestr, "data": data, "version": 3}
-
-
 # -- the view --------------------------------------------------------------------------------------------------------
 
 
@@ -238,6 +277,8 @@ class View:
         name if that is not installed.
     ptr : int
         Address of the first element on the device.
+    read_only : bool
+        Whether libraries are told not to write: the view is of an array of another process that is immutable there.
 
     Examples
     --------
@@ -251,9 +292,10 @@ class View:
     _token: object = None
     """The hold on the bytes that the first look at `__cuda_array_interface__` takes."""
 
-    def __init__(self, buffer: Buffer, layout: Layout, offset: int) -> None:
+    def __init__(self, buffer: Buffer, layout: Layout, offset: int, *, read_only: bool = False) -> None:
         self._buffer = buffer
         self._layout = layout
+        self.read_only = read_only
         self._pointer = buffer.address + offset
         self.shape = layout.shape
         self.strides = layout.strides
@@ -327,27 +369,11 @@ class View:
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        if (blank := layout.blank) is None:
-            blank = layout.blank = self._array(_NOWHERE).view(_exported())
-        array = blank.view()
+        array = layout.blank_array(repr(self))
         array.hold = buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
-        capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
-        name, offset = CAPSULES[versioned]
-        tensor = DLTensor.from_address(pointer_of(capsule, name) + offset)
-        tensor.data, tensor.code = self._pointer, layout.dtype.code
-        tensor.device_type, tensor.device_id = device
-        return capsule
-
-    def _array(self, address: int) -> Any:
-        """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
-        import numpy as np
-
-        try:
-            return np.asarray(_Base(self._described(address)))
-        except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
-            raise BufferError(f"expected a shape that NumPy can describe, got {self!r}: {error}.") from None
+        return _capsule_at(array, self._pointer, layout, device, versioned=versioned, read_only=self.read_only)
 
     def _order(self, stream: int | None, device_type: int) -> Stream | None:
         """Return the consumer's stream, which the array keeps: the release waits for its work there."""
@@ -367,8 +393,12 @@ class View:
             buffer._use_on(consumer, 0, buffer._size)
         return consumer
 
-    def _described(self, address: int) -> dict[str, Any]:
-        return _interface_of(self.shape, self.strides, self._layout.dtype.typestr, (address, False))
+    def _described(self) -> Described:
+        """The view as an array to share, which keeps the bytes mapped."""
+        keep = self, self._buffer.hold()
+        if self._is_of_host():
+            self._buffer._wait_for_users()  # as for other CPU consumers
+        return Described(self.__dlpack_device__(), self._pointer, self._layout, self.read_only, keep)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -386,7 +416,7 @@ class View:
         token = self._token or self._buffer.hold()
         self._buffer._check_open()
         self._token = token
-        interface = self._described(self._pointer)
+        interface = self._layout.interface(self._pointer, self.read_only)
         if users := self._buffer._users(None):
             interface["stream"] = self._behind(users) or 1
         return interface
@@ -444,7 +474,7 @@ class View:
                 f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, whose newest version adds "
                 f"{self._layout.dtype.name} to NumPy, or use torch.from_dlpack(view).",
             ) from None
-        array = self._array(self._pointer)
+        array = self._layout.array(self._pointer, self.read_only, repr(self))
         array.base.hold = self._buffer.hold()
         self._buffer._wait_for_users()  # CPU consumers have no streams
         array = array.view(own)
@@ -459,6 +489,27 @@ class View:
             f"expected memory of the host, got {self!r} on {self._buffer.device.name}; use torch.from_dlpack(view) "
             "or cupy.asarray(view), or copy it to the host with Buffer.copy_to_host(array).",
         )
+
+
+def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: object) -> Any:
+    """A capsule of memory that lives as long as `hold`, in no order with any stream."""
+    array = layout.blank_array("a tensor")
+    array.hold = hold
+    return _capsule_at(array, pointer, layout, device, versioned=False, read_only=False)
+
+
+def _capsule_at(
+    array: Any, pointer: int, layout: Layout, device: tuple[int, int], *, versioned: bool, read_only: bool
+) -> Any:
+    capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
+    name, offset = CAPSULES[versioned]
+    address = pointer_of(capsule, name)
+    if versioned and read_only:  # the other kind of capsule cannot say so
+        _flags_at(address).value |= _READ_ONLY
+    tensor = DLTensor.from_address(address + offset)
+    tensor.data, tensor.code = pointer, layout.dtype.code
+    tensor.device_type, tensor.device_id = device
+    return capsule
 
 
 def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
@@ -487,37 +538,28 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
 # -- arrays of other libraries -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """An array of any library: its memory, its layout, and an object that keeps both."""
+class Described(NamedTuple):
+    """An array of any library: its memory, its layout, and objects that keep both."""
 
     place: tuple[int, int] | str
     """DLPack's device; the name of the interface, if that does not say."""
     pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
+    layout: Layout
     read_only: bool
-    keep: tuple[object, object]
+    keep: tuple[Any, object]
+    """The array, and what its library gave for it."""
     data_ptr: object = None
-    """What `data_ptr` gives, where the array has it."""
+    """What the array's `data_ptr` gave, if it has that: torch may give it other memory, and other libraries do not."""
 
     @property
     def span(self) -> tuple[int, int]:
         """Addresses of the first byte, and behind the last."""
-        low, high = span(self.shape, self.strides, DType(self.dtype).itemsize)
-        return self.pointer + low, self.pointer + high
+        return self.pointer + self.layout.low, self.pointer + self.layout.high
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """The bytes for NumPy, which then keeps this object, as numbers of the elements' size."""
-        return _interface_of(self.shape, self.strides, DType(self.dtype).typestr, (self.pointer, self.read_only))
-
-
-def data_ptr(array: object) -> object:
-    """The address that torch gives: its storage may be given other memory. Other libraries' capsules keep theirs."""
-    ask = getattr(array, "data_ptr", None)
-    return ask() if callable(ask) else None
+        return self.layout.interface(self.pointer, self.read_only)
 
 
 def described(array: Any, argument: str, *, in_place: bool) -> Described:
@@ -525,16 +567,17 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 
     Of a tensor whose bytes are not its values a copy is described, where the array need not be in place.
     """
+    if isinstance(array, View):
+        return array._described()
     array = with_values(array, argument, in_place=in_place)
-    found = _by_dlpack(array) if hasattr(array, "__dlpack__") else ""
-    if isinstance(found, str):  # NumPy, of ml_dtypes' element types; or an older library
-        other = _by_interface(array)
-        found = found or other if isinstance(other, str) else other
-    if isinstance(found, Described):
-        return found
+    problem = ""
+    for way in (_by_dlpack, _by_interface):  # the latter for NumPy's of ml_dtypes' element types, or an older library
+        if isinstance(found := way(array), Described):
+            return found
+        problem = problem or found
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
-    if found:
-        raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {found}")
+    if problem:
+        raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {problem}")
     from_lists = "numpy.asarray(...) of a list or numpy.frombuffer(...) of bytes"
     instead = "a view of it, such as view(shape, dtype)" if isinstance(array, NotAnArray) else from_lists
     raise ArgumentTypeError(
@@ -544,8 +587,10 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 
 def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     """The array, or a copy, whose bytes are its values: torch may be going to compute them, or keep them elsewhere."""
+    if not _is_torchs(array):
+        return array
     problem = hidden_values(array)
-    if not problem and any(getattr(array, sign, bool)() for sign in ("is_conj", "is_neg")):
+    if not problem and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU torch's current stream, which ours do not follow, would copy
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
@@ -554,10 +599,14 @@ def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     return array
 
 
+def _is_torchs(array: Any) -> bool:
+    """Whether it is a tensor of torch, which need not be imported to ask it."""
+    return hasattr(type(array), "__torch_dispatch__")
+
+
 def hidden_values(array: Any) -> str:
-    """What a tensor of torch is whose memory does not have its values, and what to pass; empty for all others."""
-    if (dispatch := getattr(type(array), "__torch_dispatch__", None)) is None:  # torch need not be imported to ask it
-        return ""
+    """What a tensor of torch is whose memory does not have its values, and what to pass; empty for others."""
+    dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
         return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, as DTensor.to_local() does"
     try:
@@ -572,53 +621,68 @@ def hidden_values(array: Any) -> str:
 
 
 def _by_dlpack(array: Any) -> Described | str:
+    if not hasattr(array, "__dlpack__"):
+        return ""
+    place, on_host, is_torchs = None, False, _is_torchs(array)
     try:
-        place = tuple(map(int, array.__dlpack_device__()))
-        on_host = place[0] in HOST_TYPES
-        capsule = _capsule(array, {} if on_host else {"stream": -1})
+        if is_torchs:  # not by the method: it takes long, and refuses a gradient, and others than the current device
+            capsule = sys.modules["torch"].to_dlpack(array)
+        else:
+            kind, number = array.__dlpack_device__()
+            place = int(kind), int(number)
+            on_host = place[0] in HOST_TYPES
+            capsule = _capsule(array, {} if on_host else {"stream": -1})
         name, offset = CAPSULES["dltensor_versioned" in repr(capsule)]
         address = pointer_of(capsule, name)
     except Exception as error:  # each library has its own: an element type, a tracer
         return f"{str(error).rstrip('.')}."
-    # A capsule without a version says nothing of it: JAX's array interface does, and on the CPU its array of NumPy.
-    flags = ctypes.c_uint64.from_address(address + 24).value if offset else _is_read_only(array, on_host=on_host)
     tensor = DLTensor.from_address(address + offset)
-    dtype = _NAMES.get((tensor.code, tensor.bits))
-    if dtype is None or tensor.lanes != 1:
-        return f"the element type (code {tensor.code}, {tensor.bits} bits) has no name here; take a view of uint8."
-    shape, size = tuple(tensor.shape[: tensor.ndim]), tensor.bits // 8
-    steps = tuple(step * size for step in tensor.strides[: tensor.ndim]) if tensor.strides else contiguous(shape, size)
-    return Described(
-        place=cast("tuple[int, int]", place),
-        pointer=(tensor.data or 0) + tensor.byte_offset,
-        shape=shape,
-        strides=steps,
-        dtype=dtype,
-        read_only=bool(flags & 1),  # DLPACK_FLAG_BITMASK_READ_ONLY
-        keep=(array, capsule),
-        data_ptr=data_ptr(array),
-    )
+    count = tensor.ndim
+    steps = tuple(tensor.strides[:count]) if tensor.strides else None
+    layout = _dlpack_layout(tuple(tensor.shape[:count]), steps, tensor.code, tensor.bits, tensor.lanes)
+    if isinstance(layout, str):
+        return layout
+    # A capsule without a version says nothing of it: JAX's array interface does, and on the CPU its array of NumPy.
+    if offset:
+        read_only = bool(_flags_at(address).value & _READ_ONLY)
+    else:
+        read_only = not is_torchs and _is_read_only(array, on_host=on_host)
+    place, pointer = place or (tensor.device_type, tensor.device_id), (tensor.data or 0) + tensor.byte_offset
+    return Described(place, pointer, layout, read_only, (array, capsule), _data_ptr(array))
+
+
+@functools.lru_cache(1024)
+def _dlpack_layout(
+    shape: tuple[int, ...], steps: tuple[int, ...] | None, code: int, bits: int, lanes: int
+) -> Layout | str:
+    dtype = _NAMES.get((code, bits))
+    if dtype is None or lanes != 1:
+        return f"the element type (code {code}, {bits} bits) has no name here; take a view of uint8."
+    return _known_layout(shape, dtype, None if steps is None else tuple(step * bits // 8 for step in steps))
 
 
 def _capsule(array: Any, stream: dict[str, int]) -> Any:
-    library: Any = sys.modules.get(type(array).__module__.partition(".")[0])
     last = {"max_version": (1, 0)}
     for more in (last | stream, stream, last):
         try:
             return array.__dlpack__(**more)
-        except (TypeError, RuntimeError, BufferError) as error:  # an older protocol; JAX 0.11 knows no stream -1
-            # torch: of another device than the current one, or with a gradient.
-            if isinstance(error, BufferError) and hasattr(library, "to_dlpack"):
-                return library.to_dlpack(array)
+        except (TypeError, RuntimeError):  # an older protocol; JAX 0.11 knows no stream -1
             if more is last:
                 raise
 
 
-def _interface(array: object) -> tuple[str, Mapping[str, Any]] | None:
+def _data_ptr(array: Any) -> object:
+    ask = getattr(array, "data_ptr", None)
+    return ask() if callable(ask) else None
+
+
+def _interface(array: object) -> tuple[str, dict[str, Any]] | None:
     for name in ("__cuda_array_interface__", "__array_interface__"):
-        with suppress(Exception):  # torch, of element types that the interface does not know
-            if isinstance(found := getattr(array, name, None), Mapping):
+        try:
+            if isinstance(found := getattr(array, name, None), dict):
                 return name, found
+        except Exception:  # torch, of element types that the interface does not know
+            pass
     return None
 
 
@@ -636,17 +700,13 @@ def _by_interface(array: Any) -> Described | str:
     name, facts = found
     try:
         pointer, read_only = facts["data"]
-        named = str(getattr(array, "dtype", None))  # the interface has no name for ml_dtypes' types
-        shape, dtype = tuple(facts["shape"]), DType(named if named in TYPES else facts["typestr"])
-        return Described(
-            place=(CPU, 0) if name == "__array_interface__" else name,
-            pointer=int(pointer),
-            shape=shape,
-            strides=facts.get("strides") or contiguous(shape, dtype.itemsize),
-            dtype=dtype.name,
-            read_only=bool(read_only),
-            keep=(array, facts),
-        )
+        shape, dtype, strides = facts["shape"], facts["typestr"], facts.get("strides") or None
+        try:
+            layout = layout_of(shape, dtype, strides)
+        except ArgumentTypeError:  # the interface has no name for ml_dtypes' types
+            layout = layout_of(shape, str(getattr(array, "dtype", dtype)), strides)
+        place = (CPU, 0) if name == "__array_interface__" else name
+        return Described(place, int(pointer), layout, bool(read_only), (array, facts), _data_ptr(array))
     except (LookupError, TypeError, ValueError) as error:  # as an image of PIL, whose data are bytes
         return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
 

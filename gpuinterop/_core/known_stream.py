@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
-from .lifetime import GONE, LIVE, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
+from .lifetime import GONE, LIVE, MARK, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
 from .monitor import after_fork, locked
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_ASKED: Final = frozenset({LIVE, RETIRED})
 _PER_THREAD: Final = 2  # CUDA's and HIP's number for the calling thread's own default stream
 _MANY_WAITS: Final = 128  # from this number of noted waits on, the driver is asked which have passed
 _FENCES: Final = 8  # this many events show soon enough which waits have passed
@@ -398,10 +399,16 @@ class KnownStream(Lifetime):
 
     def is_capturing(self) -> bool:
         """Whether the work goes into a graph; False if the driver cannot tell."""
-        try:
-            return not self.broken and (self.captured or bool(self.ask(self.backend.is_capturing, False)))
+        if self.broken or self.captured:
+            return not self.broken
+        calls = self.calls
+        calls += MARK
+        try:  # as `ask`: each call that is refused in a capture comes here
+            return self.state in _ASKED and self.backend.is_capturing(self.handle)
         except GpuInteropError:
             return False
+        finally:
+            del calls[-1]
 
     def refuse_edge(self) -> None:
         """Raise while one of our captures begins or ends: a call might or might not be captured. The caller marks."""

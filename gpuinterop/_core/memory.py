@@ -14,7 +14,7 @@ from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedErro
 from ..handles import ArrayUsage, MemoryHandle
 from .array import MipmappedArray, array_layout
 from .drain import drain, tidy, wait_for
-from .interchange import HostArray, View, layout_of
+from .interchange import HostArray, Layout, View, layout_of
 from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
 from .monitor import dropped, locked
 from .resource import Resource
@@ -310,10 +310,11 @@ class Buffer(Sized):
         >>> np.asarray(rows).shape
         (64, 60, 4)
         """
+        return self._view(layout_of(shape, dtype, strides), check_nbytes(offset, "offset", minimum=0))
+
+    def _view(self, layout: Layout, start: int, *, read_only: bool = False) -> View:
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()
-        layout = layout_of(shape, dtype, strides)
-        start = check_nbytes(offset, "offset", minimum=0)
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
             self._check_range(start, min(high - low, 1))
@@ -334,7 +335,7 @@ class Buffer(Sized):
                 f"{self.address + start:#x}, that of byte {start} of the buffer; pass {start + step - beyond}, or "
                 "view bytes.",
             )
-        return View(self, layout, start)
+        return View(self, layout, start, read_only=read_only)
 
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.

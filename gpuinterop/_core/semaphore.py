@@ -221,6 +221,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         giver = calls.direct or calls
         self._give_wait: Callable[..., None] = giver.wait
         self._give_signal: Callable[..., None] = giver.signal
+        # For a caller that has asked the driver whether the stream is being captured.
+        self._give_wait_asked: Callable[..., None] = getattr(giver, "wait_asked", giver.wait)
+        self._give_signal_asked: Callable[..., None] = getattr(giver, "signal_asked", giver.signal)
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         lifetime.remark = None
@@ -517,6 +520,19 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _wait_asked(self, stream: Stream, value: int) -> None:
+        """Wait on a stream of the device that nothing captures, as the caller has asked."""
+        known, pending = stream._known_as(), Wait.of(self.lifetime, value)
+        self._enqueue(stream, known, self._noted.get(known), self._give_wait_asked, (value,), pending)
+
+    def _signal_asked(self, stream: Stream, value: int) -> None:
+        """Signal on such a stream."""
+        known = stream._known_as()
+        if (noted := self._noted.get(known)) is not None and value <= noted[0][noted[1]]:
+            self._check_growth(known, value, noted[0][noted[1]], "value")
+        if (noted := self._enqueue(stream, known, noted, self._give_signal_asked, (value,))) is not None:
+            noted[0][noted[1]] = value
 
     def _look_closer(self, stream: Stream) -> None:
         self._check_open()

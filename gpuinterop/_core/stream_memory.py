@@ -291,19 +291,27 @@ class OwnTimelines(WordCalls):
     # -- what a semaphore asks for -------------------------------------------------------------------------------
 
     def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
+        if stream.is_capturing():  # in line: each call comes here
+            refuse_capture(stream, batch[0].page.label)
+        self.wait_asked(batch, stream, values, wait)
+
+    def wait_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         wait.number = next(order)
-        refuse_capture(stream, batch[0].page.label)
         self.driver.wait_value(stream.handle, batch[0].word, values[0])
 
     def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
-        refuse_capture(stream, batch[0].page.label)
-        for own, value in zip(batch, values, strict=True):
-            if value <= (current := own.page.value):  # a timeline only grows: at the store it is at least this
+        if stream.is_capturing():
+            refuse_capture(stream, batch[0].page.label)
+        self.signal_asked(batch, stream, values)
+
+    def signal_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
+        for own, value in zip(batch, values):  # noqa: B905 - the caller has checked the lengths
+            if value <= (current := own.page.counter.value):  # a timeline only grows: at the store it is at least this
                 raise InvalidArgumentError(
                     "value",
                     f"{own.page.label} stands at {current}: a timeline only grows; signal {current + 1} or more.",
                 )
-        for own, value in zip(batch, values, strict=True):
+        for own, value in zip(batch, values):  # noqa: B905
             self.driver.write_value(stream.handle, own.word, value)
 
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:

@@ -1,10 +1,10 @@
 """An exporter in a child process: the same interface, so that whatever is tested is tested across processes too.
 
-Calls and their results go over a Unix socket pair as pickles, since one of the two has started the other; handles go
-over the same socket through :mod:`gpuinterop.ipc`. What the exporter makes stays in the child, and its calls are made
-there. The child answers in any order: what may block runs on threads of its own, and never keeps another call waiting.
-It ends when its parent closes it or dies, and not at Ctrl-C: that is for the parent to act on. Every call ends,
-whatever has become of the child.
+Calls and their results go over a Unix socket pair as messages of :mod:`gpuinterop.ipc`, with the descriptors of the
+handles in them. They are pickles, since one of the two has started the other. What the exporter makes stays in the
+child, and its calls are made there. The child answers in any order: what may block runs on threads of its own, and
+never keeps another call waiting. It ends when its parent closes it or dies, and not at Ctrl-C: that is for the parent
+to act on. Every call ends, whatever has become of the child.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import pickle
 import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from typing import Any, Final
 
-from .. import system
+from .. import ipc, system
 from .._arguments import check_type
 from ..bridge import Endpoint, OwnTimelineEndpoint
 from ..capabilities import Capabilities
@@ -40,7 +39,6 @@ from ..errors import (
     ResourceClosedError,
 )
 from ..handles import AllocationHandle, FdHandle, Timeline
-from ..ipc import receive_handles, send_handles
 from .base import Exporter, ExporterImage, ExporterMemory, ExporterSemaphore, Submission
 
 __all__ = ["ProcessExporter", "Wire"]
@@ -48,8 +46,6 @@ __all__ = ["ProcessExporter", "Wire"]
 _START_LIMIT = 60.0  # an interpreter, a Vulkan loader and its drivers, on a loaded machine
 _REPLY_LIMIT = 30.0
 _END_LIMIT = 20.0
-_HEADER = struct.Struct("<Q")  # bytes of the message
-_TIMEVAL = struct.Struct("@ll")
 _MAX_THREADS = 1 << 16  # as many as there are calls that block: with any fewer, one that would end a wait waits too
 
 
@@ -93,60 +89,53 @@ class Wire:
         find: Callable[[Any], Any] = lambda name: None,
     ) -> None:
         self.socket = connection
+        self._connection = ipc.Connection(connection)
         self._name, self._find = name, find
         self._lock = threading.Lock()
 
-    def send(self, message: object) -> None:
-        """Send a message; its handles stay the caller's."""
+    def send(self, message: object, limit: float | None = None) -> None:
+        """Send a message within `limit` seconds; its handles stay the caller's."""
         handles: list[FdHandle] = []
 
         def name(thing: Any) -> Any:
             if not isinstance(thing, FdHandle):
                 return self._name(thing)
             handles.append(thing)
-            return len(handles) - 1
+            return ipc.pack(thing)
 
         body = io.BytesIO()
         _Pickler(body, name).dump(message)
-        text = pickle.dumps([type(handle) for handle in handles]) + body.getvalue()
+        if (size := body.tell()) > ipc.MAX_BODY:
+            raise InvalidArgumentError(
+                "size", f"expected {ipc.MAX_BODY} bytes or fewer for another process at once, got {size}; use parts."
+            )
         with self._lock:
-            self.socket.sendall(_HEADER.pack(len(text)) + text)
-            if handles:
-                send_handles(self.socket, handles)
+            self._connection.send(0, 0, body.getvalue(), handles, left=system.seconds_left(limit))
 
-    def receive(self) -> tuple[Any, list[FdHandle]] | None:
-        """Return a message and its handles, which the caller owns; None at the end of the connection."""
-        header = self._exactly(_HEADER.size)
-        text = header and self._exactly(*_HEADER.unpack(header))
-        if not text:
+    def receive(self, limit: float | None = None) -> tuple[Any, list[FdHandle]] | None:
+        """Return a message and its handles, which the caller owns; None at the connection's end, or after `limit` s."""
+        try:
+            message = self._connection.receive(system.seconds_left(limit))
+        except OSError:
+            with self._lock:
+                self._connection.discard()
             return None
-        body = io.BytesIO(text)
-        kinds = pickle.load(body)
-        handles: list[FdHandle] = receive_handles(self.socket, kinds) if kinds else []
-        for handle in handles:
-            handle.trusted = True
+        handles: list[FdHandle] = []
 
         def find(name: Any) -> Any:
-            return handles[name] if isinstance(name, int) else self._find(name)
+            if not isinstance(name, bytes):
+                return self._find(name)
+            handles.extend(ipc.unpack(name, message))
+            handles[-1].trusted = True
+            return handles[-1]
 
-        try:
-            return _Unpickler(body, find).load(), handles
-        except BaseException:
-            for handle in handles:
-                handle.close()
-            raise
-
-    def _exactly(self, size: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < size:
+        with message:
             try:
-                part = self.socket.recv(min(size - len(data), 1 << 20))
-            except OSError:
-                return None
-            if not part:
-                return None
-            data += part
-        return bytes(data)
+                return _Unpickler(io.BytesIO(message.body), find).load(), handles
+            except BaseException:
+                for handle in handles:
+                    handle.close()
+                raise
 
 
 # -- the parent's side ------------------------------------------------------------------------------------------------
@@ -157,8 +146,6 @@ class _Child:
 
     def __init__(self, inner: str, options: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        # Not settimeout(): the reader, on the same socket, waits for as long as it takes.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_REPLY_LIMIT), 0))
         self._wire = Wire(ours, self._name, self._find)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
@@ -227,14 +214,14 @@ class _Child:
 
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
-            self._wire.send(message)
-        except BlockingIOError:
+            self._wire.send(message, _REPLY_LIMIT)
+        except TimeoutError:
             # What would follow could not be told from the rest of this message.
             self.process.kill()
             raise PeerError(
                 f"the exporter's process {self.process.pid} read nothing for {_REPLY_LIMIT:g} s, and was ended."
             ) from None
-        except (OSError, PeerError):  # the reader sees the end, and says so
+        except OSError:  # the reader sees the end, and says so
             pass
 
     def _read(self) -> None:
@@ -509,7 +496,8 @@ class _Server:
             with contextlib.suppress(OSError, PeerError):  # the parent has gone: the watch ends us
                 try:
                     self._wire.send((turn, failed, result))
-                except (pickle.PicklingError, TypeError, AttributeError) as error:  # before a byte has gone out
+                except (pickle.PicklingError, TypeError, AttributeError, InvalidArgumentError) as error:
+                    # Before a byte has gone out.
                     problem = f"the exporter's process has a result that cannot be sent: {error}"
                     self._wire.send((turn, True, PeerError(problem)))
         finally:

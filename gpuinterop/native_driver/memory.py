@@ -80,8 +80,10 @@ def pointer_attribute(driver: NativeDriver, address: Address, attribute: int) ->
     For an unknown address HIP returns an error, or from ROCm 6 on the type 0.
     """
     found = c_uint64()
-    code = driver.status("PointerGetAttribute", byref(found), attribute, address)
-    return 0 if code else found.value
+    if driver.function("PointerGetAttribute")(byref(found), attribute, c_void_p(address)):  # it is asked often
+        driver.forget_error()
+        return 0
+    return found.value
 
 
 # -- mipmapped arrays: formats by Vulkan's names, and copies of whole levels ----------------------------------------

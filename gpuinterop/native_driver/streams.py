@@ -6,9 +6,11 @@ otherwise use the GPU that is current there, so the backend makes the stream's o
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Hashable
 from ctypes import byref, c_int
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from ..errors import InvalidArgumentError
@@ -34,6 +36,8 @@ class NativeStream(NativeObject):
     pointer: int
     relative: bool
     """Whether the stream is a default one."""
+    run: Callable[..., Any]
+    """Calls a function on the stream: with its device current, if it is a default stream."""
 
     def open(self, priority: int) -> None:
         """Create the stream; a blocking one would stall the default stream."""
@@ -46,10 +50,9 @@ class NativeStream(NativeObject):
         self.relative = pointer <= table.last_default_stream
         self.handle = self.key = table.default_stream if pointer <= 1 else pointer
         self.argument = as_pointer(self.handle)
-
-    def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Call `work` on the stream: with its device current, if it is a default stream."""
-        return self.device.run(work, *arguments, relaxed=False) if self.relative else work(*arguments)
+        self.status = c_int()  # threads may ask at once: each answer is of this stream
+        self.place = byref(self.status)
+        self.run = partial(self.device.run, relaxed=False) if self.relative else operator.call
 
 
 class NativeStreams(NativeBackend):
@@ -91,14 +94,13 @@ class NativeStreams(NativeBackend):
 
     def is_capturing(self, stream: NativeStream) -> bool:
         """``cuStreamIsCapturing``, ``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
-        status = c_int()
-        code = stream.run(self._is_capturing, stream.argument, byref(status))
+        code = stream.run(self._is_capturing, stream.argument, stream.place)
         if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
             self._driver.forget_error()
             return True
         if code:
             raise self._driver.error("StreamIsCapturing", code)
-        return status.value != 0
+        return stream.status.value != 0
 
     def synchronize(self, stream: NativeStream) -> None:
         """``cuStreamSynchronize``, ``hipStreamSynchronize``."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .._arguments import NotAnArray
 from .._core.device import Device
-from .._core.interchange import View, layout_of
+from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
-from .._core.stream import Stream
-from ..errors import ArgumentTypeError, InvalidArgumentError
+from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
+from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .order import Reader, Writer, acquire_all
 
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
 
 class Arrays(Resource, NotAnArray):
-    """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their way, and the order.
+    """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their transport, and the order.
 
     It is a mapping of names to views: iterate over the names, and take ``arrays[name]``.
     """
 
     _as_array = "numpy.asarray(arrays.view), or numpy.asarray(arrays[name]) of several"
     _contents: Contents
+    _memory: SharedMemory
+    _starts: Sequence[int]
     device: Device
     """The device that has them."""
+    _last: Stream | None = None
+    """The last stream of another library, which keeps its owner."""
     key: tuple[bytes, int]
     """The sharing process and the number of its share: equal in all processes that have it."""
 
@@ -96,7 +101,8 @@ class Arrays(Resource, NotAnArray):
                 )
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
             raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
-        return self._memory()[placed.region].buffer.view(placed.shape, placed.dtype, placed.offset, placed.strides)
+        buffer, start = self._place(name)
+        return buffer._view(placed.layout, start, read_only=placed.read_only)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)
@@ -105,25 +111,31 @@ class Arrays(Resource, NotAnArray):
         return len(self.names)
 
     @property
-    def way(self) -> str:
+    def transport(self) -> str:
         """Types of the handles by which the memory travels: ``VmmFd``, ``IpcMemHandle``, ``OpaqueFd``.
 
         - ``VmmFd``: memory of `Device.allocate`, torch's expandable segments, JAX's pool
-          (``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``; on HIP memory of `Device.allocate` alone,
+          (``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``; on HIP memory of `Device.allocate` only,
           ``hipMemExportToShareableHandle``).
         - ``IpcMemHandle``: memory of ``cudaMalloc`` or ``hipMalloc``, the default of torch and of CuPy
           (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``).
         - ``OpaqueFd``: memfds, on the host backend.
 
-        Arrays that take several ways have their names, with commas.
+        Arrays that travel by several types have their names, with commas.
 
         Examples
         --------
         >>> with gi.share(buffer.view(8)) as shared:
-        ...     shared.way
+        ...     shared.transport
         'OpaqueFd'
         """
-        return self._contents.way
+        return self._contents.transport
+
+    @property
+    def way(self) -> str:
+        """The old name of `transport`, for one more version."""
+        warnings.warn("way is now transport; the old name will go.", DeprecationWarning, stacklevel=2)
+        return self.transport
 
     @property
     def exposes(self) -> str:
@@ -140,17 +152,26 @@ class Arrays(Resource, NotAnArray):
         '1 allocation(s) of 65,536 bytes in all, of which the arrays span 8'
         """
         regions = self._contents.regions
-        pieces, whole = sum(len(region.keys) for region in regions), sum(region.size for region in regions)
-        arrays = sum(layout_of(one.shape, one.dtype, one.strides).high for one in self._contents.arrays.values())
-        return f"{pieces} allocation(s) of {whole:,} bytes in all, of which the arrays span {arrays:,}"
+        pieces, whole = sum(len(region.numbers) for region in regions), sum(region.size for region in regions)
+        each = ((at, offset, layout) for at, offset, layout, _ in self._contents.arrays.values())
+        spans = sorted((at, offset + layout.low, offset + layout.high) for at, offset, layout in each)
+        spanned, reached = 0, (-1, 0)
+        for region, start, end in spans:  # arrays may have bytes in common
+            first = max((region, start), reached)
+            if (region, end) > first:
+                spanned, reached = spanned + end - first[1], (region, end)
+        return f"{pieces} allocation(s) of {whole:,} bytes in all, of which the arrays span {spanned:,}"
 
     def acquire(self, stream: Stream | object = None, *, timeout: float | None = None) -> None:
-        """Come in: make a stream wait for its turn, before its later work with the arrays.
+        """Make a stream wait for its turn, before its later work with the arrays.
 
-        The writer (`ArrayShare`) waits for the readers that are in. A reader (`AttachedArrays`) waits for the newest
-        version; while the writer is in, for the next. The call returns at once, and the stream waits
-        (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream the calling thread waits here. The first
-        call of a reader asks the sharing process for its place in the order, over their connection.
+        The writer (`ArrayShare`) waits for the readers that have acquired and not released. A reader (`AttachedArrays`)
+        waits for the newest version; while the writer writes, for the next. The call returns at once, and the stream
+        waits (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream the calling thread waits here. The
+        first call of a reader asks the sharing process for its place in the order, over their connection.
+
+        The last stream of another library is remembered: a call with the same stream again takes it as it was wrapped,
+        and the library's object lives as long.
 
         Parameters
         ----------
@@ -158,23 +179,26 @@ class Arrays(Resource, NotAnArray):
             Stream of the arrays' device, as `Device.wrap_stream` takes it. None is the calling thread, on a CPU only.
         timeout : float, optional
             Seconds that the stream may wait, where its device has waits with a limit (`Operation.WAIT_TIMEOUT`: the
-            host backend). Elsewhere leave it out, and call ``stream.synchronize(timeout)``. Default: no limit.
+            host backend), and that a reader's first call may wait for the sharing process's answer. Elsewhere leave it
+            out, and call ``stream.synchronize(timeout)``. Default: no limit; of the answer that of `attach`.
 
         Raises
         ------
         InvalidArgumentError
             `acquire` out of turn: `release` comes first. Or the writer's arrays are immutable (JAX's). Or the stream is
-            of another device, or is being captured.
+            of another device, or is being captured. Nothing has changed then.
         ArgumentTypeError
             `stream` is None on a GPU, or is not a stream.
         SemaphoreTimeoutError
-            `timeout` passed, and the calling thread is out again.
+            `timeout` passed, and the calling thread has not acquired.
         PeerError
             The sharing process has died, or does not answer the reader's first call; or 504 readers have a place.
         UnsupportedError
             The device has no waits with a limit, or no timelines (`Operation.CREATE_SEMAPHORE` for `TimelineFd`).
         ResourceClosedError
-            `close` was called.
+            `close` was called, or the stream is closed. Or an array of the writer has other memory now than it had when
+            it was shared (``parameter.data = new``): readers would never see what is written there. A call looks at up
+            to eight arrays with ``data_ptr()``, and the next call at the next.
 
         Examples
         --------
@@ -185,13 +209,16 @@ class Arrays(Resource, NotAnArray):
         ...     shared.acquire(timeout=10)  # this thread waits for that reader
         ...     shared.release()
         """
-        self._turns().acquire(self._stream(stream), timeout)
+        bound = self._stream(stream)
+        turns = self._turns(timeout)
+        self._look()
+        acquire_all([(turns, bound)], [turns.page], timeout)
 
     def release(self, stream: Stream | object = None) -> None:
-        """Go out, behind the work that a stream was given (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
+        """Release, after the work that a stream was given (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
 
         The writer's `release` publishes the next version: readers that wait for it go on once the stream's work is
-        done. A reader's lets the writer in. The call returns at once.
+        done. A reader's lets the writer acquire. The call returns at once.
 
         Parameters
         ----------
@@ -213,28 +240,48 @@ class Arrays(Resource, NotAnArray):
         ...         buffer.fill(step, stream=stream)
         ...         shared.release(stream)  # versions 1, 2, 3
         """
-        self._turns().release(self._stream(stream))
+        bound = self._stream(stream)
+        self._turns().release(bound)
 
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""
-        placed = self._contents.arrays[name]
-        return self._memory()[placed.region].buffer, placed.offset
+        region, offset, layout, _ = self._contents.arrays[name]
+        memory, starts = self._shared_memory()
+        if region < 0:
+            return memory.buffer, 0
+        if offset + layout.low < 0 or offset + layout.high > self._contents.regions[region].size:
+            raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it anew.")
+        return memory.buffer, starts[region] + offset
 
-    def _memory(self) -> Sequence[SharedMemory]:
+    def _shared_memory(self) -> tuple[SharedMemory, Sequence[int]]:
+        """The memory of all regions, and the offset of each there."""
+        return self._memory, self._starts
+
+    def _turns(self, timeout: float | None = None) -> Writer | Reader:
+        """The place in the order, which the first call takes, within `timeout` seconds."""
         raise NotImplementedError
 
-    def _turns(self) -> Writer | Reader:
-        raise NotImplementedError
+    def _look(self) -> None:
+        """Raise if the writer must not write the arrays."""
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()
-        if isinstance(stream, Stream):
-            return stream
-        if stream is None and not self.device.info.is_cpu:
-            raise ArgumentTypeError(
-                "stream", "expected a stream, got None, which stands for the calling thread of a CPU."
-            )
-        return self.device.wrap_stream(0 if stream is None else stream)
+        if not isinstance(stream, Stream):
+            if stream is None and self.device.info.is_cpu:
+                stream = 0
+            elif stream is None:
+                raise ArgumentTypeError(
+                    "stream", "expected a stream, got None, which stands for the calling thread of a CPU."
+                )
+            pointer, owner = foreign_pointer(stream)
+            known = None if (last := self._last) is None or last._ptr != pointer else last.known
+            # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
+            if last is None or known is None or known.failure is not None or (owner is None and pointer):
+                self._last = last = self.device.wrap_stream(stream)
+            else:
+                check_foreign_device(self.device, stream)
+            stream = last
+        return check_stream(self.device, stream)
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
@@ -265,15 +312,18 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     ...     stream.synchronize(timeout=10)
     """
     ordered = sorted(dict.fromkeys(arrays), key=_key)
-    turns = [(one._turns(), one._stream(stream)) for one in ordered]
+    streams = [one._stream(stream) for one in ordered]
+    turns = [(one._turns(timeout), bound) for one, bound in zip(ordered, streams, strict=True)]
+    for one in ordered:
+        one._look()
     written = {one.key for one, (turn, _) in zip(ordered, turns, strict=True) if isinstance(turn, Writer)}
     if sum(one.key in written for one in ordered) > len(written):
         raise InvalidArgumentError(
             "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
         )
     if turns:
-        locks = {array.key: one.board.lock for array, (one, _) in zip(ordered, turns, strict=True)}
-        acquire_all(turns, list(locks.values()), timeout)
+        pages = {array.key: one.page for array, (one, _) in zip(ordered, turns, strict=True)}
+        acquire_all(turns, list(pages.values()), timeout)
 
 
 def _key(arrays: Arrays) -> tuple[tuple[bytes, int], int]:

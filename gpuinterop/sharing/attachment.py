@@ -1,90 +1,93 @@
-"""Another process's arrays, here: the lease, the imports that attachments share, and the views on them."""
+"""Another process's arrays, here: what attachments hold, the imports that they share, and the views on them."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Any, Final, cast
-from weakref import WeakSet
+from itertools import accumulate
+from struct import pack
+from typing import TYPE_CHECKING, Any, cast
 
-from .. import ipc, system
+from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
-from .._core.monitor import after_fork
 from .._core.registry import get_backend, search
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import (
-    InvalidArgumentError,
-    PeerError,
-    ResourceClosedError,
-    UnsupportedError,
-)
+from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
+from ..ipc import MAX_FDS
 from .arrays import Arrays
-from .descriptor import ANSWER, ATTACH, BLOCKS, COUNT, ENROL, Contents, Descriptor, Region, boot_id, parse_answer
-from .order import Board, Reader
-from .rendezvous import VARIABLE, check_peer, here, is_here, users_of
+from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
+from .link import Link, link_to
+from .order import ControlPage, Reader
+from .rendezvous import driver_lock, is_here, server, users_of
 
-driver_lock: Final = threading.RLock()
-"""Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
-_importing: Final = threading.RLock()
-"""Held while a region is looked for and imported, so that it is imported once."""
-_TRIES: Final = 5
-"""Number of connections that an attach makes, where the exporter drops them."""
-_links: Final[WeakSet[socket.socket]] = WeakSet()
-"""Connections to exporters, each of which is a lease."""
+if TYPE_CHECKING:
+    from .offer import Offered
 
-
-@after_fork
-def _forked() -> None:
-    """End the child's part in its parent's leases, which would outlive the parent; and what its threads may hold."""
-    for link in _links:
-        link.close()
-    for lock in (driver_lock, _importing):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+Left = Callable[[], "float | None"]
+"""Tells how many seconds are left."""
 
 
 class Import(Lifetime):
-    """Another process's region, mapped once for all attachments of this process."""
+    """Another process's region, mapped once for all that this process has of it."""
 
-    __slots__ = ("__weakref__", "address", "keys", "kind", "owner", "sizes")
+    __slots__ = ("address", "link", "numbers", "starts")
 
-    def __init__(self, device: Device, region: Region, owner: bytes) -> None:
+    def __init__(self, device: Device, region: Region, link: Link) -> None:
         backend = cast(SharingBackend, device.driver)
         blocks = backend.releases_block or getattr(backend, "map_allocation_blocks", False)
         gate = device.gate if blocks else None
-        super().__init__("shared memory", backend.detach_blocks, gate=gate, device=device.streams)
+        super().__init__("shared memory", self._detach, gate=gate, device=device.streams)
         self.ends_with_children = True
-        self.owner, self.kind, self.keys, self.sizes = owner, region.kind, region.keys, region.sizes
+        self.link, self.numbers = link, region.numbers
+        self.starts = tuple(accumulate(region.sizes, initial=0))
         self.address = 0
 
-    def offset_of(self, device: Device, region: Region, owner: bytes) -> int | None:
-        """Offset of a region in this one; None if the region is not a part of it."""
-        if (self.owner, self.device, self.kind) != (owner, device.streams, region.kind) or self.state is not LIVE:
-            return None
-        count = len(region.keys)
-        for at, key in enumerate(self.keys):
-            if key == region.keys[0] and self.keys[at : at + count] == region.keys:
-                return sum(self.sizes[:at]) if self.sizes[at : at + count] == region.sizes else None
-        return None
+    def find(self, region: Region) -> int | None:
+        """Address of a region that begins with one of these blocks; None if it is not a part of this one."""
+        at, count = self.numbers.index(region.numbers[0]), len(region.numbers)
+        fits = self.state is LIVE and self.numbers[at : at + count] == region.numbers
+        return self.address + self.starts[at] if fits else None
 
+    def attach(self, device: Device, handles: Sequence[Handle], sizes: Sequence[int]) -> None:
+        """Map it; the handles stay the caller's."""
+        backend, native = cast(SharingBackend, device.driver), device._handle
 
-_imports: WeakSet[Import] = WeakSet()
+        def attach() -> DriverHandle:
+            made, self.address = system.under(driver_lock, lambda: backend.attach_blocks(native, handles, sizes))
+            return made
+
+        self.create(attach)
+        system.under(self.link.counting, self._enter)
+
+    def _enter(self) -> None:
+        for number in self.numbers:
+            self.link.imports.setdefault((self.device, number), []).append(self)
+
+    def _detach(self, handle: DriverHandle) -> None:
+        system.under(self.link.counting, self._leave)
+        cast(Any, self.device).backend.detach_blocks(handle)
+
+    def _leave(self) -> None:
+        for number in self.numbers:
+            known = self.link.imports[self.device, number]
+            known.remove(self)
+            if not known:
+                del self.link.imports[self.device, number]
 
 
 class SharedMemory(Mappable):
-    """A region as one share or attachment has it: its arrays keep this, and not the other attachments.
+    """Memory as one share or attachment has it, from the first byte of its regions to the last.
 
-    Memory that this process has already stays as long as `keep`, which this holds.
+    Its arrays keep this, and not the other attachments. Memory that this process has already stays as long as `keep`.
     """
 
     def __init__(
@@ -111,57 +114,82 @@ def _nothing(_: object) -> None:
     """Unmap nothing: an import does, or another library."""
 
 
-def _known(device: Device, region: Region, owner: bytes, lease: Lifetime) -> SharedMemory | None:
-    """The region, if it is imported already."""
-    for known in list(_imports):
-        if (offset := known.offset_of(device, region, owner)) is not None:
-            with contextlib.suppress(ResourceClosedError):  # the last attachment ends
-                return SharedMemory(device, known.address + offset, region.size, (known, lease))
-    return None
-
-
-def _mapped(device: Device, region: Region, handles: Sequence[Handle], owner: bytes, lease: Lifetime) -> SharedMemory:
-    """The region, imported."""
-    backend, native = cast(SharingBackend, device.driver), device._handle
-    fresh = Import(device, region, owner)
-
-    def attach() -> DriverHandle:
-        made, fresh.address = system.under(driver_lock, lambda: backend.attach_blocks(native, handles, region.sizes))
-        return made
-
-    blocks = isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd
-    make = partial(fresh.create, attach)
-    if blocks:
-        make = partial(behind_default_stream, device.gate, make, "attaching arrays")
-    try:
-        make()
-        found = SharedMemory(device, fresh.address, region.size, (fresh, lease))
-    except BaseException:
-        retire(fresh)
-        raise
-    _imports.add(fresh)
-    return found
+def memory_of(
+    device: Device, regions: Sequence[Region], addresses: Sequence[int], parents: Sequence[Lifetime]
+) -> tuple[SharedMemory, list[int]]:
+    """The memory that regions at these addresses lie in, and the offset of each."""
+    first = min(addresses, default=0)
+    end = max((at + region.size for at, region in zip(addresses, regions, strict=True)), default=first)
+    return SharedMemory(device, first, end - first, parents), [at - first for at in addresses]
 
 
 class Lease(NoCopy):
-    """A reader's right to the memory, until it is out and its arrays are gone."""
+    """A hold of a share, until its reader has released and its arrays are gone."""
 
-    def __init__(
-        self, enrol: Callable[[str], Reader], end: Callable[[Reader | None], None], count: Callable[[bool], object]
-    ) -> None:
-        self._enrol, self._end, self.count = enrol, end, count
+    def __init__(self, descriptor: Descriptor, timeout: float | None, users: frozenset[int]) -> None:
+        self.descriptor, self.timeout = descriptor, timeout
+        left = system.seconds_left(timeout)
+        self.is_here = is_here(descriptor.process)
+        while True:  # a link may end while nobody holds anything
+            found = server().here()[0] if self.is_here else link_to(descriptor, left, users)
+            self.link = cast(Link, found)  # of this process it only counts
+            count = self.link.hold(descriptor.slot)
+            if not self.link.ended:
+                break
+        self._is_known = count > 1
+        """Whether the process has it already: then its contents are known, and its memory is what it was."""
+        self.came: dict[int, FdHandle] = {}
+        """Descriptors of blocks, by number, until they are mapped."""
         self._enrolling = threading.RLock()
+        self.device: Device
         self.reader: Reader | None = None
         self.label: str
         """That of the arrays."""
 
-    def turns(self) -> Reader:
-        """The lease's place in the order, taken on first use."""
-        return self.reader or system.under(self._enrolling, self._first)
+    def contents(self, left: Left) -> tuple[Contents, Offered | None]:
+        """What the share has; and its offer, if it is this process's. Descriptors that come along are in `came`."""
+        link, one = self.link, self.descriptor
+        if self.is_here:
+            offer = server().find(one, False)
+            offer.check()
+            return offer.told, offer
+        key = one.serial, one.token
+        if not (self._is_known and (known := link.known.get(key)) is not None and link.stands(one.slot, one.serial)):
+            with link.ask(ATTACH, one.request, left) as answer:
+                numbers, known = Contents.answered(answer.body)
+                kinds = {number: region.kind for region in known.regions for number in region.numbers}
+                if len(numbers) != len(answer.fds) or not kinds.keys() >= set(numbers):
+                    raise PeerError(f"expected {len(numbers)} descriptors of the share's, got {len(answer.fds)}.")
+                for number in numbers:
+                    self.came[number] = answer.take(cast("type[FdHandle]", kinds[number]))
+            link.known[key] = known
+        return known, None
 
-    def _first(self) -> Reader:
-        self.reader = self.reader or self._enrol(self.label)
+    def turns(self, timeout: float | None) -> Reader:
+        """The reader's place in the order, taken on first use, within `timeout` seconds."""
+        return self.reader or system.under(self._enrolling, self._first, timeout)
+
+    def _first(self, timeout: float | None) -> Reader:
+        self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
+
+    def _enrolled_here(self) -> Reader:
+        offer = server().find(self.descriptor, True)
+        place = offer.take_place(server().here()[1])
+        writer = offer.writer()
+        return Reader(writer.page, writer.own, writer.leases[place], writer.page.slot(place), self.label, lent=True)
+
+    def _enrolled(self, timeout: float | None) -> Reader:
+        left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
+        with self.link.ask(ENROL, self.descriptor.request, left) as answer, ExitStack() as undo:
+            place = int.from_bytes(answer.body, "little")
+            with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second, answer.take(OpaqueFd) as page:
+                control = undo.enter_context(ControlPage.load(page))
+                writer, own = (undo.enter_context(self.device.import_semaphore(one)) for one in (first, second))
+            reader = Reader(control, writer, own, control.slot(place), self.label)
+            self.link.watch(reader)
+            undo.pop_all()
+            return reader
 
     def leave(self) -> None:
         """Release, and do not acquire again."""
@@ -169,9 +197,20 @@ class Lease(NoCopy):
             self.reader.end(ResourceClosedError(f"{self.reader.label} is closed; attach again."))
 
     def end(self) -> None:
-        """Give the lease back once the reader is out."""
+        """Hold the share no more, once the reader is out."""
         self.leave()
-        self._end(self.reader)
+        if self.reader is None:
+            self.link.drop(self.descriptor.slot)
+        else:
+            server().look_again(self._is_over)
+
+    def _is_over(self) -> bool:
+        reader = cast(Reader, self.reader)
+        if not reader.close_if_released() and not self.link.ended and not server().exits:
+            return False  # the sharing process lets go what dies
+        self.link.readers.pop(reader, None)
+        self.link.drop(self.descriptor.slot)
+        return True
 
 
 class AttachedArrays(Arrays):
@@ -194,14 +233,11 @@ class AttachedArrays(Arrays):
     0.0
     """
 
-    def __init__(
-        self, device: Device, descriptor: Descriptor, contents: Contents, lease: Lease, label: str | None
-    ) -> None:
+    def __init__(self, device: Device, contents: Contents, lease: Lease, label: str | None) -> None:
         super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams, label=label))
         self.device, self._contents = device, contents
-        self.key = descriptor.process, descriptor.share
-        lease.label = self.label
-        self._regions: Sequence[SharedMemory] = ()
+        self.key = lease.descriptor.process, lease.descriptor.serial
+        lease.label, lease.device = self.label, device
         self.lifetime.create(lambda: lease)
 
     def close(self, timeout: float | None = None) -> None:
@@ -216,107 +252,28 @@ class AttachedArrays(Arrays):
             lease.leave()
         super().close(timeout)
 
-    def _count(self, *, coming: bool) -> None:
-        """Tell the exporter of one more reader that is to come, or has; also if closed, while arrays are left."""
-        self.lifetime.ask(lambda lease: lease.count(coming), None)
+    def _map(self, offer: Offered | None, left: Left) -> None:
+        lease: Lease = self.lifetime.handle
+        regions, imports = self._contents.regions, list[Import]()
+        while True:
+            if offer is None:
+                found = import_all(lease.link, self.device, regions, left, lease.came)
+                imports, addresses = [one for one, _ in found], [address for _, address in found]
+            else:
+                addresses = offer.addresses
+            try:
+                self._memory, self._starts = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
+                return
+            except ResourceClosedError:  # the last attachment of an import ends meanwhile, or this one is closed
+                self._check_open()
+            finally:
+                for one in imports:
+                    if not one.standing:
+                        retire(one)
 
-    def _memory(self) -> Sequence[SharedMemory]:
-        return self._regions
-
-    def _turns(self) -> Reader:
-        return self.lifetime.use(Lease.turns)
-
-
-class _Link(NoCopy):
-    """The connection to an exporter, whose answers are not trusted."""
-
-    def __init__(
-        self, descriptor: Descriptor, timeout: float | None, deadline: float | None, users: Collection[int]
-    ) -> None:
-        self.descriptor = descriptor
-        path = descriptor.address
-        if place := os.environ.get(VARIABLE):  # the volume may be mounted elsewhere here
-            path = os.path.join(place, os.path.basename(path))
-        self._limit, self.deadline = timeout, deadline
-        """When the attach has to be done; later answers have the limit each."""
-        self.dropped = False
-        """Whether the exporter has closed the connection without a look at what it was asked."""
-        self.cut_off = False
-        """Whether an answer may still come, or has come in part. What came next would be taken for another's."""
-        self.socket = system.call("socket", socket.socket, socket.AF_UNIX)
-        _links.add(self.socket)
-
-        def connect() -> bool:
-            with contextlib.suppress(BlockingIOError):  # the socket's queue is full, and the kernel does not wait
-                self.socket.connect(path)
-                return True
-            return False
-
-        try:
-            self.socket.settimeout(timeout)
-            if not system.until(connect, timeout):
-                raise TimeoutError
-            check_peer(self.socket, users)
-        except (FileNotFoundError, ConnectionRefusedError):
-            self.socket.close()
-            raise PeerError(
-                f"expected the exporter's socket at {path}, it is not there: the process has ended, or its folder is "
-                f"not mounted in this container; mount it, and name it in {VARIABLE}."
-            ) from None
-        except BaseException as error:
-            self.socket.close()
-            if isinstance(error, OSError) and not isinstance(error, PeerError):
-                raise _lost(error) from None
-            raise
-
-    def ask(self, verb: int, expect: Sequence[type[Handle]], number: int = 0) -> tuple[int, list[Any]]:
-        """The number and the handles of the answer."""
-        if self.cut_off:
-            raise PeerError("an earlier answer of the exporter was cut off; close these arrays, and attach them again.")
-        try:
-            self.cut_off = True
-            left = self._limit if self.deadline is None else self.deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            self.socket.settimeout(left)
-            self.socket.sendall(self.descriptor.request(verb, number))
-            head = self.socket.recv(ANSWER.size)  # one call has sent the head, as the words below
-            if len(head) < ANSWER.size:
-                raise ConnectionError("it closed the connection")
-            failed, told = parse_answer(head)
-            words = self.socket.recv(told) if failed is not None else b""
-        except PeerError:
-            raise
-        except OSError as error:
-            self.dropped = isinstance(error, ConnectionResetError | BrokenPipeError)
-            raise _lost(error) from None
-        if failed is not None:
-            self.cut_off = False
-            raise failed(words.decode(errors="replace"))
-        handles = ipc.receive_handles(self.socket, expect) if expect else []
-        self.cut_off = False
-        return told, handles
-
-
-def _first_answer(descriptor: Descriptor, timeout: float | None, users: Collection[int]) -> tuple[_Link, OpaqueFd]:
-    """Connect, and ask for the contents: again, where an exporter in a flood of strangers has dropped this one."""
-    deadline = None if timeout is None else time.monotonic() + timeout
-    for left in reversed(range(_TRIES)):
-        link = _Link(descriptor, timeout, deadline, users)
-        try:
-            return link, link.ask(ATTACH, (OpaqueFd,))[1][0]
-        except BaseException:
-            link.socket.close()
-            if not (link.dropped and left):
-                raise
-    raise AssertionError
-
-
-def _lost(error: OSError) -> PeerError:
-    late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
-    if isinstance(error, PermissionError):
-        return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")
-    return PeerError(f"the exporting process is not there: {late}; is it alive and serving, with a free descriptor?")
+    def _turns(self, timeout: float | None = None) -> Reader:
+        lease: Lease = self.lifetime.handle
+        return lease.reader or self.lifetime.use(lambda lease: lease.turns(timeout))
 
 
 def attach(
@@ -327,8 +284,8 @@ def attach(
 
     Connects to the sharing process, receives the handles, and maps them: ``cuIpcOpenMemHandle``, or
     ``cuMemImportFromShareableHandle``, ``cuMemMap`` and ``cuMemSetAccess`` (``hip...``); ``mmap`` on the host. Memory
-    that another attachment of this process has is not mapped again. The connection is the lease: it ends with the
-    attachment or with the process. In the sharing process itself it is that process's own memory.
+    that another attachment of this process has is not mapped again. All attachments to one process use one connection,
+    which ends a second after the last of them. In the sharing process itself it is that process's own memory.
 
     The bytes are read and written as the sharing process has them, at any time. Order them by
     `AttachedArrays.acquire`, or otherwise.
@@ -338,8 +295,7 @@ def attach(
     descriptor : bytes
         ``bytes(share)``. It opens any number of attachments, one after the other or at once, until the share is closed.
     timeout : float, optional
-        Seconds for the whole call, and again for each answer that the first `acquire` needs. None: no limit.
-        Default: 10.
+        Seconds for the whole call, and for the answer that the first `acquire` needs. None: no limit. Default: 10.
     device : Device, optional
         Device that maps the memory. Another one than the arrays' needs peer access to that
         (`Device.can_access`). Default: the arrays' own, by its identity and not by its number.
@@ -388,104 +344,141 @@ def attach(
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
         raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")
-    limit = check_timeout(timeout)
+    limit, allowed = check_timeout(timeout), users_of(users)
+    left = system.seconds_left(limit)
     if device is not None:
         check_device(device, "device")
     drain()
-    if is_here(found.process):
-        return _attach_here(found, device, label)
-    link, told = _first_answer(found, limit, users_of(users))
+    lease = Lease(found, limit, allowed)
     try:
-        with told:
-            contents = Contents.read(told)
-        used = device_for(contents, device)
-        lease = Lease(partial(_enrol, link, used), partial(_end, link.socket), partial(link.ask, COUNT, ()))
-        attached = AttachedArrays(used, found, contents, lease, label)
+        return _attached(lease, device, label, left)
+    finally:
+        for handle in lease.came.values():
+            handle.close()
+
+
+def _attached(lease: Lease, device: Device | None, label: str | None, left: Left) -> AttachedArrays:
+    try:
+        contents, offer = lease.contents(left)
+        if offer is None:
+            used = device_of_link(lease.link, contents, device)
+        elif device in (None, offer.device):
+            used = offer.device
+        else:
+            raise InvalidArgumentError("device", f"expected {offer.device!r} in the sharing process, got {device!r}.")
+        attached = AttachedArrays(used, contents, lease, label)
     except BaseException:
-        link.socket.close()
+        lease.end()
         raise
     try:
-        attached._regions = _map_all(attached, link)
+        attached._map(offer, left)
     except BaseException:
         attached.close()
         raise
-    link.deadline = None
     return attached
 
 
-def _map_all(attached: AttachedArrays, link: _Link) -> list[SharedMemory]:
-    """Map the regions; ask for handles if one is not imported yet."""
-    regions, owner, lease = attached._contents.regions, link.descriptor.process, attached.lifetime
-    found = system.under(_importing, lambda: [_known(attached.device, one, owner, lease) for one in regions])
-    if None not in found:
-        return cast("list[SharedMemory]", found)
-    kinds = [cast("type[FdHandle]", region.kind) for region in regions if not region.handles for _ in region.keys]
-    handles: list[FdHandle] = []
+def import_all(
+    link: Link, device: Device, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]
+) -> list[tuple[Import, int]]:
+    """The import of each region, and its address there; what this process does not have yet is imported.
+
+    Descriptors of `came` are used, and closed.
+    """
+    limit = -1 if (rest := left()) is None else rest
+    return system.under(link.importing, _import_all, link, device, regions, left, came, limit=limit)
+
+
+def _import_all(
+    link: Link, device: Device, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]
+) -> list[tuple[Import, int]]:
+    if not system.holds(link.importing):
+        raise PeerError("another thread waits for that process, which did not answer within the time-out.")
+    found = [_known(link, device, region) for region in regions]
+    missing = [at for at, one in enumerate(found) if one is None]
+    while missing:
+        batch, count = list[int](), 0
+        while missing and (not batch or count + len(regions[missing[0]].numbers) <= MAX_FDS):
+            count += len(regions[missing[0]].numbers)
+            batch.append(missing.pop(0))
+        handles = _handles(link, [regions[at] for at in batch], left, came)
+        try:
+            for at, mine in zip(batch, handles, strict=True):
+                found[at] = _imported(link, device, regions[at], mine)
+        except BaseException:
+            for one in found:
+                if one is not None and not one[0].standing:
+                    retire(one[0])
+            raise
+        finally:
+            server().close_later([handle for mine in handles for handle in mine])
+    return cast("list[tuple[Import, int]]", found)
+
+
+def _known(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
+    for one in link.imports.get((device.streams, region.numbers[0]), ()):
+        if (address := one.find(region)) is not None:
+            return one, address
+    return None
+
+
+def _handles(link: Link, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]) -> list[list[Handle]]:
+    """The handles of each region, which the caller closes; descriptors that have not come are asked for."""
+    kinds = {number: one.kind for one in regions if one.kind is not IpcMemHandle for number in one.numbers}
+    missing = [number for number in kinds if number not in came]
+    for first in range(0, len(missing), MAX_FDS):
+        asked = missing[first : first + MAX_FDS]
+        with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *asked), left) as answer:
+            if len(answer.fds) != len(asked):
+                raise PeerError(f"expected {len(asked)} descriptors, the sharing process sent {len(answer.fds)}.")
+            for number in asked:
+                came[number] = answer.take(cast("type[FdHandle]", kinds[number]))
+    return [
+        [IpcMemHandle(one.data)] if one.kind is IpcMemHandle else [came.pop(number) for number in one.numbers]
+        for one in regions
+    ]
+
+
+def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> tuple[Import, int]:
+    backend, fresh = device.driver, Import(device, region, link)
+    make = partial(fresh.attach, device, handles, region.sizes)
+    if isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd:
+        make = partial(behind_default_stream, device.gate, make, "attaching arrays")
     try:
-        while rest := kinds[len(handles) :]:
-            handles += link.ask(BLOCKS, rest[: ipc.MAX_HANDLES], len(handles))[1]
-        left = iter(handles)
-
-        def place(at: int, region: Region) -> None:
-            mine = region.handles or [next(left) for _ in region.keys]
-            known = found[at] or _known(attached.device, region, owner, lease)
-            found[at] = known or _mapped(attached.device, region, mine, owner, lease)
-
-        for at, region in enumerate(regions):
-            system.under(_importing, place, at, region)
-        for handle in handles:
+        make()
+    except BaseException:
+        retire(fresh)
+        raise
+    for handle in handles:
+        if isinstance(handle, FdHandle):
             handle.trusted = True  # the driver has taken it, so its file blocks no close
-        return cast("list[SharedMemory]", found)
-    finally:
-        for handle in handles:
-            handle.close()
+    return fresh, fresh.address
+
+
+def device_of_link(link: Link, contents: Contents, wanted: Device | None) -> Device:
+    """As `device_for`, which is asked once for memory of one kind."""
+    key = contents.device, frozenset(region.kind for region in contents.regions), contents.pid, wanted
+    if (known := link.devices.get(key)) is None:
+        known = link.devices[key] = device_for(contents, wanted)
+    return known
 
 
 def device_for(contents: Contents, device: Device | None) -> Device:
     """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
-    place = contents.device
+    place, kinds = contents.device, {region.kind for region in contents.regions}
     if device is None:
         problem = (
             f"descriptor: the memory is of a device that is hidden here ({place.name}); pass another one as device="
         )
         device = search(lambda one: one.identity.matches(place), problem)
-    cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in {region.kind for region in contents.regions}]
+    cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in kinds]
     device.capabilities.require(*cells)
     there = (one.ordinal for one in get_backend(device.backend).devices() if one.identity.matches(place))
-    check_access([device], next(there, None), cells[0])
+    if cells:
+        check_access([device], next(there, None), cells[0])
     legacy = next((cell for cell in cells if cell.handle_type is IpcMemHandle), None)
     if legacy is not None and contents.pid == os.getpid():
         reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
         way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
         raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device
-
-
-def _attach_here(descriptor: Descriptor, device: Device | None, label: str | None) -> AttachedArrays:
-    """Attach a share of this process."""
-    offer: Any = here().offers.get(descriptor.share)
-    if offer is None or not offer.descriptor.opens(descriptor.token):
-        raise ResourceClosedError(
-            "the share was closed or dropped, or the descriptor is another's; share anew, and keep the share."
-        )
-    if device not in (None, offer.laid.device):
-        raise InvalidArgumentError("device", f"expected {offer.laid.device!r} in the sharing process, got {device!r}.")
-    attached: AttachedArrays = offer.attach_here(label)
-    return attached
-
-
-def _end(link: socket.socket, reader: Reader | None) -> None:
-    here().end_lease(link, None if reader is None else reader.close_if_released)
-
-
-def _enrol(link: _Link, device: Device, label: str) -> Reader:
-    """Take a place in the order; from now on the exporter's death is noticed."""
-    number, handles = link.ask(ENROL, (TimelineFd, TimelineFd, OpaqueFd))
-    with handles[0], handles[1], handles[2], contextlib.ExitStack() as undo:
-        board = undo.enter_context(Board.load(handles[2]))
-        slot = board.slot(number)
-        writer, own = (undo.enter_context(device.import_semaphore(one)) for one in handles[:2])
-        reader = Reader(board, writer, own, slot, label)
-        here().watch(link.socket, reader.let_go)
-        undo.pop_all()
-        return reader

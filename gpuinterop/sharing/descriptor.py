@@ -1,52 +1,62 @@
-"""The bytes that travel: the descriptor, and the messages over the rendezvous' connections.
+"""The bytes that travel: the descriptor of a share, the requests over a link, and what a share has.
 
-The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes nonce of the exporting process,
-u64 number of the share, 16 bytes token, u8 length and bytes of the rendezvous' address. It holds no handle: a reader
-connects, and the connection is its lease.
+The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes number of the sharing process, u64
+serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle.
 
-A request is 64 bytes: magic ``GIPR``, u8 version, u8 verb, the nonce, the number, the token, u32 number, zeros. An
-answer is magic ``GIPA``, u8 version, u8 status, u16 zero, u32 number; then handles as `gpuinterop.ipc` sends them, or
-for a failure as many bytes of words. To ATTACH it is a sealed memfd with JSON, which says what is shared (`Contents`),
-and whose origin names the device; to BLOCKS, from that number on, the next descriptors of the memory; to ENROL the
-writer's timeline, the lease's own and the board, and in the number the lease's slot. COUNT tells with 1 that the
-descriptor goes to one more reader, and with 0 that it has come to one. The receiver trusts nothing.
+A link's messages are those of `gpuinterop.ipc`. The process that attaches asks; an answer has the request's number.
+
+======  =================================================  ==========================================================
+kind    body and descriptors                               answer
+======  =================================================  ==========================================================
+HELLO   the sharing process's number; the counts           nothing; the page of serials, and the eventfd that rings
+ATTACH  serial, slot, token                                u32 count and u64 numbers of blocks, `Contents`; a descriptor
+                                                           for each of those blocks
+BLOCKS  u64 numbers of blocks                              nothing; a descriptor for each
+ENROL   serial, slot, token                                u32 place; the writer's timeline, the reader's, the page
+======  =================================================  ==========================================================
+
+A failure is answered by kind FAILED and the number of its error's type, with the error's text.
+
+**Counts.** A share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The page of serials has the
+serial of what each slot stands for now, 0 of what is closed. In a link's page of counts the attaching process writes
+how often it holds each slot, and how many messages of it the process has received, less those that it has sent. Only
+one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a slot,
+and as many messages were received as sent, what it stood for ends. What a process held ends with its link; the messages
+that it has sent may still come.
 """
 
 from __future__ import annotations
 
 import functools
 import hmac
-import json
-import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Self
 
-from .. import system
-from .._arguments import MAX_SIZE
-from .._core.interchange import TYPES
+from .. import ipc, system
+from .._core.interchange import TYPES, Layout, layout_of
 from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
-from ..handles import DeviceIdentity, Handle, HandleOrigin, IpcMemHandle, OpaqueFd, OriginKind, VmmFd
+from ..handles import DeviceIdentity, Handle, IpcMemHandle, OpaqueFd, VmmFd
 
 MAGIC: Final = b"GIPS"
 """The first bytes of a descriptor."""
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
-TOKEN: Final = 16
-VERBS: Final = (1, 2, 3, 4)
-ATTACH, BLOCKS, ENROL, COUNT = VERBS
+SLOTS: Final = 1 << 20
+"""Number of shares, and of tensors that were sent and not dropped, that a process can have at once."""
+HELLO, ATTACH, BLOCKS, ENROL, DONE, FAILED = range(1, 7)
 ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
-"""What an answer's status from 1 on stands for."""
-_HEAD: Final = struct.Struct(f"<4sB16s16sQ{TOKEN}sB")
-REQUEST: Final = struct.Struct(f"<4sBB16sQ{TOKEN}sI14x")
-ANSWER: Final = struct.Struct("<4sBB2xI")
-MOST_WORDS: Final = 2048
-_MOST_BYTES: Final = 16 << 20
-_MOST_DIMENSIONS: Final = 64
-_KINDS: Final[Mapping[str, type[Handle]]] = {kind.type_name: kind for kind in (IpcMemHandle, VmmFd, OpaqueFd)}
+"""The errors that an answer tells of."""
+SHARE: Final = struct.Struct("<QI16s")
+"""Serial, slot and token of a share."""
+MAX_ERROR: Final = 2048
+_HEAD: Final = struct.Struct("<4sB16s16sQI16sB")
+_KINDS: Final[tuple[type[Handle], ...]] = (IpcMemHandle, VmmFd, OpaqueFd)
+_TYPES: Final = tuple(TYPES)
 
 
 @functools.cache
@@ -66,7 +76,8 @@ class Descriptor(NamedTuple):
 
     boot: bytes
     process: bytes
-    share: int
+    serial: int
+    slot: int
     token: bytes
     address: str
 
@@ -89,159 +100,160 @@ class Descriptor(NamedTuple):
             raise InvalidArgumentError(
                 "descriptor", f"expected version {VERSION}, got {raw[4]}; install one version on both sides."
             )
-        if len(raw) <= _HEAD.size or len(raw) != _HEAD.size + raw[_HEAD.size - 1]:
+        found, rest = cls.split(raw)
+        if found is None or rest:
             raise InvalidArgumentError("descriptor", f"expected all bytes of a share, got {len(raw)}.")
-        boot, process, share, token = _HEAD.unpack_from(raw)[2:-1]
-        return cls(boot, process, share, token, os.fsdecode(raw[_HEAD.size :]))
+        return found
 
-    def request(self, verb: int, number: int = 0) -> bytes:
-        """The message that asks the exporter for something."""
-        return REQUEST.pack(b"GIPR", VERSION, verb, self.process, self.share, self.token, number)
+    @classmethod
+    def split(cls, raw: bytes) -> tuple[Self | None, bytes]:
+        """The descriptor that bytes of this version begin with, None if it is not whole; and what follows it."""
+        end = _HEAD.size + raw[_HEAD.size - 1] if len(raw) >= _HEAD.size else 0
+        if not end or len(raw) < end:
+            return None, raw
+        boot, process, serial, slot, token = _HEAD.unpack_from(raw)[2:-1]
+        if slot >= SLOTS:
+            return None, raw
+        return cls(boot, process, serial, slot, token, os.fsdecode(raw[_HEAD.size : end])), raw[end:]
+
+    @property
+    def request(self) -> bytes:
+        """The body of a request for this share."""
+        return SHARE.pack(self.serial, self.slot, self.token)
 
     def opens(self, token: bytes) -> bool:
         """Whether a token that came is this one's."""
         return hmac.compare_digest(self.token, token)
 
 
-def parse_request(data: bytes) -> tuple[int, bytes, int, bytes, int]:
-    """Verb, nonce, share, token and number."""
-    magic, version, *asked = REQUEST.unpack(data)
-    if (magic, version) != (b"GIPR", VERSION):
-        raise PeerError(f"expected a request of version {VERSION}; install one version of gpuinterop on both sides.")
-    return tuple(asked)
-
-
-def answer(number: int, error: type[Exception] | None = None) -> bytes:
-    """The first part of an answer."""
-    return ANSWER.pack(b"GIPA", VERSION, 0 if error is None else 1 + ERRORS.index(error), number)
-
-
-def parse_answer(head: bytes) -> tuple[type[Exception] | None, int]:
-    """The error that the answer tells of, if it does, and the number."""
-    magic, version, status, number = ANSWER.unpack(head)
-    if (magic, version) != (b"GIPA", VERSION) or status > len(ERRORS) or (status and number > MOST_WORDS):
-        raise PeerError(f"expected an answer of version {VERSION}; install one version of gpuinterop on both sides.")
-    return ERRORS[status - 1] if status else None, number
-
-
 # -- what is shared ----------------------------------------------------------------------------------------------------
+
+_CONTENTS: Final = struct.Struct("<IBB16s8s16sIII")
+_COUNT: Final = struct.Struct("<I")
+_LAYOUT: Final = struct.Struct("<BB")
+_REGION: Final = struct.Struct("<BI")
+_ARRAY: Final = struct.Struct("<iqIBI")
+_UUID, _LUID, _CPU = 1, 2, 4
 
 
 class Region(NamedTuple):
-    """Memory at consecutive addresses: one block, or several VMM allocations.
+    """Blocks at consecutive addresses, which are mapped together.
 
     Attributes
     ----------
-    name : str
-        Name of the type of the handles.
-    keys : tuple of int
-        The exporter's number of each allocation.
+    kind : type
+        Type of the handles.
+    numbers : tuple of int
+        The sharing process's number of each block.
     sizes : tuple of int
         Its size in bytes.
-    data : str
-        The handle itself in hexadecimal digits, where it is not a descriptor.
+    data : bytes
+        The handle itself, where it is not a descriptor.
     """
 
-    name: str
-    keys: tuple[int, ...]
+    kind: type[Handle]
+    numbers: tuple[int, ...]
     sizes: tuple[int, ...]
-    data: str = ""
-
-    @property
-    def kind(self) -> type[Handle]:
-        """Type of the handles."""
-        return _KINDS[self.name]
+    data: bytes = b""
 
     @property
     def size(self) -> int:
         return sum(self.sizes)
 
-    @property
-    def handles(self) -> list[Handle]:
-        """The handles that came with it."""
-        return [IpcMemHandle(bytes.fromhex(self.data))] if self.kind is IpcMemHandle else []
-
 
 class Placed(NamedTuple):
-    """An array in a region.
-
-    Attributes
-    ----------
-    region : int
-        Number of the region.
-    offset : int
-        Bytes from the region's start to the first element.
-    shape, strides : tuple of int
-        Elements, and bytes.
-    dtype : str
-        Name of the element type.
-    read_only : bool
-        Whether its library treats it as immutable.
-    """
+    """An array: the number of its region, -1 without elements; the offset of its first element there, in bytes."""
 
     region: int
     offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: str
+    layout: Layout
     read_only: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Contents:
     """All that a reader is told of a share."""
 
     pid: int
     single: bool
-    regions: tuple[Region, ...]
-    arrays: Mapping[str, Placed]
     device: DeviceIdentity
+    regions: Sequence[Region]
+    arrays: Mapping[str, Placed]
 
     @property
-    def way(self) -> str:
+    def transport(self) -> str:
         """The types of its handles."""
         return ", ".join(sorted({region.kind.__name__ for region in self.regions}))
 
-    def write(self) -> OpaqueFd:
-        """Write the JSON into a memfd."""
-        text = json.dumps((self.pid, self.single, self.regions, self.arrays), separators=(",", ":")).encode()
-        fd = system.create_memfd("gpuinterop.contents", len(text))
-        os.pwrite(fd, text, 0)
-        return OpaqueFd.adopt(fd, origin=HandleOrigin(kind=OriginKind.OTHER, device=self.device))
-
-    @classmethod
-    def read(cls, handle: OpaqueFd) -> Self:
-        """Read what an exporter says; `PeerError` for anything that it cannot mean."""
-        try:
-            device = None if handle.origin is None else handle.origin.device
-            if device is None or (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED:  # else this blocks
-                raise ValueError(device)
-            pid, single, regions, arrays = json.loads(os.pread(handle.fd, _MOST_BYTES, 0))
-            memory = tuple(Region(kind, tuple(keys), tuple(sizes), data) for kind, keys, sizes, data in regions)
-            placed = {
-                name: Placed(at, offset, tuple(shape), tuple(strides), *more)
-                for name, (at, offset, shape, strides, *more) in arrays.items()
-            }
-            found = cls(pid, single, memory, placed, device)
-            fits = type(pid) is int and type(single) is bool and 0 < len(found.arrays) < (2 if single else MAX_SIZE)
-            for region in found.regions:
-                several = len(region.keys) != 1 and region.kind is not VmmFd
-                fits = fits and not several and 0 < len(region.keys) == len(region.sizes) and min(region.sizes) > 0
-                fits = fits and _are_ints((*region.keys, *region.sizes)) and len(region.handles) < 2
-            for one in found.arrays.values():
-                numbers = one.region, one.offset, *one.shape
-                fits = fits and _are_ints((*numbers, *one.strides)) and min(numbers) >= 0
-                fits = (
-                    fits and one.region < len(found.regions) and len(one.strides) == len(one.shape) <= _MOST_DIMENSIONS
-                )
-                fits = fits and one.dtype in TYPES and type(one.read_only) is bool
-                fits = fits and math.prod(one.shape) <= MAX_SIZE
-            if not fits or sum(one.size for one in found.regions) > MAX_SIZE:
-                raise ValueError("its parts do not fit together")
-        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise PeerError(f"the exporter's answer cannot be meant: {str(error)[:200]}.") from None
+    def __bytes__(self) -> bytes:
+        one, layouts, names = self.device, dict[Layout, int](), [name.encode() for name in self.arrays]
+        arrays = [
+            _ARRAY.pack(at, offset, layouts.setdefault(layout, len(layouts)), read_only, len(name))
+            for (at, offset, layout, read_only), name in zip(self.arrays.values(), names, strict=True)
+        ]
+        known = (one.uuid is not None and _UUID) | (one.luid is not None and _LUID) | (one.is_cpu and _CPU)
+        ids = one.uuid or b"", one.luid or b"", (one.pci_bus_id or "").encode()
+        parts = [_CONTENTS.pack(self.pid, self.single, known, *ids, len(layouts), len(self.regions), len(arrays))]
+        for layout in layouts:
+            count = len(layout.shape)
+            parts.append(_LAYOUT.pack(_TYPES.index(layout.dtype.name), count))
+            parts.append(struct.pack(f"<{2 * count}q", *layout.shape, *layout.strides))
+        for region in self.regions:
+            count = len(region.numbers)
+            parts.append(_REGION.pack(_KINDS.index(region.kind), count))
+            parts.append(struct.pack(f"<{2 * count}Q64s", *region.numbers, *region.sizes, region.data))
+        found = b"".join(parts + arrays + names)
+        if len(found) > ipc.MAX_BODY:
+            raise InvalidArgumentError(
+                "arrays",
+                f"expected arrays whose names and layouts take {ipc.MAX_BODY} bytes or fewer, got {len(found)}; share "
+                "them in parts.",
+            )
         return found
 
+    @classmethod
+    def answered(cls, body: bytes) -> tuple[tuple[int, ...], Self]:
+        """The numbers of the blocks whose descriptors an answer brings, and the contents."""
+        try:
+            (count,) = _COUNT.unpack_from(body)
+            numbers = struct.unpack_from(f"<{count}Q", body, _COUNT.size)
+        except struct.error as error:
+            raise PeerError(f"the sharing process's answer cannot be meant: {error}.") from None
+        return numbers, cls.parse(body[_COUNT.size + 8 * count :])
 
-def _are_ints(values: tuple[object, ...]) -> bool:
-    return {*map(type, values)} == {int} and min(values) >= -MAX_SIZE and max(values) <= MAX_SIZE  # type: ignore[type-var, operator]
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Read what a sharing process says; `PeerError` for anything that it cannot mean."""
+        try:
+            pid, single, known, uuid, luid, pci, *counts = _CONTENTS.unpack_from(data)
+            at, layouts, regions = _CONTENTS.size, list[Layout](), list[Region]()
+            for _ in range(counts[0]):
+                dtype, count = _LAYOUT.unpack_from(data, at)
+                numbers = struct.unpack_from(f"<{2 * count}q", data, at + _LAYOUT.size)
+                layouts.append(layout_of(numbers[:count], _TYPES[dtype], numbers[count:]))
+                at += _LAYOUT.size + 16 * count
+            for _ in range(counts[1]):
+                kind, count = _REGION.unpack_from(data, at)
+                parts = struct.unpack_from(f"<{2 * count}Q64s", data, at + _REGION.size)
+                regions.append(Region(_KINDS[kind], parts[:count], parts[count:-1], parts[-1]))
+                at += _REGION.size + 16 * count + 64
+            end = at + counts[2] * _ARRAY.size
+            arrays = list(_ARRAY.iter_unpack(data[at:end]))
+            ends = list(accumulate((one[4] for one in arrays), initial=end))
+            if ends[-1] != len(data):
+                raise ValueError(f"expected {ends[-1]} bytes, got {len(data)}")
+            names = [data[start:stop].decode() for start, stop in pairwise(ends)]
+            placed = {
+                name: Placed(region, offset, layouts[layout], bool(read_only))
+                for name, (region, offset, layout, read_only, _) in zip(names, arrays, strict=True)
+            }
+        except (struct.error, LookupError, ValueError, InvalidArgumentError) as error:
+            raise PeerError(f"the sharing process's answer cannot be meant: {str(error)[:200]}.") from None
+        device = DeviceIdentity(
+            name="a device of another process",
+            uuid=uuid if known & _UUID else None,
+            luid=luid if known & _LUID else None,
+            pci_bus_id=pci.rstrip(b"\0").decode("ascii", "replace") or None,
+            is_cpu=bool(known & _CPU),
+        )
+        return cls(pid, bool(single), device, regions, placed)

@@ -1,16 +1,17 @@
-"""The exporter's side: arrays that are held, described, and published in versions."""
+"""The sharing side: arrays that are held, described, and published in versions."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Final, cast
+from functools import partial
+from typing import Final
 
-from .. import ipc, system
+from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
@@ -19,194 +20,168 @@ from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
-from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
-from ..handles import Handle, IpcMemHandle, TimelineFd
+from ..handles import Handle, TimelineFd
 from .arrays import Arrays
-from .attachment import AttachedArrays, Lease, SharedMemory, driver_lock
-from .descriptor import BLOCKS, COUNT, ENROL, Contents, Descriptor, Region
-from .order import SLOTS, Board, Reader, Word, Writer
-from .origin import Laid, Range, describe, device_of
-from .rendezvous import here, users_of
+from .attachment import SharedMemory, memory_of
+from .descriptor import Contents, Placed, Region
+from .order import SLOTS, ControlPage, Word, Writer
+from .origin import check, check_pointers, describe, device_of, locate
+from .rendezvous import Guest, Offer, server, users_of
 
 _ALIGNMENT: Final = 256
+_LOOKS: Final = 8
+"""Arrays that each acquire looks at: as many as cost little beside it."""
 
 
-class _Offer(NoCopy):
-    """The part of a share that readers get. It lives until the share is closed and the last lease has ended."""
+class Offered(NoCopy, Offer):
+    """The part of a share that readers get. It lives until the share is closed and nobody holds it."""
 
     def __init__(
-        self, descriptor: Descriptor, laid: Laid, *, single: bool, users: Collection[int], threaded: bool,
+        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool,
         stands_on: Sequence[Resource],
     ) -> None:  # fmt: skip
-        self.descriptor, self.laid, self.users, self.threaded = descriptor, laid, users, threaded
-        regions = tuple(map(self._region, laid.ranges))
-        self.contents = Contents(os.getpid(), single, regions, laid.placed(), laid.device.identity)
-        self.label = "the share"  # until the share is made
+        self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
+        self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
+        runs, places = locate(device, arrays)
+        self.addresses = [run[0].address for run in runs]
+        self.blocks = server().use(device, itertools.chain.from_iterable(runs))
+        try:
+            blocks, regions = iter(self.blocks), list[Region]()
+            for run in runs:
+                mine = [next(blocks) for _ in run]
+                kind, sizes = run[0].behind.handle_type, tuple(block.size for block in run)
+                regions.append(Region(kind, tuple(one.number for one in mine), sizes, mine[0].handle_data))
+            placed = {name: Placed(*places[name], one.layout, one.read_only) for name, one in arrays.items()}
+            self.told = Contents(os.getpid(), single, device.identity, regions, placed)
+            self._body = bytes(self.told)
+        except BaseException:
+            server().drop(self.blocks)
+            raise
+        self._movable = tuple(name for name, one in arrays.items() if one.data_ptr is not None)
+        self._looked = 0
         self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None
-        self.leases: dict[object, int | None] = {}
-        """The slot of each lease that has one."""
-        self.on_change: Callable[[int], object] | None = None
-        """Called with the change in the number of readers that are to come. It is -1 behind an attach, what a lease
-        counts, and 0 behind the end of a lease."""
-        self._withdrawn = False
+        self._places: dict[int, Guest] = {}
+        """The process of each reader that has a place in the order."""
+        self._leaving = 0
         self.is_over = False
 
-    # -- the rendezvous ----------------------------------------------------------------------------------------------
+    # -- the server --------------------------------------------------------------------------------------------------
 
-    def answer(self, lease: object, verb: int, number: int) -> tuple[int, Sequence[Handle]]:
-        if verb == BLOCKS:
-            ranges = (one for one in self.laid.ranges if one.region.kind is not IpcMemHandle)
-            blocks = [block for one in ranges for block in one.blocks][number : number + ipc.MAX_HANDLES]
-            return 0, system.under(driver_lock, self._export, blocks)
-        if verb == ENROL:
-            return self._enrolled(lease)
-        if verb == COUNT:
-            self.count(number)
-            return 0, ()
-        self.laid.check()
-        told = self.contents.write()
-        self.leases[lease] = None
-        self.changed(-1)
-        return 0, [told]
+    def check(self) -> None:
+        """Raise `ResourceClosedError` if an array's library has given its memory away."""
+        check(self.device, self.arrays, [one.block for one in self.blocks])
 
-    def changed(self, by: int) -> None:
-        """Tell of a change in the number of readers that are to come, or of the end of one."""
-        if self.on_change is not None:
-            self.on_change(by)
+    def check_some(self) -> None:
+        """Raise if one of the next few arrays has other memory now: readers would never see what is written there."""
+        first, self._looked = self._looked, self._looked + _LOOKS
+        if self._looked >= len(self._movable):
+            self._looked = 0
+        check_pointers({name: self.arrays[name] for name in self._movable[first : first + _LOOKS]})
 
-    def count(self, coming: int) -> None:
-        """Tell what a lease counts: one more reader is to come, or 0, has come."""
-        self.changed(1 if coming else -1)
+    def contents(self) -> bytes:
+        self.check()
+        return self._body
 
-    def _enrolled(self, lease: object) -> tuple[int, Sequence[Handle]]:
-        writer, own, slot = self.take_slot(lease)
+    def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
+        place = self.take_place(guest)
+        writer = self.writer()
         try:
-            return slot, _all_or_none(one.export() for one in (writer.own, own, writer.board))
+            with ExitStack() as undo:
+                parts = writer.own, writer.leases[place], writer.page
+                handles = [undo.enter_context(one.export()) for one in parts]
+                undo.pop_all()
+                return place, handles
         except BaseException:
-            self.leases[lease] = None
-            writer.leases.pop(slot).close()
+            self._places.pop(place)
+            writer.leases.pop(place).close()
             raise
 
-    def left(self, lease: object) -> None:
-        writer, slot = self._writer, self.leases.get(lease)
-        own = None if writer is None or slot is None else writer.leases.get(slot)
+    def look(self) -> None:
+        """Let go of the readers that have left the order, or whose process has ended."""
+        if (writer := self._writer) is None:
+            return
+        for place, guest in self._places.copy().items():
+            if guest.ended or writer.page.has_left(place):
+                self._leaving += 1
+                del self._places[place]
+                server().look_again(partial(self._lets_go, writer, place, writer.leases[place]))
 
-        def is_over() -> bool:
-            if lease in self.leases:
-                if writer is not None and slot is not None and own is not None and not writer.lets_go(slot, own):
-                    return False
-                del self.leases[lease]
-                self.changed(0)
-                self._end_if_over()
-            return True
-
-        if not is_over():
-            here().look_again(is_over)
+    def _lets_go(self, writer: Writer, place: int, own: Word) -> bool:
+        if not writer.drops(place, own):
+            return False
+        self._leaving -= 1
+        return True
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
     def writer(self, stream: Stream | None = None) -> Writer:
-        """The writer's place in the order, made on first use; version 0 is behind what the stream was given."""
+        """The writer's place in the order, made on first use; version 0 is after what the stream was given."""
         return self._writer or system.under(self._lock, self._make_writer, stream)
 
     def _make_writer(self, stream: Stream | None) -> Writer:
         if self._writer is None:
             with ExitStack() as undo:
-                own = undo.enter_context(self.laid.device.create_semaphore(TimelineFd))
-                made = Writer(undo.enter_context(Board.make()), own, self.label)
+                own = undo.enter_context(self.device.create_semaphore(TimelineFd))
+                made = Writer(undo.enter_context(ControlPage.make()), own, self.label)
                 made.publish_first(stream)
                 undo.pop_all()
             self._writer = made  # not before: a reader would wait for a version that is never published
         return self._writer
 
-    def take_slot(self, lease: object) -> tuple[Writer, Word, int]:
-        """A lease's place in the order. The loop calls it, and threads of this process that attach here."""
-        return system.under(self._lock, self._take_slot, lease)
+    def take_place(self, guest: Guest) -> int:
+        """A reader's place in the order. The loop calls it, and threads of this process that attach here."""
+        return system.under(self._lock, self._take_place, guest)
 
-    def _take_slot(self, lease: object) -> tuple[Writer, Word, int]:
+    def _take_place(self, guest: Guest) -> int:
         writer = self.writer()
-        if self.leases[lease] is not None:
-            raise PeerError("the reader is enrolled already.")
-        slot = next((one for one in range(SLOTS) if one not in writer.leases), None)
-        if slot is None:
+        place = next((one for one in range(SLOTS) if one not in writer.leases), None)
+        if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
-        own = self.laid.device.create_semaphore(TimelineFd)
-        writer.board.slot(slot).value = 0
-        writer.leases[slot] = own
-        self.leases[lease] = slot
-        return writer, own, slot
-
-    # -- this process ------------------------------------------------------------------------------------------------
-
-    def regions(self, lease: Lifetime) -> list[SharedMemory]:
-        """The memory as this process has it already. What is made of it keeps the lease, by which the offer has it."""
-        return [SharedMemory(self.laid.device, one.address, one.region.size, (lease,)) for one in self.laid.ranges]
-
-    def attach_here(self, label: str | None = None) -> AttachedArrays:
-        """Attach in the process that shares: the same memory."""
-        key = object()
-
-        def enrol(label: str) -> Reader:
-            writer, _, slot = self.take_slot(key)
-            words = writer.own, writer.leases[slot]
-            return Reader(writer.board, *words, writer.board.slot(slot), label, lent=True)
-
-        def end(reader: Reader | None) -> None:
-            def ended() -> bool:
-                if over := reader is None or reader.is_released():
-                    self.left(key)
-                return over
-
-            here().look_again(ended)
-
-        system.under(self._lock, self._come_here, key)
-        self.changed(-1)
-        lease = Lease(enrol, end, self.count)
-        attached = AttachedArrays(self.laid.device, self.descriptor, self.contents, lease, label)
-        attached._regions = self.regions(attached.lifetime)
-        return attached
-
-    def _come_here(self, lease: object) -> None:
-        if self.is_over:  # another thread has closed it meanwhile
-            raise ResourceClosedError("the share was closed; share the arrays anew.")
-        self.laid.check()
-        self.leases[lease] = None
+        own: Word = self.device.create_semaphore(TimelineFd)
+        writer.page.slot(place).value = 0
+        writer.leases[place] = own
+        self._places[place] = guest
+        server().ordered[self] = None
+        return place
 
     # -- the end -----------------------------------------------------------------------------------------------------
+
+    def memory(self, parent: Lifetime) -> tuple[SharedMemory, Sequence[int]]:
+        """The memory as this process has it already."""
+        return memory_of(self.device, self.told.regions, self.addresses, (parent,))
 
     def close(self) -> None:
         """Let no reader in any more."""
         self.leave()
-        here().withdraw(self)
-        self._withdrawn = True
-        here().post(self._end_if_over)
+        server().withdraw(self.slot)
 
     def leave(self) -> None:
         """The writer releases, and does not acquire again."""
         if self._writer is not None:
             self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
 
-    def _end_if_over(self) -> None:
-        if not self._has_ended():
-            here().look_again(self._has_ended)
+    def end(self) -> None:
+        """End it: it is withdrawn, and nobody holds it."""
+        if not self._has_ended():  # the server has looked just now, and looks again for each reader that leaves
+            server().look_again(self._has_ended)
 
     def _has_ended(self) -> bool:
         return system.under(self._lock, self._end)
 
     def _end(self) -> bool:
         """End the offer that is over; False while a thread of the writer is still in."""
-        if not self._withdrawn or self.leases or self.is_over:
-            return True
         if (writer := self._writer) is not None:
-            if writer.inside is not None:
+            if writer.inside is not None or self._places or self._leaving:
                 return False
             self._writer = None
+            server().ordered.pop(self, None)
             writer.own.close()
-            writer.board.close()
-        self.laid = replace(self.laid, arrays={})  # lets the arrays go
+            writer.page.close()
+        server().drop(self.blocks)
+        self.blocks, self.arrays = [], {}  # lets the arrays go
         for one in self._stands_on:
             one.close()
         self.is_over = True
@@ -214,33 +189,16 @@ class _Offer(NoCopy):
 
     def serves_out(self) -> bool:
         """Whether the share has ended; without a thread the caller serves the readers that are left."""
-        if not self.threaded:
-            here().serve(0.0)
+        if self.threaded:
+            server().look()
+        else:
+            server().serve(0.0)
         return self.is_over
 
     def what_holds(self) -> str:
         """The reason why the share goes on, for messages."""
-        return f"{len(self.leases)} reader(s) are attached" if self.leases else "it has not been ended yet"
-
-    def _region(self, memory: Range) -> Region:
-        region = memory.region
-        if region.kind is not IpcMemHandle:
-            return region
-        (handle,) = system.under(driver_lock, self._export, memory.blocks)
-        return region._replace(data=cast(IpcMemHandle, handle).data.hex())
-
-    def _export(self, blocks: Sequence[Block]) -> list[Handle]:
-        device = self.laid.device
-        backend = cast(SharingBackend, device.driver)
-        return _all_or_none(backend.export_block(device._handle, block) for block in blocks)
-
-
-def _all_or_none(handles: Iterable[Handle]) -> list[Handle]:
-    """The handles as they are made; an error closes those that were made before."""
-    with ExitStack() as undo:
-        made = [undo.enter_context(handle) for handle in handles]
-        undo.pop_all()
-        return made
+        count = server().holders(self.slot)
+        return f"{count} reader(s) are attached" if count else "it has not been ended yet"
 
 
 class ArrayShare(Arrays):
@@ -261,20 +219,18 @@ class ArrayShare(Arrays):
     array([7, 7, 7, 7], dtype=uint8)
     """
 
-    def __init__(self, make: Callable[[], _Offer], device: Device, stream: Stream | None, label: str | None) -> None:
-        super().__init__(Lifetime("ArrayShare", _Offer.close, device=device.streams, label=label))
-        self.device = device
-        offer: _Offer = self.lifetime.create(make)
+    def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
+        device = offer.device
+        super().__init__(Lifetime("ArrayShare", Offered.close, device=device.streams, label=label))
+        self.device, self._contents = device, offer.told
         offer.label = self.label
-        self._contents = offer.contents
-        self.key = offer.descriptor.process, offer.descriptor.share
-        self._regions: Sequence[SharedMemory] | None = None
+        self._immutable = next((name for name, one in offer.told.arrays.items() if one.read_only), None)
+        self._placed: tuple[SharedMemory, Sequence[int]] | None = None
         if stream is not None:
-            try:
-                offer.writer(stream)
-            except BaseException:
-                self.close()
-                raise
+            offer.writer(stream)
+        server().enter(offer, 0)
+        self.key = server().nonce, offer.serial
+        self.lifetime.create(lambda: offer)
 
     def __bytes__(self) -> bytes:
         """Return the descriptor, which processes of this host attach, any number of times (`gpuinterop.attach`).
@@ -294,7 +250,7 @@ class ArrayShare(Arrays):
         ...     len(text) < 500
         True
         """
-        return self.lifetime.use(lambda offer: bytes(offer.descriptor))
+        return self.lifetime.use(lambda offer: server().descriptor(offer))
 
     def serve(self, timeout: float | None = None) -> None:
         """Serve readers in the calling thread, where the share was made with ``threaded=False``.
@@ -323,10 +279,10 @@ class ArrayShare(Arrays):
         ...         shared.serve(timeout=0)
         """
         limit = check_timeout(timeout)
-        offer: _Offer = self.lifetime.use(lambda offer: offer)
+        offer: Offered = self.lifetime.use(lambda offer: offer)
         if offer.threaded:
             raise InvalidArgumentError("serve", "a thread of the library serves this share; share with threaded=False.")
-        here().serve(limit)
+        server().serve(limit)
 
     def close(self, timeout: float | None = None) -> None:
         """Refuse new readers at once; what is attached stays valid until it is detached.
@@ -355,7 +311,7 @@ class ArrayShare(Arrays):
         >>> attached.close()
         >>> shared.close(timeout=10)
         """
-        offer: _Offer = self.lifetime.handle
+        offer: Offered = self.lifetime.handle
         limit = check_timeout(timeout)  # first: what is refused ends nothing
         if not self.closed:
             offer.leave()
@@ -363,19 +319,21 @@ class ArrayShare(Arrays):
         if timeout is not None and not system.until(offer.serves_out, limit):
             raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {offer.what_holds()}.")
 
-    def _memory(self) -> Sequence[SharedMemory]:
-        if self._regions is None:
-            self._regions = self.lifetime.use(lambda offer: offer.regions(self.lifetime))
-        return self._regions
+    def _shared_memory(self) -> tuple[SharedMemory, Sequence[int]]:
+        if self._placed is None:
+            self._placed = self.lifetime.use(lambda offer: offer.memory(self.lifetime))
+        return self._placed
 
-    def _turns(self) -> Writer:
-        for name, one in self._contents.arrays.items():
-            if one.read_only:
-                raise InvalidArgumentError(
-                    name or "array",
-                    "its library treats it as immutable, so it cannot be written; share with copy=True.",
-                )
-        return self.lifetime.use(_Offer.writer)
+    def _turns(self, timeout: float | None = None) -> Writer:
+        if self._immutable is not None:
+            raise InvalidArgumentError(
+                self._immutable or "array",
+                "its library treats it as immutable, so it cannot be written; share with copy=True.",
+            )
+        return self.lifetime.use(Offered.writer)
+
+    def _look(self) -> None:
+        self.lifetime.use(Offered.check_some)
 
 
 def share(
@@ -385,8 +343,8 @@ def share(
     """Share arrays that exist with other processes, in place.
 
     Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and lets readers
-    in at this process's socket. The library makes the handles, and owns them: an IPC handle here
-    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each reader that attaches
+    attach at this process's socket. The library makes the handles, and owns them: an IPC handle here
+    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each process that attaches
     (``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``).
 
     Parameters
@@ -397,9 +355,9 @@ def share(
         int4, share a view of bytes (``tensor.view(torch.uint8)``). The share holds them until it is closed and the last
         reader has detached. They must keep their memory meanwhile: do not resize them.
     stream : Stream, or torch's, CuPy's, an int
-        Version 0 of the order is behind what this stream was given. Default: the bytes are there now.
+        Version 0 of the order is after what this stream was given. Default: the bytes are there now.
     copy : bool
-        Copy the arrays once, behind `stream`, into one allocation of `Device.allocate`, and share that. Then write
+        Copy the arrays once, after `stream`, into one allocation of `Device.allocate`, and share that. Then write
         ``share[name]`` or ``share.view``, not the arrays. It returns when the bytes are there. Strides are kept: the
         bytes between the elements of a part of an array come along.
     users : iterable of int
@@ -421,10 +379,11 @@ def share(
     ArgumentTypeError
         An argument is not an array, or a name is not a str.
     InvalidArgumentError
-        An array has no elements, or elements that overlap, or an element type without a name here; or it is a tensor of
-        torch whose memory does not have its values (conjugate, negative, sparse, fake), and the error says what to
-        share. Or the arrays are of several devices. Or there is no folder for the socket, or its path is too long
-        (`GPUINTEROP_SHARE_DIR`).
+        An array has elements that overlap, or an element type without a name here, or without ``copy=True`` an address
+        that is no multiple of what its element type wants; or it is a tensor of torch whose memory does not have its
+        values (conjugate, negative, sparse, fake), and the error says what to share. Or the arrays are of several
+        devices, or their names and layouts take more than 64 MiB. Or there is no folder for the socket, or its path is
+        too long (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         The memory cannot get to another process (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
         memory that is not a memfd, a VMM allocation that was made without the right to export it. The error says what
@@ -463,29 +422,18 @@ def share(
         found[name] = describe(array, name or "array", in_place=not copy)
     allowed = users_of(users)
     drain()
-    devices = {name: device_of(one, name or "array") for name, one in found.items()}
-    device = next(iter(devices.values()))
-    for name, other in devices.items():
-        if other is not device:
-            raise InvalidArgumentError(
-                name, f"expected arrays of one device, {device!r}, got one of {other!r}; share each device's by itself."
-            )
+    device = device_of(found)
     order = _on(device, stream)
     stands_on: list[Resource] = []
     try:
         if copy:
             found = _copied(device, found, order, stands_on)
-        laid = Laid.of(found, device)
-
-        def make() -> _Offer:
-            return here().offer(
-                lambda descriptor: _Offer(
-                    descriptor, laid, single=single, users=allowed, threaded=threaded, stands_on=stands_on
-                ),
-                allowed,
-            )
-
-        return ArrayShare(make, device, order, label)
+        offer = Offered(device, found, single=single, users=allowed, threaded=threaded, stands_on=stands_on)
+        try:
+            return ArrayShare(offer, order, label)
+        except BaseException:
+            server().abandon(offer)
+            raise
     except BaseException:
         for allocation in stands_on:
             allocation.close()
@@ -500,16 +448,17 @@ def _copied(
     device: Device, arrays: Mapping[str, Described], stream: Stream | None, made: list[Resource]
 ) -> dict[str, Described]:
     """The arrays in one allocation of ours, with their strides; the bytes are there on return."""
-    spans = {name: array.span for name, array in arrays.items()}
+    spans = {name: array.span for name, array in arrays.items() if 0 not in array.layout.shape}
+    if not spans:
+        return dict(arrays)
     sizes = [round_up(end - start, _ALIGNMENT) for start, end in spans.values()]
     allocation = device.allocate(sum(sizes))
     made.append(allocation)
-    found = {}
-    for (name, array), offset in zip(arrays.items(), itertools.accumulate(sizes, initial=0), strict=False):
-        start, end = spans[name]
+    found = dict(arrays)
+    for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):
+        array = arrays[name]
         allocation.buffer._copy_from(start, end - start, offset=offset, stream=stream)
-        view = allocation.buffer.view(array.shape, array.dtype, offset + array.pointer - start, array.strides)
-        found[name] = describe(view, name or "array")
+        found[name] = describe(allocation.buffer._view(array.layout, offset + array.pointer - start), name or "array")
     if stream is not None:
         stream.synchronize()
     return found

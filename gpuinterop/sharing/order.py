@@ -1,20 +1,18 @@
 """The order of one writer and many readers, on timelines of our own.
 
-The exporting process has a board, a sealed memfd of one page, that each reader maps::
+The sharing process has a control page, a sealed memfd of one page, that each reader maps::
 
-    0   8 bytes   magic GIPBOARD
+    0   8 bytes   magic GIPORDER
     8   u32       version 1
-    16  u64       newest: number of the version that was published last
-    24  u64       writing: 1 while the writer is in
-    64  u64 ...   one slot a lease: how often its reader has acquired
+    16  u64       turn: 2v once value v of the writer's timeline publishes the newest version; 2v + 1 while it writes
+    24            zero
+    64  u64 ...   one slot a reader: how often it has acquired
 
-Once it has readers, all but a slot's first zero is written under the page's lock, which the kernel frees at its
-holder's death. The writer's timeline stands at n + 1 once version n is there; each lease's stands at k once its reader
-has gone out k times.
+The writer's timeline is at n + 1 once version n is there; each reader's is at k once it has released k times.
 
 A reader that acquires adds 1 to its slot, and waits for the newest version; while the writer writes, for the next. The
-writer that acquires sets `writing`, reads the slots, and waits for the last version and for the readers that have not
-released.
+writer that acquires makes `turn` odd, reads the slots, and waits for the last version and for the readers that have not
+released. Both do so under the page's lock, which the kernel frees at its holder's death. A release needs no lock.
 A process that acquires several shares at once holds all their locks meanwhile. Each store is one word, so that a
 death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
 """
@@ -28,7 +26,6 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from .. import system, timeline
@@ -50,34 +47,35 @@ from ..errors import (
     again,
 )
 from ..handles import FdHandle, OpaqueFd, Timeline
-from .rendezvous import here
+from .rendezvous import server
 
 Word = ExternalSemaphore[Timeline]
 
-NAME: Final = "gpuinterop.board"
-_MAGIC: Final = b"GIPBOARD"
+NAME: Final = "gpuinterop.control"
+_MAGIC: Final = b"GIPORDER"
 _VERSION: Final = 1
-_NEWEST, _WRITING, _SLOTS = 16, 24, 64
+_TURN, _SLOTS = 16, 64
 SLOTS: Final = (system.PAGE - _SLOTS) // 8
 """Number of readers of a share that can be in at once."""
-LET_GO: Final = timeline.MAX_DEVICE_VALUE
+POISON: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
+LEFT: Final = 2**64 - 1
+"""What a reader's slot says once the reader has left the order."""
 DIED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
-class Board(Resource):
+class ControlPage(Resource):
     """The page, mapped."""
 
     def __init__(self, make: Callable[[], tuple[int, int]]) -> None:
-        super().__init__(Lifetime("board", _unmap))
+        super().__init__(Lifetime("control page", _unmap))
         self.lifetime.warns = False
-        self.fd, self._address = self.lifetime.create(make)
-        self.lock = timeline.Lock(self.fd, "a share's board")
-        self.newest, self.writing = self._word(_NEWEST), self._word(_WRITING)
+        self.fd, self._address, self.lock = self.lifetime.create(lambda: _locked(*make()))
+        self.turn = self._word(_TURN)
 
     @classmethod
-    def make(cls) -> Board:
-        """Make the board of a share."""
+    def make(cls) -> ControlPage:
+        """Make a share's."""
 
         def initialise(address: int) -> None:
             ctypes.c_uint32.from_address(address + len(_MAGIC)).value = _VERSION
@@ -86,13 +84,13 @@ class Board(Resource):
         return cls(lambda: system.create_page(NAME, initialise))
 
     @classmethod
-    def load(cls, handle: FdHandle) -> Board:
+    def load(cls, handle: FdHandle) -> ControlPage:
         """Map another process's, by a descriptor that came from there."""
         head = _MAGIC + _VERSION.to_bytes(4, "little")
         if (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED or os.fstat(handle.fd).st_size != system.PAGE:
-            raise HandleError("handle: expected the board of a share, got another file.")
+            raise HandleError("handle: expected the control page of a share, got another file.")
         if os.pread(handle.fd, len(head), 0) != head:
-            raise HandleError("handle: expected the board of a share of this version, got another page.")
+            raise HandleError("handle: expected the control page of a share of this version, got another page.")
 
         def take() -> tuple[int, int]:
             fd = system.call("dup", os.dup, handle.fd)
@@ -105,26 +103,30 @@ class Board(Resource):
         return cls(take)
 
     def slot(self, number: int) -> ctypes.c_uint64:
-        """A lease's slot, by a number that came."""
+        """A reader's slot, by a number that came."""
         if number >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {number!r}.")
         return self._word(_SLOTS + 8 * number)
+
+    def has_left(self, number: int) -> bool:
+        """Whether the reader with that slot has left the order."""
+        return self.slot(number).value == LEFT
 
     def export(self) -> OpaqueFd:
         """A handle for another process."""
         return OpaqueFd.adopt_duplicate(self.fd)
 
-    def close(self, timeout: float | None = None) -> None:
-        """Unmap the page."""
-        self.lock.close()
-        super().close(timeout)
-
     def _word(self, offset: int) -> ctypes.c_uint64:
         return ctypes.c_uint64.from_address(self._address + offset)
 
 
-def _unmap(page: tuple[int, int]) -> None:
-    fd, address = page
+def _locked(fd: int, address: int) -> tuple[int, int, timeline.Lock]:
+    return fd, address, timeline.Lock(fd, "a share's control page")
+
+
+def _unmap(page: tuple[int, int, timeline.Lock]) -> None:
+    fd, address, lock = page
+    lock.close()  # first: it borrows the descriptor
     system.unmap(address, system.PAGE)
     os.close(fd)
 
@@ -132,11 +134,11 @@ def _unmap(page: tuple[int, int]) -> None:
 class _Turns(NoCopy):
     """Acquires and releases, each once in turn; another thread may end it at any time."""
 
-    def __init__(self, board: Board, writer: Word, own: Word, label: str) -> None:
-        self.board = board
+    def __init__(self, page: ControlPage, writer: Word, own: Word, label: str) -> None:
+        self.page = page
         self.writer = writer
         self.own = own
-        """The timeline that going out signals."""
+        """The timeline that a release signals."""
         self.label = label
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment warns
         self.inside: Stream | None = None
@@ -151,12 +153,8 @@ class _Turns(NoCopy):
         self._told = self._tried = 0
         self._told_by: KnownStream | None = None
 
-    def acquire(self, stream: Stream, timeout: float | None = None) -> None:
-        """Come in."""
-        acquire_all([(self, stream)], [self.board.lock], timeout)
-
     def release(self, stream: Stream) -> None:
-        """Go out, behind the stream's work."""
+        """Release, after the stream's work."""
         system.under(self._guard, self._release, stream)
 
     def end(self, failure: GpuInteropError) -> None:
@@ -173,8 +171,11 @@ class _Turns(NoCopy):
                     raise
 
     def _await(self, word: Word, value: int, stream: Stream, timeout: float | None) -> None:
-        if stream.ptr or not stream.device.info.is_cpu:
-            word.wait(stream, value, timeout=timeout)
+        if stream._ptr or not stream.device.info.is_cpu:
+            if timeout is None:
+                word._wait_asked(stream, value)
+            else:
+                word.wait(stream, value, timeout=timeout)
             return
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:  # the calling thread itself: it looks now and then whether another thread has ended this
@@ -190,10 +191,6 @@ class _Turns(NoCopy):
                         "stream is still at work."
                     ) from None
 
-    def _arrive(self) -> None:
-        self.acquiring = None
-        self._check_failure()
-
     def _release(self, stream: Stream) -> None:
         self._check(stream, enters=False)
         self._tell(stream)
@@ -207,20 +204,20 @@ class _Turns(NoCopy):
             self._see_to(self._told, self._told_by)
 
     def _enter(self, stream: Stream) -> None:
-        """Come in, under the lock."""
+        """Acquire, under the page's lock."""
         self.inside, self._known = stream, stream._known_as()
         self.acquiring = self._note()
 
     @abstractmethod
     def _note(self) -> Sequence[tuple[Word, int]]:
-        """Enter the turn on the board; return what the stream is to wait for."""
+        """Note it on the control page; return what the stream is to wait for."""
 
     @abstractmethod
     def _value(self) -> int:
-        """The value that going out signals."""
+        """The value that a release signals."""
 
     def _leave(self) -> None:
-        """Note that this side is out."""
+        """Note the release, once the stream has the signal."""
         self.inside = None
 
     def _check(self, stream: Stream, *, enters: bool) -> None:
@@ -235,17 +232,17 @@ class _Turns(NoCopy):
             raise again(self.failure)
 
     def _tell(self, stream: Stream) -> None:
-        """Signal, behind the stream that signalled before: a value must not come after a greater one."""
+        """Signal, after the stream that signalled before: a value must not come after a greater one."""
         if (value := self._value()) <= self._told:
-            return  # an interrupt struck behind it
+            return  # an interrupt struck after it
         known = stream._known_as()
         if known is not self._told_by and self.own.value < value - 1:
-            self.own.wait(stream, value - 1)
+            self.own._wait_asked(stream, value - 1)
         tried, self._tried = self._tried == value, value
         try:
-            self.own.signal(stream, value)
+            self.own._signal_asked(stream, value)
         except GpuInteropError:
-            if not tried or self.own.value < value:  # else an interrupt struck behind the signal
+            if not tried or self.own.value < value:  # else an interrupt struck after the signal
                 raise
         self._told, self._told_by = value, known
 
@@ -259,18 +256,13 @@ class _Turns(NoCopy):
                 raise ResourceClosedError("the stream is another thread's own.")
             if before is not known and self.own.value < self._value() - 1:
                 raise ResourceClosedError("a wait for the other stream would block the calling thread's.")
+            refuse_capture(known, self.label)
             self._tell(stream)
         except GpuInteropError:  # as above, or the stream is closed, or has failed
             if (value := self._value()) > self._told:
                 self._told, self._told_by = value, None
                 self._see_to(value, known, before)
-        if not self._has_left():
-            here().look_again(self._has_left)
-
-    def _has_left(self) -> bool:
-        with contextlib.suppress(GpuInteropError):  # another process holds the board's lock
-            self._leave()
-        return self.inside is None
+        self._leave()
 
     def _see_to(self, value: int, known: KnownStream | None, before: KnownStream | None = None) -> None:
         """Signal from the loop once the stream has done its work so far, and `before` has signalled or failed."""
@@ -291,7 +283,7 @@ class _Turns(NoCopy):
             return True
 
         if not is_told():
-            here().look_again(is_told)
+            server().look_again(is_told)
 
 
 def _end_of(stream: KnownStream) -> Callable[[], bool]:
@@ -305,34 +297,35 @@ def _end_of(stream: KnownStream) -> Callable[[], bool]:
 class Writer(_Turns):
     """The process that shares."""
 
-    def __init__(self, board: Board, own: Word, label: str) -> None:
-        super().__init__(board, own, own, label)
+    def __init__(self, page: ControlPage, own: Word, label: str) -> None:
+        super().__init__(page, own, own, label)
         self.leases: dict[int, Word] = {}
-        """The timeline of each lease that may acquire, by its slot."""
+        """The timeline of each reader that may acquire, by its slot."""
 
     def publish_first(self, stream: Stream | None) -> None:
-        """Publish version 0, behind what the stream was given."""
+        """Publish version 0, after what the stream was given."""
         if stream is None:
             self.own.host_signal(1)
         else:
             self.own.signal(stream, 1)
         self._told, self._told_by = 1, None if stream is None else stream._known_as()
+        self.page.turn.value = 2
 
     def _note(self) -> Sequence[tuple[Word, int]]:
-        self.board.writing.value = 1
-        readers = [(lease, min(self.board.slot(slot).value, LET_GO)) for slot, lease in self.leases.copy().items()]
+        self.page.turn.value |= 1
+        readers = [(lease, min(self.page.slot(slot).value, POISON)) for slot, lease in self.leases.copy().items()]
         if self._known is self._told_by:
             return readers
-        return [(self.own, self.board.newest.value + 1), *readers]  # the last version may come from another stream
+        return [(self.own, self.page.turn.value // 2), *readers]  # the last version may come from another stream
 
-    def lets_go(self, slot: int, own: Word) -> bool:
-        """Let go of a reader that has left; False while a stream may still wait for it.
+    def drops(self, slot: int, own: Word) -> bool:
+        """Forget a reader that has left; False while a stream may still wait for it.
 
         It may have died with stores to come, or closed with a wait for it on its way to a stream.
         """
         try:
             if self.leases.get(slot) is own:
-                self.board.lock.run(self.leases.pop, slot)
+                self.page.lock.run(self.leases.pop, slot)
         except GpuInteropError:
             return False
         comes = any(word is own for word, _ in self.acquiring or ())  # first: a stream may be given the wait meanwhile
@@ -342,92 +335,84 @@ class Writer(_Turns):
         return True
 
     def _value(self) -> int:
-        return self.board.newest.value + 2
+        return self.page.turn.value // 2 + 1
 
     def _leave(self) -> None:
-        self.board.lock.run(self._publish)
-
-    def _publish(self) -> None:
-        if self.inside is not None:
-            self.board.newest.value += 1
-            self.board.writing.value = 0
-            self.inside = None
+        self.page.turn.value = 2 * self._told
+        self.inside = None
 
 
 class Reader(_Turns):
-    """One lease of a reading process."""
+    """One attachment that acquires."""
 
     def __init__(
-        self, board: Board, writer: Word, own: Word, slot: ctypes.c_uint64, label: str, *, lent: bool = False
+        self, page: ControlPage, writer: Word, own: Word, slot: ctypes.c_uint64, label: str, *, lent: bool = False
     ) -> None:
-        super().__init__(board, writer, own, label)
+        super().__init__(page, writer, own, label)
         self._slot = slot
         self._lent = lent
-        """Whether words and board are the writer's, which closes them."""
+        """Whether words and page are the writer's, which closes them."""
         self._count = 0
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self._count += 1
         self._slot.value = self._count
-        return [(self.writer, min(self.board.newest.value + self.board.writing.value + 1, LET_GO))]
+        return [(self.writer, min((self.page.turn.value + 1) // 2, POISON))]
 
     def _value(self) -> int:
         return self._count
 
     def _check_failure(self) -> None:
-        if self.failure is None and self.writer.value >= LET_GO:  # another reader has noticed first
+        if self.failure is None and self.writer.value >= POISON:  # another reader has noticed first
             self.failure = PeerError(DIED)
         super()._check_failure()
 
     def is_released(self) -> bool:
-        """Whether all that the reader was in for is done."""
+        """Whether the reader has released, and its streams have done that."""
         return self.own.closed or self.own.value >= self._count
 
     def close_if_released(self) -> bool:
-        """Close the words and the board, if it is out."""
+        """Close the words and the control page, if the reader has released."""
         if not self.is_released():
             return False
+        self._slot.value = LEFT
         if not self._lent:
             self.own.close()
             self.writer.close()
-            self.board.close()
+            self.page.close()
         return True
 
-    def let_go(self) -> None:
+    def poison(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error = PeerError(DIED)
         # Another reader may have stored it: which waits have passed by that, nothing tells.
-        gone = self.writer.closed or self.writer.value >= LET_GO
+        gone = self.writer.closed or self.writer.value >= POISON
         fail_waits(self.writer.lifetime, error, passed=gone)
-        here().look_again(self._lets_go)
+        server().look_again(self._poisons)
 
-    def _lets_go(self) -> bool:
+    def _poisons(self) -> bool:
         try:  # first, and under the lock: another thread may acquire, and give its stream the wait meanwhile
-            comes = not self.writer.closed and self.board.lock.run(lambda: self.acquiring is not None)
+            comes = not self.writer.closed and self.page.lock.run(lambda: self.acquiring is not None)
         except GpuInteropError:
             return False
         return store(self.writer) and not comes
 
 
-def acquire_all(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
-    """Come in to several, whose boards have the locks, all at once; to none if one fails.
+def acquire_all(turns: Sequence[tuple[_Turns, Stream]], pages: Sequence[ControlPage], timeout: float | None) -> None:
+    """Acquire several, which have the control pages, all at once; none if one fails.
 
-    A stream acquires long before it has waited. Two that acquired one board after the other could each be the first
+    A stream acquires long before it has waited. Two that acquired one page after the other could each be the first
     at one, and would wait for each other.
     """
     timeout = check_timeout(timeout)
     entered: list[_Turns] = []
-    enter: Callable[[], None] = partial(_enter, turns, entered)
-    for lock in reversed(locks):
-        enter = partial(lock.run, enter)
-    for one, _ in turns[:0:-1]:
-        enter = partial(system.under, one._guard, enter)
     try:
-        system.under(turns[0][0]._guard, enter)
+        _guarded(turns, pages, entered)
         for one, stream in turns:
             one._wait(stream, timeout)
         for one, _ in turns:
-            system.under(one._guard, one._arrive)
+            one.acquiring = None  # first: `end` leaves what acquires to this thread, and this looks after it
+            one._check_failure()
     except BaseException:  # others may wait already for the release after this
         for one in reversed(entered):
             with contextlib.suppress(GpuInteropError):
@@ -435,9 +420,22 @@ def acquire_all(turns: Sequence[tuple[_Turns, Stream]], locks: Sequence[timeline
         raise
 
 
+def _guarded(turns: Sequence[tuple[_Turns, Stream]], pages: Sequence[ControlPage], entered: list[_Turns]) -> None:
+    """Enter all. A page whose turns have not ended stays mapped as long as their guards are held."""
+    guards: list[threading.RLock] = []
+    try:
+        for one, stream in turns:
+            guards.append(one._guard)
+            one._guard.acquire()
+            one._check(stream, enters=True)
+        timeline.Lock.run_all([page.lock for page in pages], _enter, turns, entered)
+    finally:
+        for guard in reversed(guards):
+            with contextlib.suppress(RuntimeError):  # as `system.under`
+                guard.release()
+
+
 def _enter(turns: Sequence[tuple[_Turns, Stream]], entered: list[_Turns]) -> None:
-    for one, stream in turns:
-        one._check(stream, enters=True)
     for one, stream in turns:
         entered.append(one)
         one._enter(stream)
@@ -449,8 +447,8 @@ def store(word: Word) -> bool:
     What that process's GPU had yet to store, a smaller value, may come late.
     """
     try:
-        if word.value < LET_GO:
-            word.host_signal(LET_GO)
+        if word.value < POISON:
+            word.host_signal(POISON)
         return not awaited(word.lifetime)
     except GpuInteropError:
         return word.closed

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias, cast
 
 from .._core.device import Device
-from .._core.interchange import CPU, HOST_TYPES, Described, DType, data_ptr, described
+from .._core.interchange import CPU, HOST_TYPES, Described, described, overlap
 from .._core.registry import search
 from ..backend import Behind, Block, SharingBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import OpaqueFd, VmmFd
-from .descriptor import Placed, Region
 
 _CUDA, _MANAGED = 2, 13  # kDLCUDA, kDLCUDAManaged
 _PLATFORMS: Final = {CPU: "the CPU", _CUDA: "CUDA", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
 
 
 def describe(array: object, name: str, *, in_place: bool = True) -> Described:
-    """Describe an array, as `described` does; its elements must not overlap."""
+    """Describe an array, as `described` does; no two elements may have a byte in common."""
     found = described(array, name, in_place=in_place)
-    if 0 in found.shape:
-        raise InvalidArgumentError(name, f"expected an array with elements, got the shape {list(found.shape)}.")
-    reach = DType(found.dtype).itemsize
-    for step, count in sorted((abs(step), count) for step, count in zip(found.strides, found.shape, strict=True)):
-        if count > 1 and step < reach:
-            raise InvalidArgumentError(
-                name,
-                f"expected elements that each have their own bytes, got the strides {list(found.strides)}, by which "
-                "some overlap; take the array that it is a view of, or a copy.",
-            )
-        reach += (count - 1) * step
+    layout = found.layout
+    if overlap(layout):
+        raise InvalidArgumentError(
+            name,
+            f"expected elements that each have their own bytes, got the strides {list(layout.strides)}, by which "
+            "some overlap; take the array that it is a view of, or a copy.",
+        )
+    if in_place and found.pointer % layout.dtype.alignment and 0 not in layout.shape:
+        raise InvalidArgumentError(
+            name,
+            f"expected an address that is a multiple of {layout.dtype.alignment}, which libraries want for "
+            f"{layout.dtype.name}, got {found.pointer:#x}; take a copy, or the bytes (uint8) that it is a view of.",
+        )
     return found
 
 
 # -- the memory --------------------------------------------------------------------------------------------------------
 
 
-def device_of(array: Described, name: str) -> Device:
-    """The device whose memory the array is."""
+def device_of(arrays: Mapping[str, Described]) -> Device:
+    """The one device whose memory the arrays are. Where only an address tells, `locate` asks of each block."""
+    found: dict[object, Device] = {}
+    # The address of what has no bytes may be any.
+    told = {name: one for name, one in arrays.items() if isinstance(one.place, tuple) or 0 not in one.layout.shape}
+    for name, array in (told or arrays).items():
+        if array.place not in found:
+            found[array.place] = _device_of(array, name or "array")
+            first, other = next(iter(found.values())), found[array.place]
+            if other is not first:
+                raise InvalidArgumentError(
+                    name or "array",
+                    f"expected arrays of one device, {first!r}, got one of {other!r}; share each device's by itself.",
+                )
+    return next(iter(found.values()))
+
+
+def _device_of(array: Described, name: str) -> Device:
     place = array.place
     if isinstance(place, str):
         got = f"{array.pointer:#x} by {place}, an address that no driver here knows"
@@ -61,23 +75,7 @@ def device_of(array: Described, name: str) -> Device:
 
 def _ordinal(device: Device, pointer: int) -> int | None:
     backend = device.driver
-    return backend.block_at(pointer).ordinal if isinstance(backend, SharingBackend) else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Blocks at consecutive addresses, which travel together."""
-
-    blocks: tuple[Block, ...]
-
-    @property
-    def address(self) -> int:
-        return self.blocks[0].address
-
-    @property
-    def region(self) -> Region:
-        keys, sizes = (tuple(getattr(one, what) for one in self.blocks) for what in ("key", "size"))
-        return Region(self.blocks[0].behind.handle_type.type_name, keys, sizes)
+    return backend.find_blocks()(pointer).ordinal if isinstance(backend, SharingBackend) else None
 
 
 def check_block(device: Device, block: Block, name: str) -> None:
@@ -89,59 +87,90 @@ def check_block(device: Device, block: Block, name: str) -> None:
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name or "array",
-            f"expected memory of device {device.ordinal}, {device.name}, got that of device {block.ordinal}.",
+            f"expected arrays of one device, {device!r}, got one of device {block.ordinal}; share each device's by "
+            "itself.",
         )
     if not (found := device.capabilities.of(cell)):
         raise UnsupportedError(found, context=where)
 
 
 Check: TypeAlias = Callable[[Device, Block, str], None]
-"""A call that refuses a block of an array of this name."""
+"""A call that refuses a block, in which an array of this name lies."""
 
 
-def ranges_of(device: Device, arrays: Mapping[str, Described], check: Check = check_block) -> list[Range]:
-    """The memory that the arrays lie in, by address.
+def locate(
+    device: Device, arrays: Mapping[str, Described], allowed: Check = check_block
+) -> tuple[list[tuple[Block, ...]], dict[str, tuple[int, int]]]:
+    """The memory that the arrays lie in, and each array's place there.
+
+    Returns
+    -------
+    list of tuple of Block
+        Runs of blocks at consecutive addresses, by address; a reader maps each run as a whole.
+    dict of str to (int, int)
+        The number of an array's run, and the offset of its first element in that. An array without bytes has -1 and 0.
 
     Raises
     ------
     UnsupportedError
         An array's memory cannot get to another process; the error says why, and what to change.
+    InvalidArgumentError
+        The device's driver does not know an array's memory, or cannot map all of it as one.
     """
+    backend = _backend_of(device)
+    ask, joins = backend.find_blocks(), backend.joins_blocks
+    runs, places = list[list[Block]](), dict.fromkeys(arrays, (-1, 0))
+    last, seen = Block(behind=Behind.NOTHING), set[tuple[Behind, int]]()
+    for start, end, name in sorted((*array.span, name) for name, array in arrays.items()):
+        while (place := max(start, last.end)) < end:
+            block = _asked(ask, place, name)
+            if (block.behind, block.ordinal) not in seen:
+                allowed(device, block, name)
+                seen.add((block.behind, block.ordinal))
+            joined = joins and last.end == block.address and last.behind is block.behind is Behind.VMM
+            if not block.address <= place < block.end or not (joined or place == start):
+                raise InvalidArgumentError(
+                    name or "array",
+                    f"expected an array in one allocation of {device.name}, got one of which its driver knows nothing "
+                    f"from {place:#x} on; copy it into one.",
+                )
+            if not joined:
+                runs.append([])
+            runs[-1].append(block)
+            last = block
+        if start < end:
+            places[name] = len(runs) - 1, arrays[name].pointer - runs[-1][0].address
+    return list(map(tuple, runs)), places
+
+
+def check(device: Device, arrays: Mapping[str, Described], blocks: Iterable[Block]) -> None:
+    """Raise `ResourceClosedError` if an array's library has given its memory away."""
+    check_pointers(arrays)
+    if not all(map(_backend_of(device).is_there, blocks)):
+        raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
+
+
+def check_pointers(arrays: Mapping[str, Described]) -> None:
+    """Raise `ResourceClosedError` if an array, of torch, has other memory now."""
+    for name, array in arrays.items():
+        if array.data_ptr is not None and array.data_ptr != array.keep[0].data_ptr():
+            called = f"array {name!r}" if name else "the array"
+            raise ResourceClosedError(f"{called} has other memory now than it had when it was shared.")
+
+
+def _backend_of(device: Device) -> SharingBackend:
     backend = device.driver
     if not isinstance(backend, SharingBackend):
         device.capabilities.require((Operation.EXPORT_ARRAY, OpaqueFd if device.info.is_cpu else VmmFd))
-    assert isinstance(backend, SharingBackend)
-    blocks: list[Block] = []
-    for name, array in arrays.items():
-        place, end = array.span
-        while place < end:
-            at = bisect_right(blocks, place, key=attrgetter("address"))
-            if not at or blocks[at - 1].end <= place:
-                blocks.insert(at, _block_at(device, backend, place, name, check))
-                at += 1
-            place = blocks[at - 1].end
-    runs: list[list[Block]] = []
-    for block in blocks:
-        last = runs[-1][-1] if runs and backend.joins_blocks else Block(behind=Behind.NOTHING)
-        if last.end == block.address and last.behind is block.behind is Behind.VMM:
-            runs[-1].append(block)
-        else:
-            runs.append([block])
-    return [Range(blocks=tuple(run)) for run in runs]
+    return cast(SharingBackend, backend)
 
 
-def _block_at(device: Device, backend: SharingBackend, address: int, name: str, check: Check) -> Block:
+def _asked(ask: Callable[[int], Block], address: int, name: str) -> Block:
     try:
-        block = backend.block_at(address)
+        return ask(address)
     except HandleError as error:
         problem = f"expected memory that can be shared, got some that cannot: {error}"
         raise InvalidArgumentError(name or "array", problem) from None
-    check(device, block, name)
-    if not block.address <= address < block.end:
-        raise InvalidArgumentError(
-            name or "array", f"expected memory of {device.name}, got {address:#x}, where its driver knows none."
-        )
-    return block
 
 
 def _gap(cell: Cell, behind: Behind) -> Capability:
@@ -170,36 +199,3 @@ def _torch_variable() -> str:
     if version >= (2, 9):
         return "PYTORCH_ALLOC_CONF"
     return "PYTORCH_HIP_ALLOC_CONF" if getattr(torch.version, "hip", None) else "PYTORCH_CUDA_ALLOC_CONF"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Laid:
-    """Arrays of one device, and where they lie."""
-
-    device: Device
-    arrays: Mapping[str, Described]
-    ranges: tuple[Range, ...]
-
-    @classmethod
-    def of(cls, arrays: Mapping[str, Described], device: Device) -> Laid:
-        return cls(device=device, arrays=arrays, ranges=tuple(ranges_of(device, arrays)))
-
-    def placed(self) -> dict[str, Placed]:
-        """Each array in its region."""
-        starts = [one.address for one in self.ranges]
-        found = {}
-        for name, array in self.arrays.items():
-            number = bisect_right(starts, array.span[0]) - 1
-            offset = array.pointer - starts[number]
-            found[name] = Placed(number, offset, array.shape, array.strides, array.dtype, array.read_only)
-        return found
-
-    def check(self) -> None:
-        """Raise `ResourceClosedError` if an array's library has given its memory away."""
-        backend = cast(SharingBackend, self.device.driver)
-        for name, array in self.arrays.items():
-            if array.data_ptr != data_ptr(array.keep[0]):
-                raise ResourceClosedError(f"array {name!r} has other memory now than it had when it was shared.")
-        for block in (block for one in self.ranges for block in one.blocks):
-            if block.behind is not Behind.FILE and backend.block_at(block.address) != block:
-                raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")

@@ -2,8 +2,8 @@
 
 `reduce_tensor` takes the place of torch's: in ``torch.multiprocessing``, for its queues, pipes, pools and arguments of
 processes, and in ``torch.multiprocessing.reductions``, where Ray, vLLM and others call it. (Import this before a module
-that takes ``reduce_tensor`` from there by name.) Tensors of a GPU then go to any process of the host that can connect
-to the sender's socket, also in another container, and whichever way their memory was allocated.
+that takes ``reduce_tensor`` from there by name.) Tensors of a GPU then go to any process of the host and the user that
+can connect to the sender's socket, also in another container, and whichever way their memory was allocated.
 
 What stays as torch has it: tensors of one storage have one storage on the other side, also where they come in several
 messages; ``requires_grad`` and ``Parameter``; the refusal of tensors that are part of a graph; the places of the
@@ -11,12 +11,17 @@ arguments. What gpuinterop does not share goes torch's own way: tensors without 
 ones, other devices, and all tensors of the CPU but those in memory that gpuinterop allocated or imported. A tensor of a
 GPU whose memory cannot go to another process raises gpuinterop's error, which says what to change; nothing is copied.
 
-**Lifetime.** The sender keeps a storage until all its messages were received and the receivers have dropped it; they
-need not tell. It keeps at most 1,000 storages, as torch warns of that many: for one more it gives up the one that was
-sent least recently. A process that has received that one keeps the memory. A message of a storage that was given up
-raises `ResourceClosedError` where it is received. So does a message that is received more often than it was sent, once
-the earlier receivers have dropped the storage. A receiver can send what it has received, also back: the first process
-then gets its own memory.
+**What is sent.** Where the storage is: the memory's number and size, an offset, and a slot of the counts. A receiver
+connects to the sender's process once, maps each allocation once, and finds it at the next tensor.
+
+**Lifetime.** As with torch: the sender keeps a storage until all its messages were received, and all receivers have
+dropped it, also if the sender has dropped its tensor. Both count in a page that they share, so a tensor costs neither a
+message nor a wake-up. A process can have 1,048,576 storages that were sent, and not dropped yet. A receiver can send
+what it has received, also back: the first process then gets its own memory. What a process held that dies is dropped;
+messages that it has sent may still come. **A message that is never received**, as of a queue that nobody reads, keeps
+its storage until the sender ends. So does one that is lost with a receiver that dies before it has unpickled it. A
+message that is received more often than it was sent raises `ResourceClosedError` once the others have dropped the
+storage. The sender must live as long as its storages are used, as with torch.
 
 **Order.** The receiver's current stream waits for what the sender's current stream had been given. A ``Queue`` sends in
 a thread of its own, whose current stream is the default one, as with torch: synchronize another stream before you put
@@ -27,35 +32,38 @@ A child that is forked sends anew: it has nothing of what its parent sent.
 
 from __future__ import annotations
 
-import contextlib
+import os
 import threading
-import weakref
-from collections.abc import Callable
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
-from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.multiprocessing import reductions
 
 from .. import system
+from .._core.device import Device
 from .._core.drain import drain
-from .._core.interchange import hidden_values
-from .._core.lifetime import GONE, Lifetime, alive
+from .._core.interchange import Described, capsule_of, hidden_values, layout_of
+from .._core.known_stream import fail_waits
+from .._core.lifetime import GONE, LIVE, Lifetime, alive, retire
 from .._core.memory import Mapping
 from .._core.monitor import after_fork
-from .._core.stream import Stream
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
-from .attachment import AttachedArrays, attach
-from .descriptor import MAGIC, Descriptor
-from .offer import ArrayShare, share
-from .rendezvous import here
+from ..handles import Handle, TimelineFd
+from .attachment import Import, device_of_link, import_all
+from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
+from .link import Link, link_to
+from .order import DIED, store
+from .origin import describe, device_of, locate
+from .rendezvous import Exported, Guest, Offer, is_here, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
-MOST: Final = 1000
-"""Number of storages that are kept for their receivers."""
 _PATIENCE_S: Final = 60.0
 """Seconds that a sender has to answer; one that has ended is noticed at once."""
 
@@ -63,27 +71,205 @@ _torchs_reduce: Final[Callable[..., Any]] = reductions.reduce_tensor
 _torchs_rebuild: Final[Callable[..., Any]] = reductions.rebuild_cuda_tensor
 
 
-class _Sent:
-    """A storage that was sent, and how many of its messages have not come."""
+class _Sent(Offer):
+    """A storage that was sent."""
 
     def __init__(self, storage: Any) -> None:
-        self.share = share(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
-        self.descriptor = bytes(self.share)
-        self.storage = storage._cdata
-        self.due = 0
-        self.offer: Any = self.share.lifetime.use(lambda offer: offer)
-        self.offer.on_change = self.changed
+        self.storage = storage
+        self.source, self.blocks, self.offset = _place_of(storage)
+        try:
+            server().enter(self, 1)
+        except BaseException:
+            server().drop(self.blocks)
+            raise
 
-    def changed(self, by: int) -> None:
-        if system.under(_state.lock, self._is_over, by):
-            self.share.close()
+    def end(self) -> None:
+        if _state.sent.get(self.storage._cdata) is self:
+            _state.sent.pop(self.storage._cdata, None)
+        server().drop(self.blocks)
+        self.storage = None
 
-    def _is_over(self, by: int) -> bool:
-        self.due = max(0, self.due + by)  # a message may be received more often than it was sent
-        over = not self.due and not self.offer.leases
-        if over and _state.sent.get(self.storage) is self:
-            del _state.sent[self.storage]
-        return over
+
+class _Blocks:
+    """Blocks of a device that storages were found in."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._starts: list[int] = []
+        self._found: list[tuple[Exported, bytes]] = []
+        """Each with the source that tells of it, by address."""
+        self._most = 64
+
+    def find(self, start: int, size: int) -> tuple[bytes, list[Exported], int]:
+        """The source of bytes, their blocks, which are used once more, and the offset there."""
+        at = bisect_right(self._starts, start)
+        if at:
+            known, source = self._found[at - 1]
+            # A block stays as long as a storage in it does, and so do its address and its number.
+            if start + size <= known.block.end and server().use_again(known):
+                return source, [known], start - known.block.address
+        array = Described(self.device.info.dlpack, start, layout_of(size, "uint8", None), False, (None, None))
+        (run,), _ = locate(self.device, {"": array})
+        used = server().use(self.device, run)
+        kind, sizes = run[0].behind.handle_type, tuple(block.size for block in run)
+        region = Region(kind, tuple(one.number for one in used), sizes, used[0].handle_data)
+        source = server().descriptor(Offer()) + bytes(Contents(os.getpid(), True, self.device.identity, (region,), {}))
+        if len(run) == 1:
+            self._keep(used[0], source)
+        return source, used, start - run[0].address
+
+    def _keep(self, one: Exported, source: bytes) -> None:
+        address = one.block.address
+        at = bisect_right(self._starts, address)
+        same = at > 0 and self._starts[at - 1] == address
+        self._starts[at - same : at], self._found[at - same : at] = [address], [(one, source)]
+        if len(self._starts) > self._most:
+            self._found = [found for found in self._found if found[0].uses]
+            self._starts = [found[0].block.address for found in self._found]
+            self._most = 64 + 2 * len(self._starts)
+
+
+class _Source:
+    """Another process's blocks, which storages came from."""
+
+    def __init__(self, source: bytes) -> None:
+        descriptor, contents = Descriptor.split(source)
+        assert descriptor is not None
+        self.descriptor, self.contents = descriptor, Contents.parse(contents)
+        self.link: Link | None = None
+        self.device: Device
+        self.mapped: tuple[Import, int] | None = None
+        self.users: Lifetime | None = None
+        """Keeps the import as long as there are storages in it."""
+        self.count = 0
+        self.dropped: deque[tuple[Link, int]] = deque()
+        """Links and slots of storages that are gone."""
+        self.state = _state
+        self.lock = threading.RLock()
+
+    def take(self, slot: int, serial: int) -> tuple[Link, int]:
+        """Hold a storage, and count its message; return by which link, and the address of the blocks."""
+        return system.under(self.lock, self._take, slot, serial)
+
+    def serves(self, device: Any) -> bool:
+        """Whether the storages are on that device of torch's."""
+        return self.link is not None and self.device.info.dlpack[1] == device.index
+
+    def _take(self, slot: int, serial: int) -> tuple[Link, int]:
+        link = self.link
+        if link is None or link.ended:
+            left = system.seconds_left(_PATIENCE_S)
+            link = self.link = link_to(self.descriptor, left, ()).welcomed(left)
+            link.watch()
+            self.device = device_of_link(link, self.contents, None)
+        if not link.receive(slot, serial):
+            raise _given_up()
+        try:
+            if self.users is None or self.mapped is None or self.users.state is not LIVE:
+                self._map(link)
+            self.count += 1
+        except BaseException:
+            link.drop(slot)
+            raise
+        return link, cast("tuple[Import, int]", self.mapped)[1]
+
+    def _map(self, link: Link) -> None:
+        while True:
+            found = import_all(link, self.device, self.contents.regions, system.seconds_left(_PATIENCE_S), {})
+            users = Lifetime("received tensors", parents=(found[0][0],), device=self.device.streams)
+            with suppress(ResourceClosedError):  # the last attachment of the import ends meanwhile
+                users.open()
+                break
+        self.mapped, self.users, self.count = found[0], users, 0
+
+    def look(self) -> bool:
+        """Drop what is gone, once all streams have done the work that they have now. The loop calls this."""
+        return system.under(self.lock, self._look, limit=0)
+
+    def _look(self) -> bool:
+        if not system.holds(self.lock):  # a thread waits for the other process: the loop must not
+            return False
+        gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
+        if gone and self.users is not None:
+            ending = Lifetime("dropped tensors", _drop_all, parents=(self.users,), device=self.device.streams)
+            ending.untracked = (self.device.streams,)
+            ending.create(lambda: gone)
+            self.count -= len(gone)
+            retire(ending)
+            if not self.count:
+                retire(self.users)
+            server().look_again(partial(_is_gone, ending))
+        return True
+
+
+def _drop_all(holds: list[tuple[Link, int]]) -> None:
+    for link, slot in holds:
+        link.drop(slot)
+
+
+def _is_gone(lifetime: Lifetime) -> bool:
+    drain()
+    return lifetime.state in GONE
+
+
+class _Received:
+    """A storage of a source, as long as it lives here. The storage's memory keeps this."""
+
+    __slots__ = ("hold", "key", "source", "storage")
+
+    def __init__(self, source: _Source, hold: tuple[Link, int], key: object) -> None:
+        self.source, self.hold, self.key, self.storage = source, hold, key, 0
+
+    def __del__(self) -> None:
+        source = self.source
+        source.state.received.pop(self.storage, None)
+        source.state.storages.pop(self.key, None)
+        source.dropped.append(self.hold)
+        if len(source.dropped) == 1 and source.state is _state:  # else it is a parent's, which drops it
+            server().look_again(source.look)
+
+
+class _Clock(Offer):
+    """Numbers the work of a stream, on a timeline that other processes get."""
+
+    def __init__(self, device: Device, stream: Any) -> None:
+        self.stream = device.wrap_stream(stream)
+        self.timeline = device.create_semaphore(TimelineFd)
+        self.timeline.lifetime.warns = False
+        self.ticks = 0
+        server().enter(self, 0)
+        self.descriptor = server().descriptor(self)
+
+    def tick(self) -> tuple[bytes, int]:
+        """A number that comes after the stream's work so far."""
+        self.timeline.signal(self.stream, self.ticks + 1)
+        self.ticks += 1
+        return self.descriptor, self.ticks
+
+    def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
+        return 0, [self.timeline.export()]
+
+
+class _TheirClock:
+    """Another process's clock."""
+
+    def __init__(self, device: Device, descriptor: Descriptor) -> None:
+        left = system.seconds_left(_PATIENCE_S)
+        self.device, self.link = device, link_to(descriptor, left, ())
+        self.link.hold(descriptor.slot)  # for good: a link without holds ends
+        with self.link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
+            self.word = device.import_semaphore(handle)
+        self.word.lifetime.warns = False
+        self.link.watch(self)
+
+    def wait(self, stream: Any, tick: int) -> None:
+        if self.word.value < tick:
+            self.word.wait(self.device.wrap_stream(stream), tick)
+
+    def poison(self) -> None:
+        """The process has ended: fail the streams that wait for it, and have them go on."""
+        fail_waits(self.word.lifetime, PeerError(DIED))
+        server().look_again(partial(store, self.word))
 
 
 class _State:
@@ -91,20 +277,21 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Guards `sent`. The loop of the rendezvous takes it, so no call under it waits for another process."""
+        """Guards `sent` and `blocks`."""
         self.asking = threading.RLock()
-        """Held while another process is asked."""
-        self.open: Any = None
-        """The offer that stays from the first message on."""
+        """Held while another process is asked for a clock."""
         self.sent: dict[int, _Sent] = {}
-        """Entries by storage. The one that was sent least recently comes first."""
-        self.received: dict[int, tuple[bytes, AttachedArrays]] = {}
-        """Descriptors that storages came by."""
-        self.storages = reductions.SharedCache()
-        """Weak references to the storages of descriptors."""
-        self.clocks: dict[object, tuple[ArrayShare, Stream]] = {}
-        """Clocks of streams. Each tick numbers the work before it, and is a version of an array of the clock's own."""
-        self.their_clocks: dict[bytes, AttachedArrays] = {}
+        self.blocks: dict[object, _Blocks] = {}
+        """Blocks, by torch's device."""
+        self.sources: dict[bytes, _Source] = {}
+        self.received: dict[int, tuple[bytes, tuple[Any, ...], Link]] = {}
+        """What storages came by."""
+        self.storages: dict[object, Any] = {}
+        """Weak references to storages, by process, slot and serial."""
+        self.streams: dict[tuple[int, int], Any] = {}
+        """Torch's streams, by device and number."""
+        self.clocks: dict[tuple[int, int], _Clock] = {}
+        self.their_clocks: dict[bytes, _TheirClock] = {}
 
 
 _state = _State()
@@ -154,17 +341,18 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if storage is None:
         return _torchs_reduce(tensor)  # type: ignore[no-any-return]
     torch.utils.hooks.warn_if_has_hooks(tensor)
+    on_gpu = tensor.is_cuda
     try:
-        descriptor = _descriptor_of(storage)
-        clock, tick = _tick(storage.device) if tensor.is_cuda else (None, 0)
+        source, place = _sent(storage)
+        clock, tick = _tick(storage.device.index) if on_gpu else (None, 0)
     except GpuInteropError:
-        if tensor.is_cuda:
+        if on_gpu:
             raise
         return _torchs_reduce(tensor)  # type: ignore[no-any-return]
     return rebuild_cuda_tensor, (
-        type(tensor), tensor.size(), tensor.stride(), tensor.storage_offset(), type(tensor._typed_storage()),
-        tensor.dtype, storage.device.index if tensor.is_cuda else "cpu", descriptor, storage.nbytes(), 0,
-        tensor.requires_grad, (tensor.is_conj(), tensor.is_neg()), 0, clock, tick,
+        type(tensor), tensor.size(), tensor.stride(), tensor.storage_offset(), torch.UntypedStorage, tensor.dtype,
+        storage.device.index if on_gpu else "cpu", source, storage.nbytes(), 0, tensor.requires_grad,
+        (tensor.is_conj(), tensor.is_neg()), place, clock, tick,
     )  # fmt: skip
 
 
@@ -198,10 +386,10 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
     """
     if len(arguments) < 15 or not isinstance(arguments[7], bytes) or not arguments[7].startswith(MAGIC):
         return _torchs_rebuild(*arguments, **named)
-    kind, size, stride, offset, _, dtype, _, descriptor, _, _, requires_grad, bits, _, clock, tick = arguments
-    storage = system.under(_state.asking, _storage_of, descriptor)
+    kind, size, stride, offset, _, dtype, _, source, nbytes, _, requires_grad, bits, place, clock, tick = arguments
+    storage = _storage_of(source, nbytes, *place)
     if clock is not None:
-        system.under(_state.asking, _wait, storage.device, clock, tick)
+        _wait(storage.device, clock, tick)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
     tensor = torch._utils._rebuild_tensor(typed, offset, size, stride)
     torch._C._set_conj(tensor, bits[0])
@@ -221,7 +409,8 @@ def _shared_in_place(tensor: Any) -> Any:
         return None
     if not (storage := tensor.untyped_storage()).nbytes():
         return None
-    return storage if tensor.is_cuda or _is_of_gpuinterop(storage) else None
+    here = tensor.is_cuda or storage._cdata in _state.received
+    return storage if here or _is_of_gpuinterop(storage) else None
 
 
 def _is_of_gpuinterop(storage: Any) -> bool:
@@ -232,116 +421,110 @@ def _is_of_gpuinterop(storage: Any) -> bool:
     return any(isinstance(one, Mapping) and one.address <= address < one.address + one.size for one in alive())
 
 
-def _reachable(descriptor: Descriptor) -> Any:
-    """Make an offer of nothing: while it is there, a late reader is told what has become of its storage."""
-    return SimpleNamespace(descriptor=descriptor, users=(), threaded=True)
-
-
-def _descriptor_of(storage: Any) -> bytes:
-    """The descriptor for one more receiver."""
+def _sent(storage: Any) -> tuple[bytes, tuple[int, int, int]]:
+    """Count one more message of a storage. Where it is: the source, and slot, serial and offset."""
     if (came := _state.received.get(storage._cdata)) is not None:
-        descriptor, attached = came
-        system.under(_state.asking, partial(attached._count, coming=True))
-        return descriptor
-    sent, over = system.under(_state.lock, _one_more, storage)
-    if over is not None:
-        over.share.close()
-    return sent.descriptor
+        source, place, link = came
+        if link.ended:
+            raise PeerError(
+                "expected a tensor whose first process lives, got one of a process that has ended; copy it."
+            )
+        link.move(place[0], -1)
+        return source, place
+    return system.under(_state.lock, _sent_once_more, storage)
 
 
-def _one_more(storage: Any) -> tuple[_Sent, _Sent | None]:
-    """The storage's entry, and the one that is given up for it."""
-    _state.open = _state.open or here().offer(_reachable, ())
-    sent = _state.sent.pop(storage._cdata, None)
-    if sent is None:
-        sent = _Sent(storage)
-        _state.storages[sent.descriptor] = reductions.StorageWeakRef(storage)
-    _state.sent[storage._cdata] = sent
-    sent.due += 1
-    return sent, _state.sent.pop(next(iter(_state.sent))) if len(_state.sent) > MOST else None
+def _sent_once_more(storage: Any) -> tuple[bytes, tuple[int, int, int]]:
+    sent = _state.sent.get(storage._cdata)
+    if sent is None or not server().send(sent):
+        sent = _state.sent[storage._cdata] = _Sent(storage)
+    return sent.source, (sent.slot, sent.serial, sent.offset)
 
 
-def _tick(device: Any) -> tuple[bytes | None, int]:
+def _place_of(storage: Any) -> tuple[bytes, list[Exported], int]:
+    """The source of a storage's blocks; those, used once more; and the storage's offset there."""
+    if (known := _state.blocks.get(storage.device)) is None:
+        tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        known = _state.blocks[storage.device] = _Blocks(device_of({"": describe(tensor, "tensor")}))
+    return known.find(storage.data_ptr(), storage.nbytes())
+
+
+def _tick(index: int) -> tuple[bytes | None, int]:
     """The sign that the receiver waits for; none, if the current stream has done its work."""
-    stream = torch.cuda.current_stream(device)
-    if not stream.query():
-        try:
-            return system.under(_state.lock, _tick_of, stream)
-        except UnsupportedError:  # the device has no timelines
-            stream.synchronize()
+    raw = torch._C._cuda_getCurrentRawStream(index)
+    if (stream := _state.streams.get((index, raw))) is None:
+        stream = _state.streams[index, raw] = torch.cuda.current_stream(index)
+    if stream.query():
+        return None, 0
+    try:
+        return system.under(_state.lock, _tick_of, (index, raw), stream)
+    except UnsupportedError:  # the device has no timelines
+        stream.synchronize()
     return None, 0
 
 
-def _tick_of(stream: Any) -> tuple[bytes, int]:
-    key = stream.device_index, stream.cuda_stream
-    if key not in _state.clocks:
-        clock = share(torch.empty(1, dtype=torch.uint8, device=stream.device), stream=stream)
-        _state.clocks[key] = clock, clock.device.wrap_stream(stream)
-    clock, ours = _state.clocks[key]
-    clock.acquire(ours)
-    clock.release(ours)
-    return bytes(clock), clock._turns().board.newest.value + 1
+def _tick_of(key: tuple[int, int], stream: Any) -> tuple[bytes, int]:
+    if (clock := _state.clocks.get(key)) is None:
+        clock = _state.clocks[key] = _Clock(_state.blocks[stream.device].device, stream)
+    return clock.tick()
 
 
 # -- the receiver ------------------------------------------------------------------------------------------------------
 
 
-def _storage_of(descriptor: bytes) -> Any:
-    """The storage of a descriptor, the same for all its messages. The sender counts each."""
-    known = _state.storages.get(descriptor)
-    if known is not None and (storage := torch.UntypedStorage._new_with_weak_ptr(known.cdata)) is not None:
-        _take(storage, descriptor)
+def _storage_of(source: bytes, size: int, slot: int, serial: int, offset: int) -> Any:
+    """The storage of a message, the same for all its messages. Each is counted."""
+    if (known := _state.sources.get(source)) is None:
+        known = _state.sources.setdefault(source, _Source(source))
+    process = known.descriptor.process
+    if is_here(process):
+        sent = server().offers.get(slot)
+        if not isinstance(sent, _Sent) or sent.serial != serial or (storage := sent.storage) is None:
+            raise _given_up()
+        server().here()[0].move(slot, 1)
         return storage
-    try:
-        attached = attach(descriptor, timeout=_PATIENCE_S)
-    except ResourceClosedError:
-        raise ResourceClosedError(
-            f"expected a tensor that its sender still has, got one that it gave up: all receivers had dropped it, or "
-            f"{MOST} others were sent later; send it anew, and receive each message once."
-        ) from None
-    with attached:  # the storage keeps the memory, and the lease
-        if not attached.device.info.is_cpu:
-            torch.cuda._lazy_init()
-        storage = torch.from_dlpack(attached.view).untyped_storage()
-        _state.storages[descriptor] = reductions.StorageWeakRef(storage)
-        _state.received[storage._cdata] = descriptor, attached
-        weakref.finalize(storage, _dropped, _state.received, storage._cdata, attached.lifetime).atexit = False
+    key = process, slot, serial
+    if (weak := _state.storages.get(key)) is not None:
+        storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+        if storage is not None and (came := _state.received.get(storage._cdata)) is not None:
+            came[2].move(slot, 1)
+            return storage
+    link, address = known.take(slot, serial)
+    received = _Received(known, (link, slot), key)
+    device = known.device
+    if not device.info.is_cpu:
+        torch.cuda._lazy_init()
+    capsule = capsule_of(layout_of(size, "uint8", None), address + offset, device.info.dlpack, received)
+    storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+    received.storage = storage._cdata
+    _state.storages[key] = reductions.StorageWeakRef(storage)
+    _state.received[storage._cdata] = source, (slot, serial, offset), link
     return storage
 
 
-def _take(storage: Any, descriptor: bytes) -> None:
-    """Count a message of a storage that is here. Its sender may have given it up, or ended."""
-    if (came := _state.received.get(storage._cdata)) is not None:
-        with contextlib.suppress(PeerError):
-            came[1]._count(coming=False)
-    elif (sent := _state.sent.get(storage._cdata)) is not None and sent.descriptor == descriptor:
-        sent.changed(-1)
-
-
-def _dropped(received: dict[int, Any], storage: int, lifetime: Lifetime) -> None:
-    """End the lease, now that the storage is about to let go of the memory."""
-    received.pop(storage, None)
-    if lifetime.state not in GONE:
-        here().look_again(partial(_is_gone, lifetime))
-
-
-def _is_gone(lifetime: Lifetime) -> bool:
-    drain()
-    return lifetime.state in GONE
+def _given_up() -> ResourceClosedError:
+    return ResourceClosedError(
+        "expected a tensor that its sender still has, got one that all receivers have dropped; send it anew, and "
+        "receive each message once."
+    )
 
 
 def _wait(device: Any, descriptor: bytes, tick: int) -> None:
     """Have the current stream wait for a tick of the sender's."""
+    clock = _state.their_clocks.get(descriptor)
+    if clock is None or clock.link.ended:
+        clock = system.under(_state.asking, _clock_of, device, descriptor)
+    clock.wait(torch.cuda.current_stream(device), tick)
+
+
+def _clock_of(device: Any, descriptor: bytes) -> _TheirClock:
     clocks = _state.their_clocks
+    for name in [name for name, one in clocks.items() if one.link.ended]:
+        clocks.pop(name).word.close()
     if descriptor not in clocks:
-        readers = [(name, one.lifetime.handle.reader) for name, one in clocks.items()]
-        for ended in [name for name, reader in readers if reader is None or reader.failure is not None]:
-            clocks.pop(ended).close()
-        clocks[descriptor] = attach(descriptor, timeout=_PATIENCE_S)
-    clock = clocks[descriptor]
-    word = clock._turns().writer
-    if word.value < tick:
-        word.wait(clock.device.wrap_stream(torch.cuda.current_stream(device)), tick)
+        used = next(one.device for one in _state.sources.values() if one.serves(device))
+        clocks[descriptor] = _TheirClock(used, Descriptor.parse(descriptor))
+    return clocks[descriptor]
 
 
 # -- in torch's place --------------------------------------------------------------------------------------------------

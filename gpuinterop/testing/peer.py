@@ -48,8 +48,7 @@ class BackendPeer:
 
     def __init__(self, device: Device, *, reply_limit: float | None = _REPLY_LIMIT) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(reply_limit)
-        self._wire = Wire(ours)
+        self._wire, self._limit = Wire(ours), reply_limit
         with theirs:
             code = "from gpuinterop.testing.peer import _main; _main()"
             arguments = [str(os.getpid()), str(theirs.fileno()), device.backend, str(device.ordinal)]
@@ -83,11 +82,11 @@ class BackendPeer:
 
     def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Let the other process run a command; it takes over the handles among the arguments."""
-        self._wire.send((name, arguments, keywords))
+        self._wire.send((name, arguments, keywords), self._limit)
         for one in arguments:
             if isinstance(one, FdHandle):
                 one.close()
-        if (received := self._wire.receive()) is None:
+        if (received := self._wire.receive(self._limit)) is None:
             raise PeerError(f"the second process of the test did not answer {name!r} (status {self.process.poll()}).")
         failed, result = received[0]
         if failed:

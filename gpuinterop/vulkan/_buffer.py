@@ -352,7 +352,7 @@ def import_array(
             f"expected usages by which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
             "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
         )
-    device = device_of(found, "array")
+    device = device_of({"array": found})
     if device.info.is_cpu:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = (
@@ -370,8 +370,8 @@ def import_array(
 
 def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
     """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
-    from ..sharing.attachment import driver_lock
-    from ..sharing.origin import check_block, ranges_of
+    from ..sharing.origin import check_block, locate
+    from ..sharing.rendezvous import driver_lock
 
     if vk.identity.conflicts(device.identity):
         raise InvalidArgumentError(
@@ -394,7 +394,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
             raise UnsupportedError(gap, context=vk.identity.name)
         check_block(device, block, what)
 
-    blocks = [block for one in ranges_of(device, {"array": array}, check) for block in one.blocks]
+    blocks = [block for run in locate(device, {"array": array}, check)[0] for block in run]
     if len(blocks) > 1:
         raise InvalidArgumentError(
             "array",
@@ -429,11 +429,9 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
             "Device.allocate(nbytes).buffer.view(shape, dtype).",
         )
     mapped = 0
-    for one in system.mappings():
-        within = min(one.addresses.stop, start + size) - max(one.addresses.start, start)
-        if within > 0:
-            mapped += within
-            _check_pages(one)
+    for one in system.mappings(within=range(start, start + size)):
+        mapped += min(one.addresses.stop, start + size) - max(one.addresses.start, start)
+        _check_pages(one)
     if mapped < size:
         raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
 

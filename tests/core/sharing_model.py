@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
 from random import Random
 from types import GeneratorType, SimpleNamespace
@@ -26,10 +26,10 @@ Mutant = tuple[str, str]
 Kernel = Callable[[], bool]
 
 _SOURCES = (
-    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._enter, order.store),
-    *(offer._Offer.left, offer._Offer._take_slot, arrays.acquire),
+    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._guarded, order._enter, order.store),
+    *(offer.Offered.look, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
 )
-_PAGES = [order.Board.make() for _ in range(2)]
+_PAGES = [order.ControlPage.make() for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
 _MOST = 30_000
 """Turns of the scheduler after which what has not ended hangs."""
@@ -48,7 +48,8 @@ class _Stops(ast.NodeTransformer):
 
     def __init__(self, tree: ast.AST) -> None:
         self.names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        self.names = {name for name in self.names if not name.startswith("__")} | {"run", "wait", "under"}
+        self.names = {name for name in self.names if not name.startswith("__")}
+        self.names |= {"run", "run_all", "wait", "_wait_asked", "under"}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node if node.name == "__init__" else self.generic_visit(node)
@@ -89,9 +90,10 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         "refuse_capture": lambda stream, label: None,
         "fail_waits": lambda word, error, passed: word.process.fail_waits(word, error, passed),
         "awaited": lambda word: any(word is one for stream in word.process.streams for one, _ in stream.waits),
-        "here": lambda: Thread.now.process,
+        "server": lambda: Thread.now.process,
         "system": SimpleNamespace(under=lambda lock, call, *arguments: lock.run(call, *arguments)),
         "threading": SimpleNamespace(RLock=Lock),
+        "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),
     }
     module = ast.Module(body, [])
     exec(compile(ast.fix_missing_locations(_Stops(module).visit(module)), order.__file__, "exec"), namespace)
@@ -106,13 +108,28 @@ class Lock:
     def run(self, call: Callable[..., Any], *arguments: Any) -> Steps:
         if self.holder is Thread.now:
             return (yield from _run(call, *arguments))
-        while self.holder is not None:
-            yield
-        self.holder = Thread.now
+        yield from self.acquire()
         try:
             return (yield from _run(call, *arguments))
         finally:
             self.holder = None
+
+    def acquire(self) -> Steps:
+        while self.holder is not None:
+            yield
+        self.holder = Thread.now
+
+    def release(self) -> Steps:
+        if self.holder is not Thread.now:
+            raise RuntimeError
+        self.holder = None
+        yield
+
+
+def _run_all(locks: Sequence[Lock], call: Callable[..., Any], *arguments: Any) -> Steps:
+    if locks:
+        return (yield from locks[0].run(_run_all, locks[1:], call, *arguments))
+    return (yield from _run(call, *arguments))
 
 
 class Thread:
@@ -145,19 +162,18 @@ class Thread:
                 self.over = True
 
 
-class Board:
+class ControlPage:
     """A process's mapping of a page."""
 
-    def __init__(self, page: order.Board, lock: Lock) -> None:
-        self.page, self.lock, self.slot, self.closed = page, lock, page.slot, False
+    def __init__(self, page: order.ControlPage, lock: Lock) -> None:
+        self.page, self.lock, self.slot, self.has_left, self.closed = page, lock, page.slot, page.has_left, False
 
-    newest = property(lambda self: self._mapped().newest)
-    writing = property(lambda self: self._mapped().writing)
+    turn = property(lambda self: self._mapped().turn)
 
     def close(self) -> None:
         self.closed = True
 
-    def _mapped(self) -> order.Board:
+    def _mapped(self) -> order.ControlPage:
         if self.closed:
             raise Wrong("the page is not mapped any more")
         return self.page
@@ -208,6 +224,8 @@ class Word:
         self.tell(f"{stream.name} is given the store of {self.name} = {value}")
         stream.give(partial(self._store, value))
 
+    _wait_asked, _signal_asked = wait, signal
+
     def host_signal(self, value: int) -> None:
         self._check()
         if value <= self.cell[0]:
@@ -218,7 +236,7 @@ class Word:
         self.closed = True
 
     def _store(self, value: int) -> bool:
-        if value <= self.cell[0] < order.LET_GO and not self.process.dead:
+        if value <= self.cell[0] < order.POISON and not self.process.dead:
             raise Wrong(f"{self.name} goes back from {self.cell[0]} to {value}")
         self.tell(f"{self.name} = {value}, by {self.process.name}")
         self.cell[0] = value
@@ -237,7 +255,7 @@ class Stream:
     failure: GpuInteropError | None = None
     closed = elsewhere = False
     """Closed is the wrapper: the queue goes on."""
-    ptr = 1
+    _ptr = 1
 
     def __init__(self, process: Process, name: str, *, host: bool = False) -> None:
         self.name, self.host, self.passed, self.given = f"{process.name}.{name}", host, 0, 0
@@ -289,7 +307,7 @@ class Process:
         self.turns: dict[Share, Any] = {}
         self.jobs: deque[Callable[[], Any]] = deque()
         self.again: list[Callable[[], Any]] = []
-        self.look_again = self.again.append
+        self.look_again, self.ordered = self.again.append, dict[object, None]()
         self.threads = [Thread(self, "loop", self._loop()), Thread(self, "main", self._main())]
 
     def fail_waits(self, word: Word, error: GpuInteropError, passed: bool) -> None:
@@ -386,8 +404,8 @@ class Process:
         return True
 
 
-class _Arrays(SimpleNamespace):
-    """What `arrays.acquire` is given."""
+class _Namespace(SimpleNamespace):
+    """What `arrays.acquire` is given, or an offer."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return id(self)
@@ -403,20 +421,26 @@ class Share:
         self.misled: list[tuple[Process, Stream]] = []
         self.noticed, self.watchers, self.left, self.ended = (set[Process]() for _ in range(4))
         page, self.lock = _PAGES[number], Lock()
-        for word in (page.newest, page.writing, page.slot(0), page.slot(1)):
+        for word in (page.turn, page.slot(0), page.slot(1)):
             word.value = 0
-        self.writer = world.code["Writer"](Board(page, self.lock), Word(home, f"writer{number}"), "")
+        self.writer = world.code["Writer"](ControlPage(page, self.lock), Word(home, f"writer{number}"), "")
         home.turns[self] = self.writer
         (first := world.random.choice(home.streams)).give(partial(self._write, 0))
         deque(self.writer.publish_first(first), 0)
-        device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"lease{number}.{len(self.watchers)}"))
-        self.offer = SimpleNamespace(
-            writer=lambda: self.writer, _writer=self.writer, leases=dict.fromkeys(world.processes), label="",
-            laid=SimpleNamespace(device=device), _end_if_over=lambda: None, changed=lambda by: None,
-        )  # fmt: skip
+        device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"reader{number}.{len(self.watchers)}"))
+        self.offer = _Namespace(
+            writer=lambda: self.writer, _writer=self.writer, label="", device=device, _places={}, _leaving=0
+        )
+        self.offer._lets_go = partial(world.code["_lets_go"], self.offer)
+        self.guests = {process: SimpleNamespace(ended=False) for process in world.processes}
 
     def arrays(self, process: Process) -> Any:
-        return _Arrays(key=self.number, _turns=lambda: process.turns[self], _stream=lambda stream: stream)
+        return _Namespace(
+            key=self.number,
+            _turns=lambda timeout: process.turns[self],
+            _stream=lambda stream: stream,
+            _look=lambda: None,
+        )
 
     def enrol(self, process: Process) -> Steps:
         """A reader takes its place, in the writer's loop."""
@@ -425,7 +449,7 @@ class Share:
         def serve() -> Steps:
             try:
                 if process not in self.ended:
-                    answer.append((yield from self.world.code["_take_slot"](self.offer, process)))
+                    answer.append((yield from self.world.code["_take_place"](self.offer, self.guests[process])))
             except PeerError:
                 answer.append(None)
 
@@ -435,10 +459,10 @@ class Share:
         if not answer or answer[0] is None:
             return False
         self.watchers.add(process)
-        writer, own, slot = answer[0]
-        words = (Word(process, word.name, word.cell) for word in (writer.own, own))
-        board = Board(writer.board.page, self.lock)
-        process.turns[self] = self.world.code["Reader"](board, *words, board.slot(slot), process.name)
+        place, writer = answer[0], self.writer
+        words = (Word(process, word.name, word.cell) for word in (writer.own, writer.leases[place]))
+        page = ControlPage(writer.page.page, self.lock)
+        process.turns[self] = self.world.code["Reader"](page, *words, page.slot(place), process.name)
         if self.home.dead:
             process.jobs.append(partial(self.notices, process))
         return True
@@ -447,12 +471,13 @@ class Share:
         """The writer's loop learns of the end of a lease."""
         if process not in self.ended:
             self.ended.add(process)
-            self.home.jobs.append(lambda: self.world.code["left"](self.offer, process))
+            self.guests[process].ended = process.dead
+            self.home.jobs.append(lambda: self.world.code["look"](self.offer))
 
     def notices(self, process: Process) -> Steps:
         """A reader's loop learns of the writer's death."""
         if process in self.watchers:
-            yield from process.turns[self].let_go()
+            yield from process.turns[self].poison()
             self.noticed.add(process)
 
     def has_released(self, process: Process) -> None:

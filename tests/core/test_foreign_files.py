@@ -151,7 +151,9 @@ def is_closed(fd: int) -> bool:
 
 def _sent(connection: socket.socket, fd: int, count: int = 1) -> None:
     """As OpaqueFds without an origin."""
-    socket.send_fds(connection, [struct.pack("<4sHH", b"GIPH", 1, count) + bytes(128 * count)], [fd] * count)
+    socket.send_fds(
+        connection, [struct.pack("<4sBBHII", b"GIPH", 2, 0, count, 0, 128 * count) + bytes(128 * count)], [fd] * count
+    )
 
 
 def test_it_is_received(mute: Mute) -> None:

@@ -1,16 +1,20 @@
-"""Handles over a Unix socket, and peers that lie."""
+"""Handles over a Unix socket, and peers that die, stall, or speak otherwise."""
 
+import contextlib
+import gc
+import itertools
 import os
 import socket
 import struct
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop import ipc
+from gpuinterop import ipc, system
 from gpuinterop.handles import HandleOrigin, OriginKind
 from tests.beside import elsewhere
 from tests.descriptors import is_open
@@ -80,32 +84,39 @@ def test_a_peer_does_not_choose_the_type(pair: Pair) -> None:
             ipc.receive_handle(pair[1], gi.TimelineFd)
 
 
-def entry(kind: int = 0, origin: int = 0) -> bytes:
-    return struct.pack("<HBB", kind, origin, 0) + bytes(124)
+def head(size: int = 128, *, count: int = 1, magic: bytes = b"GIPH", version: int = 2) -> bytes:
+    return struct.pack("<4sBBHII", magic, version, 0, count, 0, size)
+
+
+def message(count: int = 1, kind: int = 0, origin: int = 0, dedicated: int = 0) -> bytes:
+    return head(128 * count, count=count) + (struct.pack("<HBB", kind, origin, dedicated) + bytes(124)) * count
 
 
 @pytest.mark.parametrize(
-    ("message", "fds", "reason"),
+    ("sent", "fds", "reason"),
     [
-        (b"HTTP/1.1 200 OK\r\n" + bytes(200), 0, "expected gpuinterop handles"),
-        (struct.pack("<4sHH", b"GIPH", 9, 1) + entry(), 1, "version 9"),
-        (struct.pack("<4sHH", b"GIPH", 1, 2) + entry(), 1, r"expected 1 handle\(s\), the peer sent 2"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(kind=999), 1, "type 999"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(kind=len(ipc.WIRE_TYPES)), 1, f"type {len(ipc.WIRE_TYPES)}"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(origin=77), 1, "origin"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 0, "do not fit"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1) + entry(), 2, "more descriptors came than the 1 expected"),
-        (struct.pack("<4sHH", b"GIPH", 1, 1), 1, "closed the connection after 8 of 136"),
+        (b"HTTP/1.1 200 OK\r\n" + bytes(200), 0, "expected a message of gpuinterop, version 2, got magic b'HTTP'"),
+        (struct.pack("<4sHH", b"GIPH", 1, 1) + message()[16:], 1, "version 1, .*install one version"),
+        (head(version=3) + bytes(128), 1, "version 3"),
+        (head(ipc.MAX_BODY + 1), 1, f"{ipc.MAX_BODY + 1} bytes"),
+        (message(2), 2, "expected OpaqueFd, the peer sent OpaqueFd, OpaqueFd"),
+        (message(kind=len(ipc.WIRE_TYPES)), 1, "expected handles of this version"),
+        (message(origin=77), 1, "expected handles of this version"),
+        (message(dedicated=3), 1, "expected handles of this version"),
+        (head(100) + bytes(100), 1, "expected handles of this version"),
+        (head(count=0) + bytes(128), 0, "expected a descriptor for a OpaqueFd, got none"),
+        (message()[:40], 1, "closed the connection after 40 of 144"),
+        (message()[:1], 1, "closed the connection after 1 of 16"),
         (b"", 0, "closed the connection after 0"),
     ],
 )
 def test_what_is_no_message_is_refused_and_every_descriptor_closed(
-    pair: Pair, message: bytes, fds: int, reason: str
+    pair: Pair, sent: bytes, fds: int, reason: str
 ) -> None:
     here, there = socket.socketpair()
     numbers = [memfd() for _ in range(fds)]
-    if message:
-        socket.send_fds(here, [message], numbers)
+    if sent:
+        socket.send_fds(here, [sent], numbers)
     for number in numbers:
         os.close(number)
     here.close()
@@ -115,9 +126,63 @@ def test_what_is_no_message_is_refused_and_every_descriptor_closed(
     there.close()
 
 
+@pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning", "ignore::ResourceWarning")
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_interrupt_gives_no_descriptor_two_owners(monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:
+    """Struck at each instruction: some may stay open, and no number is closed again, when it is another file's."""
+    before, decoy, close = set(os.listdir("/proc/self/fd")), memfd(), os.close
+    closed: list[int] = []
+
+    def close_once(fd: int) -> None:
+        closed.append(fd)
+        os.dup2(decoy, fd)  # the number is given to another file at once
+
+    def strike(at: int) -> bool:
+        here, there = socket.socketpair()
+        seen = itertools.count(1)
+
+        def trace(frame: Any, event: str, _: object) -> Any:
+            if frame.f_code.co_filename != ipc.__file__:
+                return None
+            frame.f_trace, frame.f_trace_opcodes = trace, True
+            if event == "opcode" and next(seen) == at:
+                raise KeyboardInterrupt
+            return trace
+
+        with here, there, monkeypatch.context() as patch:
+            socket.send_fds(here, [message(2)], [decoy, decoy])
+            patch.setattr(os, "close", close_once)
+            outer = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                for handle in ipc.receive_handles(there, [gi.OpaqueFd] * (1 + taken)):
+                    handle.close()
+            except KeyboardInterrupt:
+                return True
+            except gi.PeerError:
+                assert not taken
+            finally:
+                sys.settrace(outer)
+        return False
+
+    for at in itertools.count(1):
+        struck: list[bool] = []
+        elsewhere(lambda at=at, struck=struck: struck.append(strike(at)))  # what it strikes may stay handled there
+        assert len(closed) == len(set(closed)), f"closed again after the strike at {at}: {closed}"
+        closed.clear()
+        gc.collect()
+        for fd in map(int, set(os.listdir("/proc/self/fd")) - before - {str(decoy)}):
+            if is_open(fd):
+                close(fd)
+        if struck != [True]:
+            break
+    close(decoy)
+    assert at > 100
+
+
 def test_a_silent_peer_is_a_timeout_and_a_dead_one_an_error(pair: Pair) -> None:
     pair[1].settimeout(0.01)
-    with pytest.raises(gi.PeerError, match="time-out"):
+    with pytest.raises(gi.PeerError, match="timed out"):
         ipc.receive_handle(pair[1], gi.OpaqueFd)
     here, there = socket.socketpair()
     there.close()
@@ -126,114 +191,27 @@ def test_a_silent_peer_is_a_timeout_and_a_dead_one_an_error(pair: Pair) -> None:
     here.close()
 
 
-def message(count: int = 1) -> bytes:
-    return struct.pack("<4sHH", b"GIPH", 1, count) + entry() * count
-
-
-class Watched(socket.socket):
-    """One whose time-out may not be changed, and after each receive of which `seen` is called."""
-
-    seen: Callable[[], object] = staticmethod(lambda: None)
-
-    def __init__(self, other: socket.socket) -> None:
-        timeout = other.gettimeout()
-        super().__init__(fileno=other.detach())
-        super().settimeout(timeout)
-
-    def settimeout(self, value: float | None) -> None:
-        raise AssertionError("others use this socket")
-
-    def setblocking(self, flag: bool) -> None:
-        raise AssertionError("others use this socket")
-
-    def recvmsg(self, *arguments: Any) -> Any:
-        result = super().recvmsg(*arguments)
-        self.seen()
-        return result
-
-
-def test_a_message_that_drips_has_one_time_out() -> None:
+def test_a_message_that_drips_has_one_time_out(pair: Pair) -> None:
     """Each byte comes long before the time-out, and the message long after it."""
-    here, there = socket.socketpair()
+    here, there = pair
     there.settimeout(0.3)
     over = threading.Event()
 
     def drip() -> None:
-        number = memfd()
-        socket.send_fds(here, [message()[:1]], [number])
-        os.close(number)
+        with gi.OpaqueFd.adopt(memfd()) as handle:
+            socket.send_fds(here, [message()[:1]], [handle.fd])
         for byte in message()[1:]:
             if over.wait(0.1):
                 return
             here.send(bytes([byte]))
 
     thread = threading.Thread(target=drip)
-    before = set(os.listdir("/proc/self/fd"))
-    with Watched(there) as watched:
-        thread.start()
-        with pytest.raises(gi.PeerError, match=r"\d of 136 bytes came within the socket's time-out"):
-            ipc.receive_handle(watched, gi.OpaqueFd)
-        over.set()
-        thread.join()
-        assert watched.gettimeout() == 0.3
-        assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
-    here.close()
-
-
-@pytest.mark.parametrize("passes_credentials", [False, True])
-@pytest.mark.parametrize("first", [0, 2])
-def test_a_flood_of_descriptors_is_left_to_the_kernel(first: int, passes_credentials: bool) -> None:
-    """Beside any byte of a message may come a few dozen; no more are ever open here than were expected."""
-    here, there = socket.socketpair()
-    there.settimeout(10)
-    there.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, passes_credentials)
-    body = message(2)
-    number = memfd()
-    socket.send_fds(here, [body[:1]], [number] * first)
-    for byte in body[1:5]:
-        socket.send_fds(here, [bytes([byte])], [number] * 60)
-    here.send(body[5:])
-    os.close(number)
-    before = set(os.listdir("/proc/self/fd"))
-    most: list[int] = []
-    with Watched(there) as watched, here:
-        watched.seen = lambda: most.append(len(set(os.listdir("/proc/self/fd")) - before))
-        with pytest.raises(gi.PeerError, match="more descriptors came than the 2 expected"):
-            ipc.receive_handles(watched, [gi.OpaqueFd] * 2)
-        assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
-    assert max(most) <= 2
-
-
-def test_the_count_of_a_message_makes_no_room() -> None:
-    """The peer's header says 64 handles, which here have no descriptors; none is let in behind it."""
-    here, there = socket.socketpair()
-    there.settimeout(10)
-    body, number, most = message(64), memfd(), list[int]()
-    here.send(body[:8])
-    before = set(os.listdir("/proc/self/fd"))
-
-    def seen() -> None:
-        most.append(len(set(os.listdir("/proc/self/fd")) - before))
-        if len(most) == 1:  # the header was read, alone
-            socket.send_fds(here, [body[8:]], [number] * 60)
-
-    with Watched(there) as watched, here:
-        watched.seen = seen
-        with pytest.raises(gi.PeerError, match="more descriptors came than the 0 expected"):
-            ipc.receive_handles(watched, [gi.FabricHandle] * 64)
-    os.close(number)
-    assert max(most) == 0
-
-
-def test_a_socket_that_passes_credentials(pair: Pair) -> None:
-    """They come in the place of descriptors."""
-    pair[1].setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, True)
-    sent = [gi.OpaqueFd.adopt(memfd()) for _ in range(64)]
-    ipc.send_handles(pair[0], sent)
-    received = ipc.receive_handles(pair[1], [gi.OpaqueFd] * 64)
-    assert [os.fstat(one.fd).st_ino for one in received] == [os.fstat(one.fd).st_ino for one in sent]
-    for handle in [*sent, *received]:
-        handle.close()
+    thread.start()
+    with pytest.raises(gi.PeerError, match="could not be received: timed out"):
+        ipc.receive_handle(there, gi.OpaqueFd)
+    over.set()
+    thread.join()
+    assert there.gettimeout() == 0.3
 
 
 def test_sockets_that_do_not_wait_and_closed_ones(pair: Pair) -> None:
@@ -243,7 +221,7 @@ def test_sockets_that_do_not_wait_and_closed_ones(pair: Pair) -> None:
         ipc.send_handle(pair[0], handle)
         ipc.receive_handle(pair[1], gi.OpaqueFd).close()
         pair[0].send(message()[:7])
-        with pytest.raises(gi.PeerError, match="7 of 136 bytes came"):
+        with pytest.raises(gi.PeerError, match="timed out"):
             ipc.receive_handle(pair[1], gi.OpaqueFd)
         here, there = socket.socketpair()
         there.close()
@@ -253,90 +231,68 @@ def test_sockets_that_do_not_wait_and_closed_ones(pair: Pair) -> None:
                 call()
 
 
-def test_what_cannot_be_sent_is_refused(pair: Pair) -> None:
-    with pytest.raises(gi.ArgumentTypeError, match="OpaqueWin32 cannot be sent"):
-        ipc.send_handle(pair[0], gi.OpaqueWin32(handle=8))
-    with pytest.raises(gi.ArgumentTypeError, match="KeyedMutex cannot be received"):
-        ipc.receive_handles(pair[0], [gi.KeyedMutex])
-    with pytest.raises(gi.InvalidArgumentError, match="handles"):
-        ipc.send_handles(pair[0], [])
-
-
 def test_wrong_arguments_are_named(pair: Pair) -> None:
     anything: Any = gi.OpaqueFd.adopt(memfd())
     there: Any = pair[1]
     for argument, call in (
         ("handles", lambda: ipc.send_handles(pair[0], anything)),
-        ("handles", lambda: ipc.send_handles(pair[0], iter([anything]))),  # type: ignore[arg-type]
+        ("handle", lambda: ipc.send_handle(pair[0], gi.OpaqueWin32(handle=8))),
         ("connection", lambda: ipc.send_handles(pair[0].fileno(), [anything])),  # type: ignore[arg-type]
-        ("connection", lambda: ipc.send_handle(None, anything)),  # type: ignore[arg-type]
         ("connection", lambda: ipc.receive_handle(3, gi.OpaqueFd)),  # type: ignore[arg-type]
-        ("connection", lambda: ipc.receive_handles(None, [gi.OpaqueFd])),  # type: ignore[arg-type]
         ("expect", lambda: ipc.receive_handles(there, gi.OpaqueFd)),  # type: ignore[arg-type]
-        ("expect", lambda: ipc.receive_handle(there, int)),  # type: ignore[type-var]
         ("expect", lambda: ipc.receive_handle(there, gi.OpaqueWin32)),
-        ("expect", lambda: ipc.receive_handle(there, "opaque_fd")),  # type: ignore[arg-type]
     ):
         with pytest.raises(gi.ArgumentTypeError) as caught:
             call()
         assert caught.value.argument == argument
-    with pytest.raises(gi.InvalidArgumentError, match="expect"):
-        ipc.receive_handles(there, [])
+    for nothing in (lambda: ipc.send_handles(pair[0], []), lambda: ipc.receive_handles(there, [])):
+        with pytest.raises(gi.InvalidArgumentError, match="expected 1 to 64 at once, got 0"):
+            nothing()
     anything.close()
 
 
-class Interfering(socket.socket):
-    """Calls `act` the first time that the library makes the call `at` on it, before the call itself."""
-
-    at = ""
-    act: Callable[[], object] = staticmethod(lambda: None)
-
-    def _now(self, call: str) -> None:
-        if call == self.at:
-            self.at = ""
-            self.act()
-
-    def fileno(self) -> int:
-        self._now("fileno")
-        return super().fileno()
-
-    def sendmsg(self, *arguments: Any) -> int:
-        self._now("sendmsg")
-        return super().sendmsg(*arguments)
-
-
-@pytest.mark.parametrize("at", ["fileno", "sendmsg"])
+@pytest.mark.parametrize("at", ["poll", "sendmsg"])
 @pytest.mark.parametrize("count", [1, 64])
-def test_a_handle_that_another_thread_closes_meanwhile_sends_no_other_file(at: str, count: int) -> None:
+def test_a_handle_that_another_thread_closes_meanwhile_sends_no_other_file(
+    monkeypatch: pytest.MonkeyPatch, pair: Pair, at: str, count: int
+) -> None:
     """While the message waits for room it is not sent; at the very call, it is the one that was to go."""
-    before = set(os.listdir("/proc/self/fd"))
-    here, there = socket.socketpair()
+    here, there = pair
     sent: list[Any] = [gi.OpaqueFd.adopt(memfd()) for _ in range(count)]
     last = sent[-1]
     number, wanted = last.fd, [os.fstat(one.fd).st_ino for one in sent]
     secret: list[int] = []
+    module: Any = system if at == "poll" else socket.socket
+    real, filling = getattr(module, at), 0
 
-    def end() -> None:
+    def interfere(*arguments: Any) -> Any:
+        monkeypatch.setattr(module, at, real)
         elsewhere(last.close)
         while not is_open(number):
             secret.append(os.memfd_create("secret"))
+        there.recv(filling, socket.MSG_WAITALL)
+        return real(*arguments)
 
-    with Interfering(fileno=here.detach()) as connection, there:
-        connection.at, connection.act = at, end
-        if at == "fileno":
-            with pytest.raises(gi.HandleError, match="is closed"):
-                ipc.send_handles(connection, sent)
-        else:
-            ipc.send_handles(connection, sent)
-        connection.shutdown(socket.SHUT_WR)
-        data, fds, _, _ = socket.recv_fds(there, 1 << 16, 64)
-        assert [os.fstat(fd).st_ino for fd in fds] == (wanted if at == "sendmsg" else [])
-        assert len(data) == (8 + 128 * count if at == "sendmsg" else 0)
+    if at == "poll":
+        here.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                filling += here.send(bytes(4096))
+        here.settimeout(10)
+    monkeypatch.setattr(module, at, interfere)
+    if at == "poll":
+        with pytest.raises(gi.HandleError, match="is closed"):
+            ipc.send_handles(here, sent)
+    else:
+        ipc.send_handles(here, sent)
+    here.shutdown(socket.SHUT_WR)
+    data, fds, _, _ = socket.recv_fds(there, 1 << 16, 64)
+    assert [os.fstat(fd).st_ino for fd in fds] == (wanted if at == "sendmsg" else [])
+    assert len(data) == (16 + 128 * count if at == "sendmsg" else 0)
     for fd in (*fds, *secret):
         os.close(fd)
     for handle in sent:
         handle.close()
-    assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
 
 
 @pytest.mark.parametrize("of", ["TCP", "a datagram socket", "one that was said to be Unix's"])
@@ -350,35 +306,29 @@ def test_a_socket_that_passes_no_descriptors_is_refused(of: str) -> None:
         if of == "one that was said to be Unix's":
             here, there = (socket.socket(socket.AF_UNIX, fileno=one.detach()) for one in (here, there))
         with here, there:
-            for call in (
-                lambda: ipc.send_handle(here, handle),
-                lambda: ipc.send_handle(here, gi.FabricHandle(bytes(64))),
-                lambda: ipc.receive_handle(there, gi.OpaqueFd),
-            ):
-                with pytest.raises(gi.InvalidArgumentError, match="expected a Unix stream socket, got") as caught:
+            for call in (lambda: ipc.send_handle(here, handle), lambda: ipc.receive_handle(there, gi.OpaqueFd)):
+                with pytest.raises(gi.InvalidArgumentError, match="connection: expected a Unix stream socket, got"):
                     call()
-                assert caught.value.argument == "connection"
             there.setblocking(False)
             with pytest.raises(BlockingIOError):
                 there.recv(1)
-        assert not handle.closed
     here, there = socket.socketpair()
     with here, there, socket.fromfd(here.fileno(), socket.AF_INET, socket.SOCK_STREAM) as mistaken:
         ipc.send_handle(mistaken, gi.FabricHandle(bytes(64)))  # it is Unix's, whatever Python was told
         assert ipc.receive_handle(there, gi.FabricHandle).data == bytes(64)
 
 
-def test_descriptors_of_a_message_that_goes_in_parts_are_sent_once() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        for one in (near, far):
-            one.settimeout(10)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        sent = [gi.OpaqueFd.adopt(memfd()) for _ in range(64)]
-        thread = threading.Thread(target=ipc.send_handles, args=(near, sent))
-        thread.start()
-        received = ipc.receive_handles(far, [gi.OpaqueFd] * 64)
-        thread.join()
-        assert [os.fstat(one.fd).st_ino for one in received] == [os.fstat(one.fd).st_ino for one in sent]
-        for handle in [*sent, *received]:
-            handle.close()
+@pytest.mark.parametrize("passes_credentials", [False, True])
+def test_descriptors_of_a_message_that_goes_in_parts_are_sent_once(pair: Pair, passes_credentials: bool) -> None:
+    """Credentials come before them."""
+    near, far = pair
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, passes_credentials)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    sent = [gi.OpaqueFd.adopt(memfd()) for _ in range(64)]
+    thread = threading.Thread(target=ipc.send_handles, args=(near, sent))
+    thread.start()
+    received = ipc.receive_handles(far, [gi.OpaqueFd] * 64)
+    thread.join()
+    assert [os.fstat(one.fd).st_ino for one in received] == [os.fstat(one.fd).st_ino for one in sent]
+    for handle in [*sent, *received]:
+        handle.close()

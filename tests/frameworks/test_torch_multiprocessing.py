@@ -88,10 +88,9 @@ def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:  # processes of other runs look into the folder that is the default
         patch.setenv("GPUINTEROP_SHARE_DIR", str(tmp_path_factory.mktemp("share")))
-        rendezvous.here()  # it keeps two descriptors for the life of the process
         gi.device()  # a GPU's driver keeps some as well
         yield found
-        rendezvous._here.pop().forget()
+        rendezvous._servers.pop().forget()
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +113,10 @@ def state(torch: Any) -> Iterator[Any]:
     yield (state := ours._state)
     gc.collect()
     while state.sent:
-        state.sent.popitem()[1].share.close()
+        rendezvous.server().withdraw(state.sent.popitem()[1].slot)
     while state.clocks:
-        state.clocks.popitem()[1][0].close()
-    if state.open is not None:
-        rendezvous.here().withdraw(state.open)
-        state.open = None
-    assert system.until(lambda: rendezvous.here()._thread is None, LIMIT)
+        rendezvous.server().withdraw(state.clocks.popitem()[1].slot)
+    assert system.until(lambda: rendezvous.server()._thread is None, LIMIT)
 
 
 def is_over(state: Any) -> bool:
@@ -297,28 +293,28 @@ def test_the_receiver_keeps_what_its_sender_has_dropped(torch: Any, reader: Read
     assert reader("take or kept[1].sum().item()", tensor) == "96.0"  # a copy: torch's own way
 
 
-def test_what_is_never_received_does_not_pile_up(torch: Any, reader: Reader, state: Any) -> None:
-    def count() -> tuple[int, int, int]:
-        system.until(lambda: len(rendezvous.here().offers) <= 1001, 10.0)
-        return len(rendezvous.here().offers), len(os.listdir("/proc/self/fd")), threading.active_count()
-
+def test_many_cost_neither_descriptors_nor_threads_nor_requests(torch: Any, reader: Reader, state: Any) -> None:
+    """All of 3,000 tensors wait for their reader, which asks once for their block."""
     with gi.get_backend("host").device().allocate(SIZE) as allocation:
-        first, last = (reduced(torch.from_dlpack(allocation.buffer.view(4, "int32"))) for _ in range(2))
-        counts = []
-        for number in range(10_000):
-            last = reduced(torch.from_dlpack(allocation.buffer.view(4, "int32")))
-            if number % 2000 == 1999:
-                counts.append(count())
-        assert counts[0][1] < 99
-        assert counts == [(1001, *counts[0][1:])] * 5  # with the one that keeps the process within reach
-        assert "ResourceClosedError: expected a tensor that its sender" in reader(TAKE.format(first))
-        assert reader(TAKE.format(last)) is None
+        view = allocation.buffer.view
+        reader(TAKE.format(reduced(torch.from_dlpack(view(4, "int32")))))  # the link, and the block
+        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        asked = "sum(one._number for one in gpuinterop.sharing.link.links.values())"
+        requests = reader(asked)
+        messages = [reduced(torch.from_dlpack(view(4, "int32")).fill_(number)) for number in range(3000)]
+        assert len(state.sent) == 3001
+        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+        for at in range(0, 3000, 500):
+            for message in messages[at : at + 500]:
+                reader(TAKE.format(message))
+        assert reader("len(kept), len({one.data_ptr() for one in kept}), kept[2999][0].item()") == (3001, 1, 2999)
+        assert reader(asked) == requests
         reader("kept.clear()")
-        assert system.until(lambda: len(state.sent) == 999, 10.0)
+        assert is_over(state)
 
 
 def test_on_a_gpu(torch: Any, state: Any) -> None:
-    """The receiver's stream stands behind the sender's, and the memory is torch's, in place."""
+    """The receiver's stream waits for the sender's, and the memory is torch's, in place."""
     if not torch.cuda.is_available():
         (pytest.fail if "cuda" in REQUIRED else pytest.skip)("torch has no GPU")
     with reading() as reader:  # it keeps the clock of the sender's stream

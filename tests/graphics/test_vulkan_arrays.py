@@ -229,7 +229,7 @@ def test_whose_pages_are_imported(
     array = pattern(allocation)
     start = array.ctypes.data
     monkeypatch.setattr(
-        system, "mappings", lambda: iter([system.Mapped(range(start, start + SIZE), "rw-s", 0, 7, path)])
+        system, "mappings", lambda within: iter([system.Mapped(range(start, start + SIZE), "rw-s", 0, (0, 7), path)])
     )
     if is_memory:
         gi.vulkan.import_array(application.vk, array).close()

@@ -36,7 +36,7 @@ def die_in_lock(handle: OpaqueFd | TimelineFd, value: int | None) -> None:
 
     def die() -> None:
         if value is not None:
-            semaphore._page._value.value = value
+            semaphore._page.counter.value = value
         os.kill(os.getpid(), signal.SIGKILL)
 
     if isinstance(semaphore, BinarySemaphore):

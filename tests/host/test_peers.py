@@ -1,8 +1,9 @@
-"""Readers that are stuck, exporters that do not answer, other versions, and processes of other users."""
+"""Readers that are stuck, sharing processes that do not answer, other versions, and processes of other users."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -18,53 +19,93 @@ def reads(count):
             assert (np.asarray(attached.view) == 7).all()
             attached.release()
 """
-READERS: Final = {
-    "a thousand are silent": "kept = [links.connected(descriptor) for _ in range(1000)]",
-    "an answer is not read": "[links.ask_on(large) for _ in range(9)]",
-}
+STUCK: Final = """
+from tests.host import links
+kept = [links.connected(descriptor) for _ in range(20)]
+kept += [links.connected(descriptor, links.HELLO, links.ATTACH)]
+for one in kept[:2]:
+    one.socket.send(links.HEAD.pack(b"GIPH", 2, 1, 1, 1, 16)[:9])
+kept += [links.ask_on(large) for _ in range(4)]
+attached = gi.attach(descriptor)
+"""
 
 
-@pytest.mark.parametrize("stuck", READERS)
-def test_others_are_served_beside_readers_that_are_stuck(stuck: str) -> None:
+def test_others_are_served_beside_readers_that_are_stuck() -> None:
+    """They are silent, in the middle of a request, do not read what they have asked for, and are stopped."""
     with pair() as (exporter, reader), Shell() as other:
-        exporter("rendezvous._PATIENCE_S = 0.5; share.acquire(); share.release()")
         exporter("large = gi.share({f'{number:0>1000}': array for number in range(1000)})")
-        other("from tests.host import links")
-        other("resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)")
+        exporter("share.acquire(); share.release()")
+        before = exporter("left()")
         for name, share in (("descriptor", "share"), ("large", "large")):
             other(f"{name} = {exporter.descriptor(share)}")
+        other(STUCK)
+        os.kill(other("os.getpid()"), signal.SIGSTOP)
         reader(READS)
-        reader("reads(1)")
-        exporter.until("leases() == 0")
-        before = exporter("left()")
-        other.give(READERS[stuck])
         reader("reads(50)")
-        other.answer(60)
-        exporter.until(f"leases() == 0 and grown({before}) == []")  # while the other one still has its connections
+        assert exporter("leases()") == 1
+        other.kill()
+        exporter.until(f"leases() == 0 and grown({before}) == []")
         reader("reads(1)")
+
+
+def test_a_stopped_process_holds_up_no_other() -> None:
+    """Nor does an answer that comes after its call has given up, or was interrupted."""
+    with pair() as (exporter, reader), Shell() as other:
+        other("array = array(); share = gi.share(array)")
+        exporter("more = gi.share(array[8:])")
+        reader(f"more = {exporter.descriptor('more')}; gi.attach({other.descriptor('share')}).close()")
+        reader("gi.attach(descriptor).close()")
+        reader.until("threads() == idle")  # and the links have ended
+        before = reader("left()")
+        reader("attached = gi.attach(descriptor)")
+        os.kill(process := exporter("os.getpid()"), signal.SIGSTOP)
+        reader("late = []; thread = threading.Thread(target=lambda: late.append(gi.attach(more, timeout=20)))")
+        reader("thread.start()")
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+            reader("gi.attach(more, timeout=0.1)")
+        reader(f"gi.attach({other.descriptor('share')}, timeout=5).close()")
+        os.kill(process, signal.SIGCONT)
+        reader("thread.join(); late.pop().close(); attached.acquire(timeout=5); attached.release()")
+        reader("from gpuinterop.ipc import Connection; part = Connection.part")
+        reader("def strikes(*_): Connection.part = part; raise KeyboardInterrupt\nConnection.part = strikes")
+        with pytest.raises(Raised, match="KeyboardInterrupt"):
+            reader("gi.attach(more)")
+        reader("with gi.attach(more) as one: assert np.asarray(one.view).shape == (4088,)")
+        reader("attached.close(); attached = one = None")
+        reader.until(f"grown({before}) == []")
+        exporter.until("leases() == 0")
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
         ("None", "is it alive and serving"),
-        ("listener.accept()[0].close()", "is it alive and serving"),
+        ("listener.accept()[0].close()", "is it alive and serving|closed the connection"),
         (
-            "links.answer(listener, 9)",
-            "expected an answer of version 1; install one version of gpuinterop on both sides",
+            "link = links.answer(listener, 9)",
+            "expected a message of gpuinterop, version 2, got .* version 9, 0 bytes; install one",
         ),
     ],
 )
-def test_no_answer_and_one_of_another_version_are_peer_errors_in_time(answer: str, words: str, sockets: Path) -> None:
+def test_no_answer_and_one_of_another_version_are_peer_errors(answer: str, words: str, sockets: Path) -> None:
     with Shell() as exporter, Shell() as reader:
         exporter(f"from tests.host import links; listener, descriptor = links.listen({os.fspath(sockets)!r})")
         descriptor = exporter("descriptor")
+        reader("gi.device(); before = left()")
         exporter.give(answer)
-        begin = reader("time.monotonic()")
-        with pytest.raises(Raised, match=f"PeerError: .*{words}"):
+        with pytest.raises(Raised, match=f"PeerError: .*({words})"):
             reader(f"gi.attach(bytes.fromhex({descriptor!r}), timeout=0.3)")
-        assert reader("time.monotonic()") - begin < 5
         exporter.answer()
+        reader.until("grown(before) == []")
+
+
+def test_a_request_of_another_version_is_told_so() -> None:
+    with pair() as (exporter, reader):
+        before = exporter("left()")
+        reader("from tests.host import links; other = links.connected(descriptor)")
+        reader("other.socket.send(links.HEAD.pack(b'GIPH', 9, 1, 0, 1, 0))")
+        assert "version 2, got magic b'GIPH', version 9" in reader("other.receive(lambda: 20).body.decode()")
+        exporter.until(f"grown({before}) == []")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Final
 
 import pytest
@@ -109,7 +111,7 @@ def test_a_closed_reader_whose_stream_is_in_is_waited_for() -> None:
 
 
 def test_a_slot_is_taken_anew() -> None:
-    """A reader that has never come in is not waited for, whatever the slot's last reader has left there."""
+    """A reader that has never acquired is not waited for, whatever the slot's last reader has left there."""
     with pair() as (exporter, reader):
         reader("attached = gi.attach(descriptor)")
         reader("for _ in range(3): attached.acquire(timeout=5); attached.release()")
@@ -123,10 +125,59 @@ def test_an_array_that_has_other_memory_now() -> None:
     with pair() as (exporter, reader):
         exporter(TENSOR)
         attach(reader, exporter, "other")
+        reader("other.close(); other = None")  # which has been told the contents
         exporter("tensor.place = 16")
         for one in (reader, exporter):
-            with pytest.raises(Raised, match="ResourceClosedError: array '' has other memory now"):
+            with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
                 one(f"gi.attach({exporter.descriptor('other')})")
+
+
+def test_the_writers_array_has_other_memory_now() -> None:
+    """Readers would never see what is written there. Of many arrays a few are looked at by each acquire."""
+    with pair() as (exporter, _):
+        exporter(TENSOR)
+        exporter("many = [Tensor(array) for _ in range(20)]; several = gi.share(dict(zip(map(str, range(20)), many)))")
+        exporter("many[19].place = tensor.place = 16")
+        with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
+            exporter("other.acquire(timeout=5)")
+        with pytest.raises(Raised, match="ResourceClosedError: array '19' has other memory now"):
+            exporter("for _ in range(3): several.acquire(timeout=5); several.release()")
+        exporter("tensor.place = 8; other.acquire(timeout=5); other.release()")
+
+
+@pytest.mark.parametrize("side", ["exporter", "reader"])
+def test_a_close_without_a_release_lets_the_other_side_go_on(side: str) -> None:
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor); attached.acquire(timeout=5); attached.release()")
+        one, other, name, theirs = {
+            "exporter": (exporter, reader, "share", "attached"),
+            "reader": (reader, exporter, "attached", "share"),
+        }[side]
+        one(f"{name}.acquire(timeout=5); lives = np.asarray({name}.view); {name}.close()")
+        other(f"{theirs}.acquire(timeout=5); {theirs}.release()")
+        assert one("len(lives)") == 4096
+
+
+def test_a_stream_that_is_refused_changes_nothing() -> None:
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor)")
+        for one, name in ((exporter, "share"), (reader, "attached")):
+            one("stream = gi.device().create_stream(); stream.close()")
+            with pytest.raises(Raised, match=r"ResourceClosedError: Stream .* is closed"):
+                one(f"{name}.acquire(stream)")
+            one(f"{name}.acquire(timeout=5); {name}.release()")
+
+
+def test_the_first_acquire_of_a_reader_has_a_limit() -> None:
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor, timeout=None)")
+        pid = int(exporter("os.getpid()"))
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+                reader("attached.acquire(timeout=0.1)")
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 def test_the_second_array_is_immutable() -> None:
@@ -140,17 +191,17 @@ def test_the_second_array_is_immutable() -> None:
 
 def test_a_failed_enrol_takes_no_slot() -> None:
     with pair() as (exporter, reader):
-        exporter("from gpuinterop.sharing.order import Board; whole = Board.export")
-        exporter("def fails(_): Board.export = whole; raise OSError(24, 'full')")
-        exporter("Board.export = fails")
+        exporter("from gpuinterop.sharing.order import ControlPage; whole = ControlPage.export")
+        exporter("def fails(_): ControlPage.export = whole; raise OSError(24, 'full')")
+        exporter("ControlPage.export = fails")
         with pytest.raises(Raised, match=r"HandleError: .*full"):
             reader("attached = gi.attach(descriptor); attached.acquire(timeout=5)")
-        assert exporter("[len(one._writer.leases) for one in rendezvous.here().offers.values()]") == [0]
+        assert exporter("[len(one._writer.leases) for one in rendezvous.server().offers.values()]") == [0]
         reader("attached.acquire(timeout=5); attached.release()")
 
 
 def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
-    """The thread has gone out before the board is unmapped."""
+    """The thread has released before the control page is unmapped."""
     with pair() as (exporter, _):
         exporter(GATE)
         exporter("share.acquire(stream); gate.wait(stream, 1); share.release(stream); turns = share._turns()")

@@ -48,6 +48,11 @@ def test_the_writer_of_what_is_immutable_is_refused(given: Callable[[Any], Any])
         array = np.asarray(memory.buffer.view(8))
         array.flags.writeable = False
         with gi.share(given(array)) as shared, gi.attach(bytes(shared)) as attached:
+            for one in (shared, attached):
+                view = one[one.names[0]]
+                assert view.read_only
+                assert not np.asarray(view).flags.writeable
+                assert not np.from_dlpack(view).flags.writeable
             with pytest.raises(gi.InvalidArgumentError, match=r"immutable.*copy=True"):
                 shared.acquire()
             attached.acquire(timeout=10)

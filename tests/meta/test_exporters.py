@@ -147,6 +147,16 @@ def test_a_stopped_child_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> Non
     exporter.close()
 
 
+def test_what_is_too_large_for_a_message_is_refused_and_the_rest_goes_on() -> None:
+    with open_exporter("memfd", process=True) as exporter, exporter.create_memory((64 << 20) + 1) as memory:
+        with pytest.raises(InvalidArgumentError, match="expected 67108864 bytes or fewer"):
+            memory.write(0, bytes(memory.size))
+        with pytest.raises(PeerError, match="expected 67108864 bytes or fewer"):
+            memory.read(0, memory.size)
+        memory.write(0, b"fits")
+        assert memory.read(0, 4) == b"fits"
+
+
 def test_a_wait_on_what_is_closed(exporter: Exporter) -> None:
     semaphore = exporter.create_semaphore(Timeline)
     with ThreadPoolExecutor(1) as threads:

@@ -7,18 +7,19 @@ not through what is tested.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import shutil
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+import weakref
+from contextlib import ExitStack
 from typing import IO, Any, Final, cast
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.backend import Block
 from gpuinterop.capabilities import Operation
 from tests.simulated.driver import Simulator
 
@@ -107,15 +108,23 @@ def test_many_arrays_of_one_allocation_are_opened_once(simulator: Simulator, kin
         shared.close(timeout=20)
 
 
-def test_ways_mix(simulator: Simulator) -> None:
+def test_transports_mix(simulator: Simulator) -> None:
     device = gi.device()
     with memory("legacy", SIZE) as it, device.allocate(4096) as ours, Reader(simulator) as reader:
         mine = ours.buffer.view(4096)
         with gi.share({"theirs": it.part(64, 64), "ours": mine}) as shared:
-            assert shared.way == "IpcMemHandle, VmmFd"
+            assert shared.transport == "IpcMemHandle, VmmFd"
             assert set(reader.attach(bytes(shared))[0]) == {"theirs", "ours"}
             assert ctypes.string_at(mine.ptr, 1) == ctypes.string_at(it.ptr + 64, 1) == b"\xab"
         shared.close(timeout=20)
+
+
+def test_the_old_name_of_a_transport_warns() -> None:
+    with ExitStack() as scope:
+        shared = scope.enter_context(gi.share(scope.enter_context(gi.device().allocate(64)).buffer.view(64)))
+        told = scope.enter_context(pytest.warns(DeprecationWarning, match="way is now transport"))
+        assert shared.way == shared.transport == "VmmFd"
+    assert [one.filename for one in told] == [__file__]
 
 
 @pytest.mark.parametrize("kind", ["pool", "managed"])
@@ -157,7 +166,6 @@ def test_arrays_that_cannot_be_shared(simulator: Simulator) -> None:
             return type("Array", (), {"__cuda_array_interface__": stored | more})()
 
         for wrong, words in (
-            (array(shape=(0,)), "expected an array with elements"),
             (array(shape=(4, 4), strides=(1, 1)), "some overlap"),
             (array(shape=(4, 4), strides=(0, 1)), "some overlap"),
             (object(), "expected an array with __dlpack__"),
@@ -170,6 +178,7 @@ def test_arrays_that_cannot_be_shared(simulator: Simulator) -> None:
             gi.share(array(data=(4096, False)))
         shared, stream = gi.share(array(data=(it.ptr, True))), gi.device().create_stream()
         with shared, stream, pytest.raises(gi.InvalidArgumentError, match="immutable"):
+            assert shared.view.__cuda_array_interface__["data"] == (it.ptr, True)
             shared.acquire(stream)
         shared.close(timeout=20)
 
@@ -192,6 +201,58 @@ def test_a_capture_is_refused(simulator: Simulator) -> None:
         with stream.capture() as graph, pytest.raises(gi.InvalidArgumentError, match="captured"):
             shared.acquire(stream)
         graph.close()
+        shared.acquire(stream)
+        shared.release(stream)
+        stream.synchronize(20)
+    shared.close(timeout=20)
+
+
+class Theirs:
+    """Another library's stream."""
+
+    def __init__(self, stream: gi.Stream) -> None:
+        self.cuda_stream = stream.ptr
+
+
+def test_a_stream_is_resolved_once(simulator: Simulator) -> None:
+    """From the second call on an acquire and a release are each one look for a capture, and at most one operation."""
+    device, counted = (
+        gi.device(),
+        (*map(VENDOR.call, ("StreamIsCapturing", "StreamWaitValue64", "StreamWriteValue64")),),
+    )
+    with (
+        memory("legacy", SIZE) as it,
+        gi.share(it) as shared,
+        device.create_stream() as ours,
+        gi.attach(bytes(shared)) as attached,
+    ):
+        theirs = Theirs(ours)
+        kept = weakref.ref(theirs)
+        for arrays in (shared, attached):
+            arrays.acquire(theirs)
+            arrays.release(theirs)
+        del theirs
+        assert kept() is not None, "its number could be another's"
+        ours.synchronize(20)
+        for arrays in (shared, attached):
+            before = [simulator.calls(call) for call in counted]
+            arrays.acquire(Theirs(ours))
+            arrays.release(Theirs(ours))
+            asked, waits, writes = (simulator.calls(call) - was for call, was in zip(counted, before, strict=True))
+            ours.synchronize(20)
+            assert (asked, waits <= 1, writes) == (2, True, 1)
+    shared.close(timeout=20)
+    assert kept() is None
+
+
+@pytest.mark.skipif(not SEVERAL, reason="needs two devices")
+def test_a_stream_of_another_device_is_refused_before_anything_changes(simulator: Simulator) -> None:
+    with memory("legacy", SIZE) as it, gi.share(it) as shared, gi.device().create_stream() as stream:
+        host = gi.get_backend("host").device().create_stream()
+        with host, gi.device(1).create_stream() as other:
+            for wrong in (other, host):
+                with pytest.raises(gi.InvalidArgumentError, match="use a stream of that device"):
+                    shared.acquire(wrong)
         shared.acquire(stream)
         shared.release(stream)
         stream.synchronize(20)
@@ -297,17 +358,12 @@ def test_another_allocation_at_the_address_is_not_shared_on(
     simulator: Simulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver numbers allocations: another one at the address has another number."""
-    driver = type(gi.device().driver)
-    real = driver.block_at  # type: ignore[attr-defined]
-
-    def later(self: Any, address: int) -> Block:
-        block: Block = real(self, address)
-        return replace(block, key=block.key + 1)
-
+    module = importlib.import_module(f"gpuinterop_{VENDOR.name}.sharing")
+    real = module.pointer_attribute
     with memory("legacy", SIZE) as it, Reader(simulator) as reader:
         with gi.share(it) as shared:
             assert reader.attach(bytes(shared))[0] == {"": "00000000"}
-            monkeypatch.setattr(driver, "block_at", later)
+            monkeypatch.setattr(module, "pointer_attribute", lambda *asked: real(*asked) + 1)
             assert reader.attach(bytes(shared))[0] == "ResourceClosedError"
             monkeypatch.undo()
         shared.close(timeout=20)

@@ -165,8 +165,7 @@ class _Attempt:
                 check_block(device, Block(behind=behind, ordinal=device.ordinal), "array")
             case Operation.IMPORT_ARRAY:
                 assert kind is not None
-                region = Region(kind.type_name, (1,), (4096,))
-                device_for(Contents(0, True, (region,), {}, device.identity), device)
+                device_for(Contents(0, True, device.identity, [Region(kind, (1,), (4096,))], {}), device)
             case Operation.STREAM_MEMORY_OPS:
                 PinnedWords(device)
             case Operation.GRAPH_CAPTURE:

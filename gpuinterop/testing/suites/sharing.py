@@ -1,4 +1,4 @@
-"""Arrays that exist, shared with another process in place: by each way that memory can take."""
+"""Arrays that exist, shared with another process in place: by each transport that memory can take."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ORDER = (Operation.CREATE_SEMAPHORE, TimelineFd)
 
 
 class SharedArrays(Suite):
-    """Tests of one way; a subclass names it."""
+    """Tests of one transport; a subclass names it."""
 
-    way: ClassVar[type[Handle]]
+    transport: ClassVar[type[Handle]]
 
     @pytest.fixture
     def array(self, device: Device, scope: ExitStack) -> Any:
@@ -46,7 +46,7 @@ class SharedArrays(Suite):
 
     def test_elsewhere(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
         """Another process sees the bytes and changes them, in place."""
-        assert shared.way == self.way.__name__
+        assert shared.transport == self.transport.__name__
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         assert peer.read(0, SIZE) == pattern(SIZE)
@@ -196,21 +196,21 @@ class HostArraysInVulkanSuite(ArraysInVulkan):
 class SharedVmmSuite(SharedArrays):
     """Memory of VMM handles, as `Device.allocate` makes it."""
 
-    way = VmmFd
+    transport = VmmFd
 
 
 @requires((Operation.EXPORT_ARRAY, OpaqueFd), (Operation.IMPORT_ARRAY, OpaqueFd))
 class SharedFileSuite(SharedArrays):
     """Memory in memfds."""
 
-    way = OpaqueFd
+    transport = OpaqueFd
 
 
 @requires((Operation.EXPORT_ARRAY, IpcMemHandle), (Operation.IMPORT_ARRAY, IpcMemHandle))
 class SharedLegacySuite(SharedArrays):
     """Memory of ``cudaMalloc`` or ``hipMalloc``, as torch and CuPy make it by default."""
 
-    way = IpcMemHandle
+    transport = IpcMemHandle
 
     @pytest.fixture
     def array(self, device: Device) -> Any:

@@ -1,0 +1,215 @@
+"""Who holds what: pages of words that each process writes for itself, and their sums in the process that shares."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import heapq
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import numpy as np
+
+from .. import system
+from .._arguments import NoCopy
+from ..errors import HandleError, InvalidArgumentError
+from ..handles import EventFd, FdHandle, OpaqueFd
+from .descriptor import SLOTS
+
+_HELD, _BALANCE = range(2)
+"""Rows of the counts: how often a process holds each slot, and the messages that it has received less those sent."""
+_LOW: Final = 0xFFFFFFFF
+
+
+class _Mapped(NoCopy):
+    """Mapped memory, until its last reference is gone."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.address, self._size = system.map_shared(fd, size), size
+
+    def __del__(self, _unmap: Callable[[int, int], object] = system.munmap) -> None:
+        if address := getattr(self, "address", 0):
+            _unmap(address, self._size)
+
+
+class Words(NoCopy):
+    """Rows of `SLOTS` 32-bit words, which two processes map. The kernel gives memory to what is used."""
+
+    def __init__(self, name: str, rows: int, handle: FdHandle | None = None) -> None:
+        size = 4 * rows * SLOTS
+        if handle is None:
+            handle = OpaqueFd.adopt(system.create_memfd(name, size))
+        elif (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED or os.fstat(handle.fd).st_size != size:
+            raise HandleError(f"handle: expected {name} of {size} bytes, got another file.")
+        self.handle = handle
+        """Owned until `close`, which leaves the page mapped."""
+        memory = _Mapped(handle.fd, size)
+        self.rows = [(ctypes.c_uint32 * SLOTS).from_address(memory.address + 4 * row * SLOTS) for row in range(rows)]
+        for row in self.rows:  # which NumPy's arrays keep
+            cast(Any, row).memory = memory
+
+    def arrays(self) -> list[Any]:
+        """The rows, for NumPy."""
+        return [np.frombuffer(cast(Any, row), np.uint32) for row in self.rows]
+
+
+def counts(handle: FdHandle | None = None) -> Words:
+    """The counts of one process: made here, or another's."""
+    return Words("gpuinterop.counts", 2, handle)
+
+
+def serials(handle: FdHandle | None = None) -> Words:
+    """The page of serials: made here, or another process's."""
+    return Words("gpuinterop.serials", 1, handle)
+
+
+class Holds(NoCopy):
+    """What this process holds of one that shares; by itself, of its own."""
+
+    counts: Words
+    serials: Words | None = None
+    bell: EventFd | None = None
+    """Rung when this process holds something no more."""
+    ended = False
+
+    def __init__(self) -> None:
+        self.counting = threading.RLock()
+        self.total = 0
+        """How often this process holds anything."""
+        self.readers: dict[Any, None] = {}
+        """Told when the process that shares ends."""
+
+    def hold(self, slot: int) -> int:
+        """Hold what a slot stands for, once more; return how often this process holds it. Look at `stands` then."""
+        return system.under(self.counting, self._count, slot, 1)
+
+    def drop(self, slot: int) -> None:
+        """Hold it once less, and tell the other process where it was the last time."""
+        if system.under(self.counting, self._count, slot, -1) == 0 and (bell := self.bell) is not None:
+            with contextlib.suppress(OSError, HandleError):
+                bell._use(lambda fd: os.eventfd_write(fd, 1))
+
+    def _count(self, slot: int, by: int) -> int:
+        held = self.counts.rows[_HELD]
+        self.total += by
+        held[slot] += by
+        return held[slot]
+
+    def move(self, slot: int, by: int) -> None:
+        """Count messages that have come, or are sent (less than 0), by one who holds the slot."""
+        system.under(self.counting, self._move, slot, by)
+
+    def _move(self, slot: int, by: int) -> None:
+        system.fence()  # who holds it is to be seen first
+        self.counts.rows[_BALANCE][slot] += by
+
+    def stands(self, slot: int, serial: int) -> bool:
+        """Whether the slot stands for that serial; True while nothing is known of it."""
+        system.full_fence()
+        return self.serials is None or self.serials.rows[0][slot] == serial & _LOW
+
+    def receive(self, slot: int, serial: int) -> bool:
+        """Hold what a message brings, and count the message; False if it has come too late."""
+        return system.under(self.counting, self._receive, slot, serial)
+
+    def _receive(self, slot: int, serial: int) -> bool:
+        held, balance = self.counts.rows
+        held[slot] += 1
+        if not self.stands(slot, serial):
+            held[slot] -= 1
+            return False
+        balance[slot] += 1
+        self.total += 1
+        return True
+
+
+class Sums(NoCopy):
+    """What all processes hold of this one, and so what ends. The caller has a lock."""
+
+    def __init__(self) -> None:
+        self.serials = serials()
+        self._base, self._gone = np.zeros(SLOTS, np.uint32), np.zeros(SLOTS, np.uint32)
+        """The balance at which each slot was free, and that of processes that have ended."""
+        self._ends = np.zeros(SLOTS, np.bool_)
+        """Whether what a slot stands for ends once nobody holds it."""
+        self._each: dict[Words, list[Any]] = {}
+        self._free: list[int] = []
+        self._high = 0
+
+    def add(self, counts: Words) -> None:
+        """Add up the counts of one more process."""
+        self._each[counts] = counts.arrays()
+
+    def remove(self, counts: Words) -> None:
+        """Forget what a process held that has ended. The messages that it has sent may still come."""
+        if (found := self._each.pop(counts, None)) is not None:
+            self._gone[: self._high] += found[_BALANCE][: self._high]
+
+    def take(self) -> int:
+        """A slot that is free."""
+        if self._high == SLOTS and not self._free:
+            raise InvalidArgumentError("arrays", f"expected {SLOTS:,} shares at once or fewer, got one more.")
+        if self._free:
+            return heapq.heappop(self._free)
+        self._high += 1
+        return self._high - 1
+
+    def open(self, slot: int, serial: int) -> None:
+        """Have a slot stand for a serial."""
+        self.serials.rows[0][slot] = serial & _LOW
+
+    def close(self, slot: int) -> None:
+        """Have a slot stand for nothing, and end once nobody holds it."""
+        self.serials.rows[0][slot] = 0
+        self._ends[slot] = True
+
+    def end_unheld(self, slot: int) -> None:
+        """Have what a slot stands for end once nobody holds it and all its messages have come."""
+        self._ends[slot] = True
+
+    def forget_surplus(self, slot: int) -> None:
+        """Have messages that were received twice not stand for those that are sent from now on."""
+        balance = int(self._gone[slot]) + sum(int(one[_BALANCE][slot]) for one in self._each.values())
+        if 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
+            self._base[slot] = balance & _LOW
+
+    def stands(self, slot: int, serial: int) -> bool:
+        """Whether a slot stands for a serial."""
+        return self.serials.rows[0][slot] == serial & _LOW
+
+    def holders(self, slot: int) -> int:
+        """How often a slot is held, by all processes."""
+        return sum(int(one[_HELD][slot]) for one in list(self._each.values()))
+
+    def over(self) -> list[int]:
+        """Free the slots that end now, and return them."""
+        rows = self.serials.rows[0]
+        closed = np.frombuffer(cast(Any, rows), np.uint32)[: self._high] == 0  # its messages are received no more
+        slots = np.flatnonzero(self._unheld(closed)[0]).tolist()
+        if not slots:
+            return []
+        before = [rows[slot] for slot in slots]
+        for slot in slots:
+            rows[slot] = 0
+        system.full_fence()
+        still, balance = self._unheld(closed)
+        found = []
+        for slot, serial in zip(slots, before, strict=True):
+            if still[slot]:
+                self._ends[slot], self._base[slot] = False, balance[slot]
+                heapq.heappush(self._free, slot)
+                found.append(slot)
+            else:  # a message has come twice
+                rows[slot] = serial
+        return found
+
+    def _unheld(self, closed: Any) -> tuple[Any, Any]:
+        high = self._high
+        balance, held = self._gone[:high].copy(), np.zeros(high, np.uint32)
+        for one in self._each.values():  # held first: who has sent it on, and dropped it, has counted that before
+            held |= one[_HELD][:high]
+            balance += one[_BALANCE][:high]
+        all_came = (balance - self._base[:high]).astype(np.int32) >= 0
+        return self._ends[:high] & (held == 0) & (closed | all_came), balance
