@@ -261,7 +261,7 @@ class PeerError(GpuInteropError, ConnectionError):
     ...     gi.ipc.receive_handle(here, gi.OpaqueFd)
     Traceback (most recent call last):
         ...
-    gpuinterop.errors.PeerError: the peer closed the connection after 0 of 136 bytes.
+    gpuinterop.errors.PeerError: the peer closed the connection after 0 of 16 bytes.
     """
 
 

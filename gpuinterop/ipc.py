@@ -257,6 +257,7 @@ def _connected(connection: socket.socket, done: str) -> Iterator[Connection]:
     try:
         number = connection.fileno()
         with system.opened("dup", socket.fromfd, number, socket.AF_UNIX, socket.SOCK_STREAM) as own:
+            own.settimeout(None)  # a program may have a default
             link = Connection(own)
             try:
                 yield link
@@ -332,7 +333,7 @@ class Connection(NoCopy):
                 return self.socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
 
             try:
-                sent = use_all(beside, send)
+                sent = send([one.fd for one in beside]) if owned else use_all(beside, send)
             except BlockingIOError:
                 return False
             for handle in beside if owned else ():

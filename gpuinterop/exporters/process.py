@@ -146,6 +146,7 @@ class _Child:
 
     def __init__(self, inner: str, options: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
+        ours.settimeout(None)  # a program may have a default
         self._wire = Wire(ours, self._name, self._find)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}

@@ -25,7 +25,7 @@ from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmF
 from ..ipc import MAX_FDS
 from .arrays import Arrays
 from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
-from .link import Link, link_to
+from .link import Link, holding
 from .order import ControlPage, Reader
 from .rendezvous import driver_lock, is_here, server, users_of
 
@@ -130,12 +130,11 @@ class Lease(NoCopy):
         self.descriptor, self.timeout = descriptor, timeout
         left = system.seconds_left(timeout)
         self.is_here = is_here(descriptor.process)
-        while True:  # a link may end while nobody holds anything
-            found = server().here()[0] if self.is_here else link_to(descriptor, left, users)
-            self.link = cast(Link, found)  # of this process it only counts
+        if self.is_here:
+            self.link = cast(Link, server().here()[0])  # of this process it only counts
             count = self.link.hold(descriptor.slot)
-            if not self.link.ended:
-                break
+        else:
+            self.link, count = holding(descriptor, left, users)
         self._is_known = count > 1
         """Whether the process has it already: then its contents are known, and its memory is what it was."""
         self.came: dict[int, FdHandle] = {}

@@ -115,6 +115,8 @@ class Holds(NoCopy):
         return system.under(self.counting, self._receive, slot, serial)
 
     def _receive(self, slot: int, serial: int) -> bool:
+        if self.ended:  # what it holds is not looked at any more
+            return False
         held, balance = self.counts.rows
         held[slot] += 1
         if not self.stands(slot, serial):

@@ -129,6 +129,8 @@ class Descriptor(NamedTuple):
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
 _CONTENTS: Final = struct.Struct("<IBB16s8s16sIII")
+_MOST: Final = ipc.MAX_BODY - 8 * ipc.MAX_FDS - 8
+"""Bytes of contents: an answer has numbers of blocks before them."""
 _COUNT: Final = struct.Struct("<I")
 _LAYOUT: Final = struct.Struct("<BB")
 _REGION: Final = struct.Struct("<BI")
@@ -203,10 +205,10 @@ class Contents:
             parts.append(_REGION.pack(_KINDS.index(region.kind), count))
             parts.append(struct.pack(f"<{2 * count}Q64s", *region.numbers, *region.sizes, region.data))
         found = b"".join(parts + arrays + names)
-        if len(found) > ipc.MAX_BODY:
+        if len(found) > _MOST:
             raise InvalidArgumentError(
                 "arrays",
-                f"expected arrays whose names and layouts take {ipc.MAX_BODY} bytes or fewer, got {len(found)}; share "
+                f"expected arrays whose names and layouts take {_MOST} bytes or fewer, got {len(found)}; share "
                 "them in parts.",
             )
         return found

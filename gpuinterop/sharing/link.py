@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from .. import system
+from .._core.drain import shown
 from .._core.monitor import after_fork
 from ..errors import DriverError, PeerError
 from ..handles import EventFd, OpaqueFd
@@ -180,7 +181,7 @@ class Link(Holds):
         if self.bell is not None:
             self.bell.close()
         while self.readers:
-            self.readers.popitem()[0].poison()
+            shown(self.readers.popitem()[0].poison)
 
     def _close(self) -> None:
         """Close the connection, unless another thread asks."""
@@ -202,6 +203,15 @@ def link_to(descriptor: Descriptor, left: Callable[[], float | None], users: Col
     link, rest = system.under(_connecting, _link_of, descriptor.process), left()
     system.under(link._asking, _connected, link, descriptor, left, users, limit=-1 if rest is None else rest)
     return link
+
+
+def holding(descriptor: Descriptor, left: Callable[[], float | None], users: Collection[int]) -> tuple[Link, int]:
+    """The link to a process that shares, over which a share is held once more; and how often it is held."""
+    while True:  # a link may end while nobody holds anything
+        link = link_to(descriptor, left, users)
+        count = link.hold(descriptor.slot)
+        if not link.ended:
+            return link, count
 
 
 def _link_of(process: bytes) -> Link:

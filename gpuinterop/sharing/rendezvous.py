@@ -574,6 +574,7 @@ class Server(NoCopy):
                 except OSError:  # out of descriptors: the others have theirs meanwhile
                     time.sleep(_TICK_S)
                     return
+                link.settimeout(None)  # where the program has a default: Python would wait for it
                 guest = Guest(link)
                 self._guests[guest] = None
                 self._register(link.fileno(), lambda _, guest=guest: self._serve(guest))  # type: ignore[misc]

@@ -53,11 +53,12 @@ from .._core.known_stream import fail_waits
 from .._core.lifetime import GONE, LIVE, Lifetime, alive, retire
 from .._core.memory import Mapping
 from .._core.monitor import after_fork
+from .._core.registry import search
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
 from .attachment import Import, device_of_link, import_all
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
-from .link import Link, link_to
+from .link import Link, holding, link_to
 from .order import DIED, store
 from .origin import describe, device_of, locate
 from .rendezvous import Exported, Guest, Offer, is_here, server
@@ -144,26 +145,23 @@ class _Source:
         self.count = 0
         self.dropped: deque[tuple[Link, int]] = deque()
         """Links and slots of storages that are gone."""
-        self.state = _state
+        self.looks = False
+        """Whether the loop is going to look at them."""
+        self.key, self.state = source, _state
         self.lock = threading.RLock()
 
     def take(self, slot: int, serial: int) -> tuple[Link, int]:
         """Hold a storage, and count its message; return by which link, and the address of the blocks."""
         return system.under(self.lock, self._take, slot, serial)
 
-    def serves(self, device: Any) -> bool:
-        """Whether the storages are on that device of torch's."""
-        return self.link is not None and self.device.info.dlpack[1] == device.index
-
     def _take(self, slot: int, serial: int) -> tuple[Link, int]:
-        link = self.link
-        if link is None or link.ended:
+        while (link := self.link) is None or not link.receive(slot, serial):
+            if link is not None and not link.ended:
+                raise _given_up()
             left = system.seconds_left(_PATIENCE_S)
             link = self.link = link_to(self.descriptor, left, ()).welcomed(left)
             link.watch()
             self.device = device_of_link(link, self.contents, None)
-        if not link.receive(slot, serial):
-            raise _given_up()
         try:
             if self.users is None or self.mapped is None or self.users.state is not LIVE:
                 self._map(link)
@@ -189,6 +187,7 @@ class _Source:
     def _look(self) -> bool:
         if not system.holds(self.lock):  # a thread waits for the other process: the loop must not
             return False
+        self.looks = False  # first: what is dropped from now on has another look
         gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
         if gone and self.users is not None:
             ending = Lifetime("dropped tensors", _drop_all, parents=(self.users,), device=self.device.streams)
@@ -198,6 +197,7 @@ class _Source:
             retire(ending)
             if not self.count:
                 retire(self.users)
+                self.state.sources.pop(self.key, None)
             server().look_again(partial(_is_gone, ending))
         return True
 
@@ -225,7 +225,8 @@ class _Received:
         source.state.received.pop(self.storage, None)
         source.state.storages.pop(self.key, None)
         source.dropped.append(self.hold)
-        if len(source.dropped) == 1 and source.state is _state:  # else it is a parent's, which drops it
+        if not source.looks and source.state is _state:  # else it is a parent's, which drops it
+            source.looks = True
             server().look_again(source.look)
 
 
@@ -233,21 +234,21 @@ class _Clock(Offer):
     """Numbers the work of a stream, on a timeline that other processes get."""
 
     def __init__(self, device: Device, stream: Any) -> None:
-        self.stream = device.wrap_stream(stream)
-        self.timeline = device.create_semaphore(TimelineFd)
-        self.timeline.lifetime.warns = False
+        self.device, self.stream, self.link = device, device.wrap_stream(stream), server().here()[0]
+        self.word = device.create_semaphore(TimelineFd)
+        self.word.lifetime.warns = False
         self.ticks = 0
         server().enter(self, 0)
         self.descriptor = server().descriptor(self)
 
     def tick(self) -> tuple[bytes, int]:
         """A number that comes after the stream's work so far."""
-        self.timeline.signal(self.stream, self.ticks + 1)
+        self.word.signal(self.stream, self.ticks + 1)
         self.ticks += 1
         return self.descriptor, self.ticks
 
     def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
-        return 0, [self.timeline.export()]
+        return 0, [self.word.export()]
 
 
 class _TheirClock:
@@ -255,16 +256,12 @@ class _TheirClock:
 
     def __init__(self, device: Device, descriptor: Descriptor) -> None:
         left = system.seconds_left(_PATIENCE_S)
-        self.device, self.link = device, link_to(descriptor, left, ())
-        self.link.hold(descriptor.slot)  # for good: a link without holds ends
+        self.device = device
+        self.link, _ = holding(descriptor, left, ())  # for good: a link without holds ends
         with self.link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
             self.word = device.import_semaphore(handle)
         self.word.lifetime.warns = False
         self.link.watch(self)
-
-    def wait(self, stream: Any, tick: int) -> None:
-        if self.word.value < tick:
-            self.word.wait(self.device.wrap_stream(stream), tick)
 
     def poison(self) -> None:
         """The process has ended: fail the streams that wait for it, and have them go on."""
@@ -343,8 +340,8 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     torch.utils.hooks.warn_if_has_hooks(tensor)
     on_gpu = tensor.is_cuda
     try:
+        clock, tick = _tick(storage.device.index) if on_gpu else (None, 0)  # first: it may raise
         source, place = _sent(storage)
-        clock, tick = _tick(storage.device.index) if on_gpu else (None, 0)
     except GpuInteropError:
         if on_gpu:
             raise
@@ -389,7 +386,7 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
     kind, size, stride, offset, _, dtype, _, source, nbytes, _, requires_grad, bits, place, clock, tick = arguments
     storage = _storage_of(source, nbytes, *place)
     if clock is not None:
-        _wait(storage.device, clock, tick)
+        _wait(storage.device.index, clock, tick)
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
     tensor = torch._utils._rebuild_tensor(typed, offset, size, stride)
     torch._C._set_conj(tensor, bits[0])
@@ -465,7 +462,7 @@ def _tick(index: int) -> tuple[bytes | None, int]:
 
 def _tick_of(key: tuple[int, int], stream: Any) -> tuple[bytes, int]:
     if (clock := _state.clocks.get(key)) is None:
-        clock = _state.clocks[key] = _Clock(_state.blocks[stream.device].device, stream)
+        clock = _state.clocks[key] = _Clock(_device(key[0]), stream)
     return clock.tick()
 
 
@@ -509,21 +506,30 @@ def _given_up() -> ResourceClosedError:
     )
 
 
-def _wait(device: Any, descriptor: bytes, tick: int) -> None:
+def _wait(index: int, descriptor: bytes, tick: int) -> None:
     """Have the current stream wait for a tick of the sender's."""
-    clock = _state.their_clocks.get(descriptor)
+    own = next((one for one in list(_state.clocks.values()) if one.descriptor == descriptor), None)
+    clock = own or _state.their_clocks.get(descriptor)
     if clock is None or clock.link.ended:
-        clock = system.under(_state.asking, _clock_of, device, descriptor)
-    clock.wait(torch.cuda.current_stream(device), tick)
+        clock = system.under(_state.asking, _clock_of, _device(index), descriptor)
+    if clock.word.value < tick:
+        clock.word.wait(clock.device.wrap_stream(torch.cuda.current_stream(index)), tick)
 
 
-def _clock_of(device: Any, descriptor: bytes) -> _TheirClock:
+def _device(index: int) -> Device:
+    """Our device, by the number of torch's GPU."""
+    return search(
+        lambda one: not one.info.is_cpu and one.info.dlpack[1] == index,
+        f"tensor: expected one of a GPU that works here, got one of torch's GPU {index}",
+    )
+
+
+def _clock_of(device: Device, descriptor: bytes) -> _TheirClock:
     clocks = _state.their_clocks
     for name in [name for name, one in clocks.items() if one.link.ended]:
         clocks.pop(name).word.close()
     if descriptor not in clocks:
-        used = next(one.device for one in _state.sources.values() if one.serves(device))
-        clocks[descriptor] = _TheirClock(used, Descriptor.parse(descriptor))
+        clocks[descriptor] = _TheirClock(device, Descriptor.parse(descriptor))
     return clocks[descriptor]
 
 

@@ -208,6 +208,14 @@ def test_the_folder_and_the_socket(sockets: Path) -> None:
         assert {one.name for one in sockets.iterdir()} == set(others)
 
 
+def test_a_time_out_that_a_program_gives_all_sockets_ends_no_link() -> None:
+    with pair() as (exporter, reader):
+        exporter("socket.setdefaulttimeout(0.05)")
+        reader("attached = gi.attach(descriptor); attached.acquire(timeout=5); attached.release()")
+        exporter("share.acquire(timeout=5); time.sleep(0.2)")
+        assert exporter("leases()") == 1
+
+
 MESSAGES: Final = int(os.environ.get("GPUINTEROP_TEST_MESSAGES", "40"))
 GARBLED: Final = """
 from tests.host import links
