@@ -15,9 +15,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Self
 
 import pytest
+
+from gpuinterop import system
 
 LIMIT: Final = 30.0
 needs_root: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of other users")
@@ -68,6 +71,17 @@ for line in sys.stdin:
         answer = json.dumps([type(error).__name__, str(error)])
     print(answer, flush=True)
 """
+
+
+def stop(pid: int) -> None:
+    """Stop a process; its threads go on for a moment after the signal was sent."""
+
+    def has_stopped() -> bool:
+        stats = [file.read_text().rpartition(") ")[2] for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+        return all(one.startswith("T") for one in stats)
+
+    os.kill(pid, signal.SIGSTOP)
+    assert system.until(has_stopped, LIMIT), f"{pid} does not stop"
 
 
 class Raised(Exception):

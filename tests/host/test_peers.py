@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from .shells import Raised, Shell, needs_root, pair
+from .shells import Raised, Shell, needs_root, pair, stop
 
 READS: Final = """
 def reads(count):
@@ -58,7 +58,7 @@ def test_a_stopped_process_holds_up_no_other() -> None:
         reader.until("threads() == idle")  # and the links have ended
         before = reader("left()")
         reader("attached = gi.attach(descriptor)")
-        os.kill(process := exporter("os.getpid()"), signal.SIGSTOP)
+        stop(process := exporter("os.getpid()"))
         reader("late = []; thread = threading.Thread(target=lambda: late.append(gi.attach(more, timeout=20)))")
         reader("thread.start()")
         with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):

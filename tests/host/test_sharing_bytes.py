@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from .shells import Raised, Shell, pair
+from .shells import Raised, Shell, pair, stop
 
 THEIRS: Final = """
 import mmap
@@ -172,7 +172,7 @@ def test_the_first_acquire_of_a_reader_has_a_limit() -> None:
     with pair() as (exporter, reader):
         reader("attached = gi.attach(descriptor, timeout=None)")
         pid = int(exporter("os.getpid()"))
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         try:
             with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
                 reader("attached.acquire(timeout=0.1)")
