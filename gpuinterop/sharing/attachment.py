@@ -208,6 +208,7 @@ class Lease(NoCopy):
         if not reader.close_if_released() and not self.link.ended and not server().exits:
             return False  # the sharing process lets go what dies
         self.link.readers.pop(reader, None)
+        self.link.ring()  # the reader has left, also where others of this process stay
         self.link.drop(self.descriptor.slot)
         return True
 

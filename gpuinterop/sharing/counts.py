@@ -86,10 +86,20 @@ class Holds(NoCopy):
         return system.under(self.counting, self._count, slot, 1)
 
     def drop(self, slot: int) -> None:
-        """Hold it once less, and tell the other process where it was the last time."""
-        if system.under(self.counting, self._count, slot, -1) == 0 and (bell := self.bell) is not None:
+        """Hold it once less, and ring where it was the last time."""
+        if system.under(self.counting, self._count, slot, -1) == 0:
+            self.ring()
+        if not self.total:
+            self.idle()
+
+    def ring(self) -> None:
+        """Have the process that shares look who holds what, and who has left the order."""
+        if (bell := self.bell) is not None:
             with contextlib.suppress(OSError, HandleError):
                 bell._use(lambda fd: os.eventfd_write(fd, 1))
+
+    def idle(self) -> None:
+        """Note that nothing is held any more."""
 
     def _count(self, slot: int, by: int) -> int:
         held = self.counts.rows[_HELD]
@@ -173,9 +183,10 @@ class Sums(NoCopy):
 
     def forget_surplus(self, slot: int) -> None:
         """Have messages that were received twice not stand for those that are sent from now on."""
-        balance = int(self._gone[slot]) + sum(int(one[_BALANCE][slot]) for one in self._each.values())
-        if 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
-            self._base[slot] = balance & _LOW
+        slots = np.array([slot])
+        balance = self._balance(self._seen(slots), slots)
+        if (balance - self._base[slots]).astype(np.int32)[0] > 0:
+            self._base[slots] = balance
 
     def stands(self, slot: int, serial: int) -> bool:
         """Whether a slot stands for a serial."""
@@ -186,32 +197,39 @@ class Sums(NoCopy):
         return sum(int(one[_HELD][slot]) for one in list(self._each.values()))
 
     def over(self) -> list[int]:
-        """Free the slots that end now, and return them."""
-        rows = self.serials.rows[0]
-        closed = np.frombuffer(cast(Any, rows), np.uint32)[: self._high] == 0  # its messages are received no more
-        slots = np.flatnonzero(self._unheld(closed)[0]).tolist()
-        if not slots:
-            return []
-        before = [rows[slot] for slot in slots]
-        for slot in slots:
-            rows[slot] = 0
-        system.full_fence()
-        still, balance = self._unheld(closed)
-        found = []
-        for slot, serial in zip(slots, before, strict=True):
-            if still[slot]:
-                self._ends[slot], self._base[slot] = False, balance[slot]
-                heapq.heappush(self._free, slot)
-                found.append(slot)
-            else:  # a message has come twice
-                rows[slot] = serial
-        return found
+        """Free the slots that end now, and return them.
 
-    def _unheld(self, closed: Any) -> tuple[Any, Any]:
-        high = self._high
-        balance, held = self._gone[:high].copy(), np.zeros(high, np.uint32)
-        for one in self._each.values():  # held first: who has sent it on, and dropped it, has counted that before
-            held |= one[_HELD][:high]
-            balance += one[_BALANCE][:high]
-        all_came = (balance - self._base[:high]).astype(np.int32) >= 0
-        return self._ends[:high] & (held == 0) & (closed | all_came), balance
+        Processes count while they are looked at: one that holds a slot may send it on and drop it. Two looks that find
+        the same have seen what was so at one time.
+        """
+        slots, serials = (
+            np.flatnonzero(self._ends[: self._high]),
+            np.frombuffer(cast(Any, self.serials.rows[0]), np.uint32),
+        )
+        closed = serials[slots] == 0  # its messages are received no more
+        seen, again = self._seen(slots), self._seen(slots)
+        over = self._unheld(again, slots, closed) & (seen == again).all(axis=(0, 1))
+        slots, closed = slots[over], closed[over]
+        before = serials[slots]
+        serials[slots] = 0
+        system.full_fence()
+        seen = self._seen(slots)
+        still = self._unheld(seen, slots, closed)
+        serials[slots[~still]] = before[~still]  # a message has come twice
+        found = slots[still]
+        self._ends[found], self._base[found] = False, self._balance(seen, slots)[still]
+        for slot in found.tolist():
+            heapq.heappush(self._free, slot)
+        return cast("list[int]", found.tolist())
+
+    def _seen(self, slots: Any) -> Any:
+        """What each process says of the slots: the holds of all first, then their balances."""
+        rows = [[one[row][slots] for one in self._each.values()] for row in (_HELD, _BALANCE)]
+        return np.array(rows, np.uint32).reshape(2, len(self._each), len(slots))
+
+    def _balance(self, seen: Any, slots: Any) -> Any:
+        return self._gone[slots] + seen[_BALANCE].sum(axis=0, dtype=np.uint32)
+
+    def _unheld(self, seen: Any, slots: Any, closed: Any) -> Any:
+        all_came = (self._balance(seen, slots) - self._base[slots]).astype(np.int32) >= 0
+        return ~seen[_HELD].any(axis=0) & (closed | all_came)

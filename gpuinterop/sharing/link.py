@@ -138,12 +138,10 @@ class Link(Holds):
 
     # -- counting ----------------------------------------------------------------------------------------------------
 
-    def _count(self, slot: int, by: int) -> int:
-        count = super()._count(slot, by)
-        if not self.total:
-            self._idle_since = time.monotonic()
-            server().look_again(self._has_ended)
-        return count
+    def idle(self) -> None:
+        """End the link in a while, unless it is used again."""
+        self._idle_since = time.monotonic()
+        server().look_again(self._has_ended)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -174,7 +172,6 @@ class Link(Holds):
         if links.get(self.process) is self:
             links.pop(self.process, None)
         if (connection := self._connection) is not None:
-            server().unwatch(connection.socket)
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_RDWR)  # who asks is told, and closes it
             system.under(self._asking, self._close, limit=0)
@@ -188,6 +185,7 @@ class Link(Holds):
         if system.holds(self._asking) and (connection := self._connection) is not None:
             self._connection = None
             connection.discard()
+            server().unwatch(connection.socket)
             connection.socket.close()
 
 
@@ -224,7 +222,9 @@ def _link_of(process: bytes) -> Link:
 def _connected(link: Link, descriptor: Descriptor, left: Callable[[], float | None], users: Collection[int]) -> None:
     if not system.holds(link._asking):
         raise _lost(TimeoutError())
-    if link._connection is None and not link.ended:
+    if (connection := link._connection) is not None:
+        check_peer(connection.socket, users)  # the call that made the link may have named others
+    elif not link.ended:
         try:
             link.connect(descriptor.address, left, users)
         except BaseException:

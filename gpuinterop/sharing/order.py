@@ -313,7 +313,8 @@ class Writer(_Turns):
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.page.turn.value |= 1
-        readers = [(lease, min(self.page.slot(slot).value, POISON)) for slot, lease in self.leases.copy().items()]
+        counts = [(lease, self.page.slot(slot).value) for slot, lease in self.leases.copy().items()]
+        readers = [(lease, min(count, POISON)) for lease, count in counts if count != LEFT]  # who has left has released
         if self._known is self._told_by:
             return readers
         return [(self.own, self.page.turn.value // 2), *readers]  # the last version may come from another stream

@@ -216,6 +216,16 @@ def test_a_time_out_that_a_program_gives_all_sockets_ends_no_link() -> None:
         assert exporter("leases()") == 1
 
 
+def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back() -> None:
+    with pair() as (exporter, reader):
+        exporter("share.acquire(timeout=5); share.release()")
+        reader("stays = gi.attach(descriptor)")
+        reader("with gi.attach(descriptor) as goes: goes.acquire(timeout=5); goes.release()")
+        exporter("share.acquire(timeout=5); share.release()")
+        exporter.until("not share.lifetime.handle._writer.leases")
+        assert exporter("leases()") == 1
+
+
 MESSAGES: Final = int(os.environ.get("GPUINTEROP_TEST_MESSAGES", "40"))
 GARBLED: Final = """
 from tests.host import links
