@@ -96,24 +96,24 @@ class Descriptor(NamedTuple):
                 "descriptor",
                 f"expected bytes(share), got {len(raw)} other bytes; is the file written whole, by os.replace?",
             )
+        found, rest = cls.split(raw)
+        if rest:
+            raise _cut(raw)
+        return found
+
+    @classmethod
+    def split(cls, raw: bytes) -> tuple[Self, bytes]:
+        """The descriptor that bytes begin with, and what follows it."""
         if raw[4] != VERSION:
             raise InvalidArgumentError(
                 "descriptor", f"expected version {VERSION}, got {raw[4]}; install one version on both sides."
             )
-        found, rest = cls.split(raw)
-        if found is None or rest:
-            raise InvalidArgumentError("descriptor", f"expected all bytes of a share, got {len(raw)}.")
-        return found
-
-    @classmethod
-    def split(cls, raw: bytes) -> tuple[Self | None, bytes]:
-        """The descriptor that bytes of this version begin with, None if it is not whole; and what follows it."""
         end = _HEAD.size + raw[_HEAD.size - 1] if len(raw) >= _HEAD.size else 0
         if not end or len(raw) < end:
-            return None, raw
+            raise _cut(raw)
         boot, process, serial, slot, token = _HEAD.unpack_from(raw)[2:-1]
         if slot >= SLOTS:
-            return None, raw
+            raise _cut(raw)
         return cls(boot, process, serial, slot, token, os.fsdecode(raw[_HEAD.size : end])), raw[end:]
 
     @property
@@ -124,6 +124,10 @@ class Descriptor(NamedTuple):
     def opens(self, token: bytes) -> bool:
         """Whether a token that came is this one's."""
         return hmac.compare_digest(self.token, token)
+
+
+def _cut(raw: bytes) -> InvalidArgumentError:
+    return InvalidArgumentError("descriptor", f"expected all bytes of a share, got {len(raw)}.")
 
 
 # -- what is shared ----------------------------------------------------------------------------------------------------

@@ -24,10 +24,10 @@ from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, Resourc
 from ..handles import Handle, TimelineFd
 from .arrays import Arrays
 from .attachment import SharedMemory, memory_of
-from .descriptor import Contents, Placed, Region
+from .descriptor import Contents, Placed
 from .order import SLOTS, ControlPage, Word, Writer
 from .origin import check, check_pointers, describe, device_of, locate
-from .rendezvous import Guest, Offer, server, users_of
+from .rendezvous import Guest, Offer, region_of, server, users_of
 
 _ALIGNMENT: Final = 256
 _LOOKS: Final = 8
@@ -47,11 +47,8 @@ class Offered(NoCopy, Offer):
         self.addresses = [run[0].address for run in runs]
         self.blocks = server().use(device, itertools.chain.from_iterable(runs))
         try:
-            blocks, regions = iter(self.blocks), list[Region]()
-            for run in runs:
-                mine = [next(blocks) for _ in run]
-                kind, sizes = run[0].behind.handle_type, tuple(block.size for block in run)
-                regions.append(Region(kind, tuple(one.number for one in mine), sizes, mine[0].handle_data))
+            blocks = iter(self.blocks)
+            regions = [region_of(list(itertools.islice(blocks, len(run)))) for run in runs]
             placed = {name: Placed(*places[name], one.layout, one.read_only) for name, one in arrays.items()}
             self.told = Contents(os.getpid(), single, device.identity, regions, placed)
             self._body = bytes(self.told)
@@ -65,7 +62,8 @@ class Offered(NoCopy, Offer):
         self._writer: Writer | None = None
         self._places: dict[int, Guest] = {}
         """The process of each reader that has a place in the order."""
-        self._leaving = 0
+        self._leaving: set[Word] = set()
+        """The timelines of readers that have left, for which streams may still wait."""
         self.is_over = False
 
     # -- the server --------------------------------------------------------------------------------------------------
@@ -101,18 +99,22 @@ class Offered(NoCopy, Offer):
 
     def look(self) -> None:
         """Let go of the readers that have left the order, or whose process has ended."""
-        if (writer := self._writer) is None:
-            return
-        for place, guest in self._places.copy().items():
-            if guest.ended or writer.page.has_left(place):
-                self._leaving += 1
-                del self._places[place]
-                server().look_again(partial(self._lets_go, writer, place, writer.leases[place]))
+        if (writer := self._writer) is not None:
+            self._let_go(writer, [
+                place for place, guest in self._places.copy().items() if guest.ended or writer.page.has_left(place)
+            ])  # fmt: skip
+
+    def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
+        for place in places:
+            if self._places.pop(place, None) is not None:  # the loop and a thread that closes may both look
+                own = writer.leases[place]
+                self._leaving.add(own)
+                server().look_again(partial(self._lets_go, writer, place, own))
 
     def _lets_go(self, writer: Writer, place: int, own: Word) -> bool:
         if not writer.drops(place, own):
             return False
-        self._leaving -= 1
+        self._leaving.discard(own)
         return True
 
     # -- the order ---------------------------------------------------------------------------------------------------
@@ -164,7 +166,9 @@ class Offered(NoCopy, Offer):
             self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
 
     def end(self) -> None:
-        """End it: it is withdrawn, and nobody holds it."""
+        """End it: it is withdrawn, and nobody holds it, not even who gave up while it took its place in the order."""
+        if (writer := self._writer) is not None:
+            self._let_go(writer, list(self._places))
         if not self._has_ended():  # the server has looked just now, and looks again for each reader that leaves
             server().look_again(self._has_ended)
 

@@ -45,6 +45,7 @@ from .descriptor import (
     MAX_ERROR,
     SHARE,
     Descriptor,
+    Region,
     boot_id,
 )
 
@@ -89,7 +90,7 @@ class Offer:
 
     def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
         """A place in the order: its number, and the handles."""
-        raise PeerError(f"expected the descriptor of something that has an order, got another, for {guest}.")
+        raise PeerError("expected the descriptor of something that has an order, got another.")
 
     def look(self) -> None:
         """See which readers have left the order."""
@@ -122,6 +123,12 @@ class Exported:
         return self.data
 
 
+def region_of(blocks: Sequence[Exported]) -> Region:
+    """Blocks at consecutive addresses, as other processes are told of them."""
+    kind, sizes = blocks[0].block.behind.handle_type, tuple(one.block.size for one in blocks)
+    return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].handle_data)
+
+
 class Guest(NoCopy):
     """A process that has a link to this one, or this process itself, which has no connection."""
 
@@ -144,7 +151,7 @@ class Server(NoCopy):
         self.ordered: dict[Any, None] = {}
         """The offers whose order has readers."""
         self._serials = itertools.count(1)
-        self._path = ""
+        self._name, self._path = f"gpuinterop-{secrets.token_hex(8)}.sock", ""
         self._lock = threading.RLock()
         """Held to change offers, counts, blocks, listener and thread; the rest is the loop's."""
         self._looping = threading.Lock()
@@ -202,7 +209,7 @@ class Server(NoCopy):
             self._sums, self._bell, self._me = sums, bell, (me, Guest(None))
             self._jobs.append(lambda: self._register(bell.fd, self._rung))
         if self._listener is None:
-            self._listen(self._path_anew())
+            self._listen(self._new_path())
         return self._sums
 
     @_alone
@@ -227,16 +234,12 @@ class Server(NoCopy):
         """How often a slot is held, by all processes."""
         return 0 if self._sums is None else self._sums.holders(slot)
 
-    def descriptor(self, offer: Offer) -> bytes:
-        """The bytes of an offer's descriptor; of this process only, where the offer has no slot."""
-        return self.address(offer.serial, offer.slot, offer.token)
-
     @_alone
-    def address(self, serial: int, slot: int, token: bytes) -> bytes:
-        """A descriptor, once its socket is there."""
+    def descriptor(self, offer: Offer) -> bytes:
+        """The bytes of an offer's descriptor, once the socket is there; of this process, if the offer has no slot."""
         self._opened_sums()
         self._look_at_socket()
-        return bytes(Descriptor(boot_id(), self.nonce, serial, slot, token, self._path))
+        return bytes(Descriptor(boot_id(), self.nonce, offer.serial, offer.slot, offer.token, self._path))
 
     def abandon(self, offer: Offer) -> None:
         """Take back an offer that its caller does not get."""
@@ -518,10 +521,10 @@ class Server(NoCopy):
 
     # -- the socket --------------------------------------------------------------------------------------------------
 
-    def _path_anew(self) -> str:
+    def _new_path(self) -> str:
         place = folder()
         _tidy(place)
-        path = os.path.join(place, f"gpuinterop-{secrets.token_hex(8)}.sock")
+        path = os.path.join(place, self._name)  # the same again: messages may have it that have not come
         if len(os.fsencode(path)) > MAX_ADDRESS:
             raise InvalidArgumentError(
                 VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."

@@ -57,11 +57,11 @@ from .._core.registry import search
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
 from .attachment import Import, device_of_link, import_all
-from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
+from .descriptor import ENROL, MAGIC, Contents, Descriptor
 from .link import Link, holding, link_to
 from .order import DIED, store
 from .origin import describe, device_of, locate
-from .rendezvous import Exported, Guest, Offer, is_here, server
+from .rendezvous import Exported, Guest, Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
@@ -85,10 +85,13 @@ class _Sent(Offer):
             raise
 
     def end(self) -> None:
-        if _state.sent.get(self.storage._cdata) is self:
-            _state.sent.pop(self.storage._cdata, None)
+        system.under(_state.lock, self._forget)
         server().drop(self.blocks)
         self.storage = None
+
+    def _forget(self) -> None:
+        if _state.sent.get(self.storage._cdata) is self:
+            del _state.sent[self.storage._cdata]
 
 
 class _Blocks:
@@ -112,9 +115,8 @@ class _Blocks:
         array = Described(self.device.info.dlpack, start, layout_of(size, "uint8", None), False, (None, None))
         (run,), _ = locate(self.device, {"": array})
         used = server().use(self.device, run)
-        kind, sizes = run[0].behind.handle_type, tuple(block.size for block in run)
-        region = Region(kind, tuple(one.number for one in used), sizes, used[0].handle_data)
-        source = server().descriptor(Offer()) + bytes(Contents(os.getpid(), True, self.device.identity, (region,), {}))
+        contents = Contents(os.getpid(), True, self.device.identity, [region_of(used)], {})
+        source = server().descriptor(Offer()) + bytes(contents)
         if len(run) == 1:
             self._keep(used[0], source)
         return source, used, start - run[0].address
@@ -134,9 +136,8 @@ class _Source:
     """Another process's blocks, which storages came from."""
 
     def __init__(self, source: bytes) -> None:
-        descriptor, contents = Descriptor.split(source)
-        assert descriptor is not None
-        self.descriptor, self.contents = descriptor, Contents.parse(contents)
+        self.descriptor, contents = Descriptor.split(source)
+        self.contents = Contents.parse(contents)
         self.link: Link | None = None
         self.device: Device
         self.mapped: tuple[Import, int] | None = None
@@ -234,11 +235,12 @@ class _Clock(Offer):
     """Numbers the work of a stream, on a timeline that other processes get."""
 
     def __init__(self, device: Device, stream: Any) -> None:
-        self.device, self.stream, self.link = device, device.wrap_stream(stream), server().here()[0]
+        self.device, self.stream = device, device.wrap_stream(stream)
         self.word = device.create_semaphore(TimelineFd)
         self.word.lifetime.warns = False
         self.ticks = 0
         server().enter(self, 0)
+        self.link, _ = server().here()
         self.descriptor = server().descriptor(self)
 
     def tick(self) -> tuple[bytes, int]:

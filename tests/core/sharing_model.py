@@ -27,7 +27,7 @@ Kernel = Callable[[], bool]
 
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._guarded, order._enter, order.store),
-    *(offer.Offered.look, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
+    *(offer.Offered.look, offer.Offered._let_go, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
 )
 _PAGES = [order.ControlPage.make() for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
@@ -429,9 +429,10 @@ class Share:
         deque(self.writer.publish_first(first), 0)
         device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"reader{number}.{len(self.watchers)}"))
         self.offer = _Namespace(
-            writer=lambda: self.writer, _writer=self.writer, label="", device=device, _places={}, _leaving=0
+            writer=lambda: self.writer, _writer=self.writer, label="", device=device, _places={}, _leaving=set()
         )
-        self.offer._lets_go = partial(world.code["_lets_go"], self.offer)
+        for name in ("_let_go", "_lets_go"):
+            setattr(self.offer, name, partial(world.code[name], self.offer))
         self.guests = {process: SimpleNamespace(ended=False) for process in world.processes}
 
     def arrays(self, process: Process) -> Any:
