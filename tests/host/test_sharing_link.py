@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from .shells import Raised, Shell, pair
+from .shells import Raised, Shell, pair, stop
 
 COUNTS: Final = """
 from gpuinterop.sharing.link import Link
@@ -223,6 +223,20 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         reader("with gi.attach(descriptor) as goes: goes.acquire(timeout=5); goes.release()")
         exporter("share.acquire(timeout=5); share.release()")
         exporter.until("not share.lifetime.handle._writer.leases")
+        assert exporter("leases()") == 1
+
+
+def test_a_place_in_the_order_that_its_reader_gave_up_ends_with_the_share() -> None:
+    with pair() as (exporter, reader):
+        exporter("share.acquire(timeout=5); share.release(); more = gi.share(array[8:])")
+        reader(f"attached = gi.attach(descriptor); other = gi.attach({exporter.descriptor('more')})")
+        stop(process := int(exporter("os.getpid()")))
+        for _ in range(2):
+            with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+                reader("attached.acquire(timeout=0.1)")
+        os.kill(process, signal.SIGCONT)
+        reader("attached.close()")
+        exporter("share.close(timeout=10)")
         assert exporter("leases()") == 1
 
 
