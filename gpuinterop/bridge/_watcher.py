@@ -20,7 +20,6 @@ import contextlib
 import math
 import operator
 import os
-import queue
 import select
 import sys
 import threading
@@ -385,9 +384,10 @@ class Watcher:
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, None] = {}
-        # Not an Event: the collector may end a bridge in this very thread, inside Event.wait(), whose lock is not
-        # reentrant. SimpleQueue.put() is.
-        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Released to wake the thread, which takes it. Not an Event: the collector may end a bridge in this very thread,
+        # inside Event.wait(), whose lock is not reentrant. Not a SimpleQueue: before CPython 3.13, get(timeout) blocks
+        # for good if the thread gets the CPU, or after a signal the GIL, only when the timeout has passed.
+        self._wake = threading.Lock()
         self._stopping = False
         self._cancel_at = math.inf
         self._starting = threading.RLock()
@@ -398,7 +398,10 @@ class Watcher:
 
     def poke(self) -> None:
         """Have the thread look again: something was noted, or has changed."""
-        self._wake.put(None)
+        try:  # noqa: SIM105 - each wait and signal of a stream comes here
+            self._wake.release()
+        except RuntimeError:  # the thread will look
+            pass
 
     def check(self) -> None:
         """Raise if the thread has stopped polling, or stops because the interpreter is exiting."""
@@ -448,8 +451,7 @@ class Watcher:
     def _watch(self) -> None:
         since = time.monotonic()  # the time of the last event
         while not self._stopping:
-            while not self._wake.empty():  # before the look: what is noted after it ends the sleep
-                self._wake.get_nowait()
+            self._wake.acquire(blocking=False)  # before the look: what is noted after it ends the sleep
             now = time.monotonic()
             if now >= self._cancel_at:
                 self._cancel_at = math.inf
@@ -462,9 +464,7 @@ class Watcher:
                 time.sleep(0)  # releases the GIL
             else:
                 pause = min((now - since) * _PAUSE_SHARE, _LONGEST_PAUSE_S) if busy else self._cancel_at - now
-                woken = not busy
-                with contextlib.suppress(queue.Empty):
-                    self._wake.get(timeout=min(pause, _LONGEST_SLEEP_S))
-                    woken = True
-                if woken:
+                woken = self._wake.acquire(timeout=min(pause, _LONGEST_SLEEP_S))
+                if woken or not busy:
                     since = time.monotonic()
+        self.poke()  # of two threads (`_start`) the other

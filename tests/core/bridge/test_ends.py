@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -47,6 +48,24 @@ def test_a_bridge_that_waits_costs_next_to_nothing(bridge: Bridge, stream: gi.St
     assert share_of(thread, 0.3) < 0.01, "nobody waits"
 
 
+def test_a_watcher_that_is_held_up_looks_again(bridge: Bridge, stream: gi.Stream, scope: ExitStack) -> None:
+    """It sleeps with a time-out. A signal wakes it, and it gets the GIL when the time-out has passed."""
+    endpoint = Scripted()
+    looks: list[None] = []
+    endpoint.on_wait = lambda: looks.append(None)
+    semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
+    semaphore.wait(stream, 1)
+    thread = thread_of(bridge)
+    scope.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: None))
+    for _ in range(20):
+        seen = len(looks)
+        signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        sum(range(10**6))  # keeps the GIL longer than the watcher sleeps
+        until(lambda seen=seen: len(looks) > seen)
+    endpoint.reached = 1
+    stream.synchronize(LIMIT)
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(("bridge", "semaphore", "stream"))), ids="-".join)
 @pytest.mark.parametrize("reached", [True, False], ids=["reached", "never"])
 def test_closed_in_every_order(host: Device, order: tuple[str, ...], reached: bool) -> None:
@@ -70,6 +89,18 @@ def test_closed_in_every_order(host: Device, order: tuple[str, ...], reached: bo
     for call in (lambda: bridge.from_endpoint(Scripted()), lambda: semaphore.host_wait(1)):
         with pytest.raises(gi.ResourceClosedError):
             call()
+
+
+def test_two_threads_of_a_watcher_end(bridge: Bridge) -> None:
+    """Ctrl-C while one is started can leave two."""
+    watcher = bridge._watcher
+    threads = []
+    for _ in range(2):
+        watcher.start()
+        threads.append(thread_of(bridge))
+        watcher._thread = None
+    bridge.close()
+    assert all(thread.join(LIMIT) for thread in threads)
 
 
 def test_dropped_without_close(host: Device) -> None:
