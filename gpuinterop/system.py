@@ -20,16 +20,17 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Final, NamedTuple, TypeVar, TypeVarTuple
+from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar, TypeVarTuple, cast
 
 from .errors import DriverError, OutOfMemoryError, ResourceClosedError, report
 
 if sys.platform != "win32":
     import fcntl
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -201,6 +202,24 @@ def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limi
             lock.release()
         except RuntimeError:  # the interrupt came before the lock, or the limit has passed
             pass
+
+
+def locked(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Run a method with the object's ``_lock`` held, as `under` does."""
+
+    @wraps(method)
+    def entered(self: Any, *arguments: P.args, **named: P.kwargs) -> T:
+        lock: threading.RLock = self._lock
+        try:
+            lock.acquire()
+            return method(self, *arguments, **named)
+        finally:
+            try:  # noqa: SIM105 - see `under`
+                lock.release()
+            except RuntimeError:
+                pass
+
+    return cast("Callable[Concatenate[Any, P], T]", entered)
 
 
 def holds(lock: threading.RLock) -> bool:

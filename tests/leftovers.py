@@ -35,6 +35,8 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
+from gpuinterop.sharing.loop import Loop
+from gpuinterop.sharing.rendezvous import Server
 from gpuinterop.testing.kit import Kit
 from tests.spare_pages import unpin_spare_pages
 
@@ -42,7 +44,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMIT: Final = 5.0
-"""Seconds in which what ends by itself has ended: threads, and work that was enqueued."""
+"""Seconds in which what ends by itself has ended: threads, work that was enqueued, and a dead process's connection."""
 _MOMENT: Final = 0.05
 kept_by_drivers: Final = [
     r"descriptor \d+ of /memfd:(swiftshader_jit|gpuinterop\.simulated\.allocation)",
@@ -60,6 +62,8 @@ _before: Final[list[Things]] = []
 """What the running test has found, with what was made since that may stay."""
 _wider: Final[dict[Any, Things]] = {}
 """What fixtures of a wider scope have made."""
+_lasting: Final[list[Things]] = []
+"""What is made once, also where a fixture needed it first."""
 
 
 class Spec:
@@ -135,7 +139,7 @@ class Things:
     def may_end(self) -> bool:
         """Whether there is something new that may end by itself."""
         retired = any(one.state is lifetime.RETIRED for one in lifetime._alive.keys() - self.natives)
-        return retired or not (threads() <= self.threads and self.count() <= self.counts)
+        return retired or not (threads() <= self.threads and fds() <= self.fds and self.count() <= self.counts)
 
     def forget_others(self) -> None:
         """Take what is new out of the core: no later test comes upon it."""
@@ -277,8 +281,11 @@ def keeping() -> Iterator[Things | None]:
 def _kept(call: Callable[P, T]) -> Callable[P, T]:
     @wraps(call)
     def keep(*arguments: P.args, **keywords: P.kwargs) -> T:
-        with keeping():
-            return call(*arguments, **keywords)
+        with keeping() as made:
+            result = call(*arguments, **keywords)
+        if made is not None:
+            _lasting.append(made)
+        return result
 
     return keep
 
@@ -293,7 +300,8 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*words): the test leaves this behind on purpose, and nothing else")
     # The kit's exporters, and what they make when they first need it: tests share them.
-    for owner, name in ((Kit, "exporter"), (_Rescuer, "__init__")):
+    made_once = (Kit, "exporter"), (_Rescuer, "__init__"), (Server, "__init__"), (Loop, "__init__"), (Loop, "_start")
+    for owner, name in made_once:
         setattr(owner, name, _kept(getattr(owner, name)))
     made = Device.__init__
 
@@ -324,6 +332,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, 
 def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[Any]) -> None:
     if (made := _wider.pop(fixturedef, None)) is not None:
         _before[0] -= made
+        for one in _lasting:
+            _before[0] += one
 
 
 @pytest.hookimpl(wrapper=True)

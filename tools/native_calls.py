@@ -23,7 +23,7 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.exporters import open_exporter
-from gpuinterop.sharing.rendezvous import server
+from gpuinterop.sharing.loop import loop
 from gpuinterop.testing import simulated
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop.testing.simulated import assert_simulated
@@ -382,7 +382,7 @@ class Methods:
             yield "`AttachedArrays.acquire(stream)`, the writer is not in", lambda: attached.acquire(stream)
             yield "", lambda: attached.release(stream)
             yield "", attached.close
-            assert system.until(lambda: server()._thread is None, LIMIT)  # it has ended the attachment
+            assert system.until(lambda: not loop()._again, LIMIT)  # it has ended the attachment
 
     def shares_elsewhere(self, scope: ExitStack) -> list[bytes]:
         """Descriptors of another process's memory: of an allocation, and of what another library has."""

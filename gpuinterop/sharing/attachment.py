@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -25,15 +25,13 @@ from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmF
 from ..ipc import MAX_FDS
 from .arrays import Arrays
 from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
-from .link import Link, holding
+from .link import Left, Link, link_to
+from .loop import loop
 from .order import ControlPage, Reader
 from .rendezvous import driver_lock, is_here, server, users_of
 
 if TYPE_CHECKING:
     from .offer import Offered
-
-Left = Callable[[], "float | None"]
-"""Tells how many seconds are left."""
 
 
 class Import(Lifetime):
@@ -66,22 +64,11 @@ class Import(Lifetime):
             return made
 
         self.create(attach)
-        system.under(self.link.counting, self._enter)
-
-    def _enter(self) -> None:
-        for number in self.numbers:
-            self.link.imports.setdefault((self.device, number), []).append(self)
+        self.link.enter(self)
 
     def _detach(self, handle: DriverHandle) -> None:
-        system.under(self.link.counting, self._leave)
+        self.link.leave(self)
         cast(Any, self.device).backend.detach_blocks(handle)
-
-    def _leave(self) -> None:
-        for number in self.numbers:
-            known = self.link.imports[self.device, number]
-            known.remove(self)
-            if not known:
-                del self.link.imports[self.device, number]
 
 
 class SharedMemory(Mappable):
@@ -130,13 +117,9 @@ class Lease(NoCopy):
         self.descriptor, self.timeout = descriptor, timeout
         left = system.seconds_left(timeout)
         self.is_here = is_here(descriptor.process)
-        if self.is_here:
-            self.link = cast(Link, server().here()[0])  # of this process it only counts
-            count = self.link.hold(descriptor.slot)
-        else:
-            self.link, count = holding(descriptor, left, users)
-        self._is_known = count > 1
-        """Whether the process has it already: then its contents are known, and its memory is what it was."""
+        # Of this process the link only counts.
+        self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
+        self.link.hold(descriptor.slot)
         self.came: dict[int, FdHandle] = {}
         """Descriptors of blocks, by number, until they are mapped."""
         self._enrolling = threading.RLock()
@@ -153,7 +136,7 @@ class Lease(NoCopy):
             offer.check()
             return offer.told, offer
         key = one.serial, one.token
-        if not (self._is_known and (known := link.known.get(key)) is not None and link.stands(one.slot, one.serial)):
+        if (known := link.known.get(key)) is None or link.ended or not link.stands(one.slot, one.serial):
             with link.ask(ATTACH, one.request, left) as answer:
                 numbers, known = Contents.answered(answer.body)
                 kinds = {number: region.kind for region in known.regions for number in region.numbers}
@@ -174,7 +157,7 @@ class Lease(NoCopy):
 
     def _enrolled_here(self) -> Reader:
         offer = server().find(self.descriptor, True)
-        place = offer.take_place(server().here()[1])
+        place = offer.take_place(server().me)
         writer = offer.writer()
         return Reader(writer.page, writer.own, writer.leases[place], writer.page.slot(place), self.label, lent=True)
 
@@ -201,11 +184,11 @@ class Lease(NoCopy):
         if self.reader is None:
             self.link.drop(self.descriptor.slot)
         else:
-            server().look_again(self._is_over)
+            loop().look_again(self._is_over)
 
     def _is_over(self) -> bool:
         reader = cast(Reader, self.reader)
-        if not reader.close_if_released() and not self.link.ended and not server().exits:
+        if not reader.close_if_released() and not self.link.ended and not loop().exits:
             return False  # the sharing process lets go what dies
         self.link.readers.pop(reader, None)
         self.link.ring()  # the reader has left, also where others of this process stay
@@ -285,7 +268,7 @@ def attach(
     Connects to the sharing process, receives the handles, and maps them: ``cuIpcOpenMemHandle``, or
     ``cuMemImportFromShareableHandle``, ``cuMemMap`` and ``cuMemSetAccess`` (``hip...``); ``mmap`` on the host. Memory
     that another attachment of this process has is not mapped again. All attachments to one process use one connection,
-    which ends a second after the last of them. In the sharing process itself it is that process's own memory.
+    which lasts until one of the two ends. In the sharing process itself it is that process's own memory.
 
     The bytes are read and written as the sharing process has them, at any time. Order them by
     `AttachedArrays.acquire`, or otherwise.
@@ -411,7 +394,7 @@ def _import_all(
                     retire(one[0])
             raise
         finally:
-            server().close_later([handle for mine in handles for handle in mine])
+            _close_later([handle for mine in handles for handle in mine])
     return cast("list[tuple[Import, int]]", found)
 
 
@@ -437,6 +420,16 @@ def _handles(link: Link, regions: Sequence[Region], left: Left, came: dict[int, 
         [IpcMemHandle(one.data)] if one.kind is IpcMemHandle else [came.pop(number) for number in one.numbers]
         for one in regions
     ]
+
+
+def _close_later(handles: Sequence[Handle]) -> None:
+    """Close handles; a GPU's in the loop, because the driver takes more time for that than for the import."""
+
+    def close() -> None:
+        for handle in handles:
+            handle.close()
+
+    loop().look_again(close) if any(isinstance(one, VmmFd) for one in handles) else close()
 
 
 def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> tuple[Import, int]:

@@ -18,8 +18,9 @@ from ..errors import HandleError, InvalidArgumentError
 from ..handles import EventFd, FdHandle, OpaqueFd
 from .descriptor import SLOTS
 
-_HELD, _BALANCE = range(2)
-"""Rows of the counts: how often a process holds each slot, and the messages that it has received less those sent."""
+_SERIAL, _HELD, _BALANCE = range(3)
+"""Rows of a page: the serial of what each slot stands for now, in the sharing process's page; how often a process holds
+it; and the messages of it that the process has received, less those sent."""
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -35,18 +36,18 @@ class _Mapped(NoCopy):
 
 
 class Words(NoCopy):
-    """Rows of `SLOTS` 32-bit words, which two processes map. The kernel gives memory to what is used."""
+    """Three rows of `SLOTS` 32-bit words, which two processes map. The kernel gives memory to what is used."""
 
-    def __init__(self, name: str, rows: int, handle: FdHandle | None = None) -> None:
-        size = 4 * rows * SLOTS
+    def __init__(self, handle: FdHandle | None = None) -> None:
+        size = 12 * SLOTS
         if handle is None:
-            handle = OpaqueFd.adopt(system.create_memfd(name, size))
+            handle = OpaqueFd.adopt(system.create_memfd("gpuinterop.counts", size))
         elif (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED or os.fstat(handle.fd).st_size != size:
-            raise HandleError(f"handle: expected {name} of {size} bytes, got another file.")
+            raise HandleError(f"handle: expected a page of counts of {size} bytes, got another file.")
         self.handle = handle
         """Owned until `close`, which leaves the page mapped."""
         memory = _Mapped(handle.fd, size)
-        self.rows = [(ctypes.c_uint32 * SLOTS).from_address(memory.address + 4 * row * SLOTS) for row in range(rows)]
+        self.rows = [(ctypes.c_uint32 * SLOTS).from_address(memory.address + 4 * row * SLOTS) for row in range(3)]
         for row in self.rows:  # which NumPy's arrays keep
             cast(Any, row).memory = memory
 
@@ -55,98 +56,77 @@ class Words(NoCopy):
         return [np.frombuffer(cast(Any, row), np.uint32) for row in self.rows]
 
 
-def counts(handle: FdHandle | None = None) -> Words:
-    """The counts of one process: made here, or another's."""
-    return Words("gpuinterop.counts", 2, handle)
-
-
-def serials(handle: FdHandle | None = None) -> Words:
-    """The page of serials: made here, or another process's."""
-    return Words("gpuinterop.serials", 1, handle)
-
-
 class Holds(NoCopy):
     """What this process holds of one that shares; by itself, of its own."""
 
     counts: Words
-    serials: Words | None = None
-    bell: EventFd | None = None
+    theirs: Words
+    """The page of the process that shares."""
+    bell: EventFd
     """Rung when this process holds something no more."""
     ended = False
 
     def __init__(self) -> None:
-        self.counting = threading.RLock()
-        self.total = 0
-        """How often this process holds anything."""
+        self._lock = threading.RLock()
         self.readers: dict[Any, None] = {}
         """Told when the process that shares ends."""
 
-    def hold(self, slot: int) -> int:
-        """Hold what a slot stands for, once more; return how often this process holds it. Look at `stands` then."""
-        return system.under(self.counting, self._count, slot, 1)
+    @system.locked
+    def hold(self, slot: int) -> None:
+        """Hold what a slot stands for, once more. Look at `stands` then."""
+        self.counts.rows[_HELD][slot] += 1
 
     def drop(self, slot: int) -> None:
         """Hold it once less, and ring where it was the last time."""
-        if system.under(self.counting, self._count, slot, -1) == 0:
+        if not self._drop(slot):
             self.ring()
-        if not self.total:
-            self.idle()
+
+    @system.locked
+    def _drop(self, slot: int) -> int:
+        held = self.counts.rows[_HELD]
+        held[slot] -= 1
+        return held[slot]
 
     def ring(self) -> None:
         """Have the process that shares look who holds what, and who has left the order."""
-        if (bell := self.bell) is not None:
-            with contextlib.suppress(OSError, HandleError):
-                bell._use(lambda fd: os.eventfd_write(fd, 1))
+        with contextlib.suppress(OSError, HandleError):  # it has ended
+            self.bell._use(lambda fd: os.eventfd_write(fd, 1))
 
-    def idle(self) -> None:
-        """Note that nothing is held any more."""
-
-    def _count(self, slot: int, by: int) -> int:
-        held = self.counts.rows[_HELD]
-        self.total += by
-        held[slot] += by
-        return held[slot]
-
+    @system.locked
     def move(self, slot: int, by: int) -> None:
         """Count messages that have come, or are sent (less than 0), by one who holds the slot."""
-        system.under(self.counting, self._move, slot, by)
-
-    def _move(self, slot: int, by: int) -> None:
         system.fence()  # who holds it is to be seen first
         self.counts.rows[_BALANCE][slot] += by
 
     def stands(self, slot: int, serial: int) -> bool:
-        """Whether the slot stands for that serial; True while nothing is known of it."""
+        """Whether the slot stands for that serial."""
         system.full_fence()
-        return self.serials is None or self.serials.rows[0][slot] == serial & _LOW
+        return self.theirs.rows[_SERIAL][slot] == serial & _LOW
 
+    @system.locked
     def receive(self, slot: int, serial: int) -> bool:
         """Hold what a message brings, and count the message; False if it has come too late."""
-        return system.under(self.counting, self._receive, slot, serial)
-
-    def _receive(self, slot: int, serial: int) -> bool:
         if self.ended:  # what it holds is not looked at any more
             return False
-        held, balance = self.counts.rows
+        _, held, balance = self.counts.rows
         held[slot] += 1
         if not self.stands(slot, serial):
             held[slot] -= 1
             return False
         balance[slot] += 1
-        self.total += 1
         return True
 
 
 class Sums(NoCopy):
     """What all processes hold of this one, and so what ends. The caller has a lock."""
 
-    def __init__(self) -> None:
-        self.serials = serials()
+    def __init__(self, page: Words) -> None:
+        self._serials = page.rows[_SERIAL]
         self._base, self._gone = np.zeros(SLOTS, np.uint32), np.zeros(SLOTS, np.uint32)
         """The balance at which each slot was free, and that of processes that have ended."""
         self._ends = np.zeros(SLOTS, np.bool_)
         """Whether what a slot stands for ends once nobody holds it."""
-        self._each: dict[Words, list[Any]] = {}
+        self._each: dict[Words, list[Any]] = {page: page.arrays()}
         self._free: list[int] = []
         self._high = 0
 
@@ -170,11 +150,11 @@ class Sums(NoCopy):
 
     def open(self, slot: int, serial: int) -> None:
         """Have a slot stand for a serial."""
-        self.serials.rows[0][slot] = serial & _LOW
+        self._serials[slot] = serial & _LOW
 
     def close(self, slot: int) -> None:
         """Have a slot stand for nothing, and end once nobody holds it."""
-        self.serials.rows[0][slot] = 0
+        self._serials[slot] = 0
         self._ends[slot] = True
 
     def end_unheld(self, slot: int) -> None:
@@ -188,10 +168,6 @@ class Sums(NoCopy):
         if (balance - self._base[slots]).astype(np.int32)[0] > 0:
             self._base[slots] = balance
 
-    def stands(self, slot: int, serial: int) -> bool:
-        """Whether a slot stands for a serial."""
-        return self.serials.rows[0][slot] == serial & _LOW
-
     def holders(self, slot: int) -> int:
         """How often a slot is held, by all processes."""
         return sum(int(one[_HELD][slot]) for one in list(self._each.values()))
@@ -202,10 +178,7 @@ class Sums(NoCopy):
         Processes count while they are looked at: one that holds a slot may send it on and drop it. Two looks that find
         the same have seen what was so at one time.
         """
-        slots, serials = (
-            np.flatnonzero(self._ends[: self._high]),
-            np.frombuffer(cast(Any, self.serials.rows[0]), np.uint32),
-        )
+        slots, serials = np.flatnonzero(self._ends[: self._high]), np.frombuffer(cast(Any, self._serials), np.uint32)
         closed = serials[slots] == 0  # its messages are received no more
         seen, again = self._seen(slots), self._seen(slots)
         over = self._unheld(again, slots, closed) & (seen == again).all(axis=(0, 1))
@@ -228,8 +201,8 @@ class Sums(NoCopy):
         return np.array(rows, np.uint32).reshape(2, len(self._each), len(slots))
 
     def _balance(self, seen: Any, slots: Any) -> Any:
-        return self._gone[slots] + seen[_BALANCE].sum(axis=0, dtype=np.uint32)
+        return self._gone[slots] + seen[1].sum(axis=0, dtype=np.uint32)
 
     def _unheld(self, seen: Any, slots: Any, closed: Any) -> Any:
         all_came = (self._balance(seen, slots) - self._base[slots]).astype(np.int32) >= 0
-        return ~seen[_HELD].any(axis=0) & (closed | all_came)
+        return ~seen[0].any(axis=0) & (closed | all_came)

@@ -8,7 +8,7 @@ A link's messages are those of `gpuinterop.ipc`. The process that attaches asks;
 ======  =================================================  ==========================================================
 kind    body and descriptors                               answer
 ======  =================================================  ==========================================================
-HELLO   the sharing process's number; the counts           nothing; the page of serials, and the eventfd that rings
+HELLO   the sharing process's number; a page of counts     nothing; its page of counts, and the eventfd that rings
 ATTACH  serial, slot, token                                u32 count and u64 numbers of blocks, `Contents`; a descriptor
                                                            for each of those blocks
 BLOCKS  u64 numbers of blocks                              nothing; a descriptor for each
@@ -17,10 +17,10 @@ ENROL   serial, slot, token                                u32 place; the writer
 
 A failure is answered by kind FAILED and the number of its error's type, with the error's text.
 
-**Counts.** A share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The page of serials has the
-serial of what each slot stands for now, 0 of what is closed. In a link's page of counts the attaching process writes
-how often it holds each slot, and how many messages of it the process has received, less those that it has sent. Only
-one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a slot,
+**Counts.** A share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The sharing process's page
+of counts has the serial of what each slot stands for now, 0 of what is closed. In its own page the attaching process
+writes how often it holds each slot, and how many messages of it the process has received, less those that it has sent.
+Only one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a slot,
 and as many messages were received as sent, what it stood for ends. What a process held ends with its link; the messages
 that it has sent may still come.
 """

@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from .. import system
 from .._core.drain import shown
 from .._core.monitor import after_fork
-from ..errors import DriverError, PeerError
-from ..handles import EventFd, OpaqueFd
+from ..errors import PeerError
+from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message
-from .counts import Holds, counts, serials
-from .descriptor import BLOCKS, DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
-from .rendezvous import VARIABLE, check_peer, server
+from .counts import Holds, Words
+from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
+from .loop import loop
+from .rendezvous import VARIABLE, check_peer
 
 if TYPE_CHECKING:
     from .._core.device import Device
 
-LINGER_S: Final = 1.0
-"""Seconds that a link stays open with nothing to hold: the next message may come."""
+Left = Callable[[], "float | None"]
+"""Tells how many seconds are left."""
+_HANG_UP: Final = 0x2000
+"""EPOLLRDHUP and POLLRDHUP."""
 
 
 class Link(Holds):
     """The connection to one process that shares. Its end is that process's end, for all that came over it."""
 
     def __init__(self, process: bytes) -> None:
-        self.process = process
         super().__init__()
+        self.process = process
         self._asking = threading.RLock()
+        """Held by who connects, asks or closes."""
         self._connection: Connection | None = None
+        self._owned = ExitStack()
         self._number = 0
-        self._idle_since = 0.0
-        self._watched = False
         self.importing = threading.RLock()
         """Held while blocks are looked for and imported, so that each is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}
@@ -51,33 +53,28 @@ class Link(Holds):
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, kind: int, body: bytes, left: Callable[[], float | None]) -> Message:
+    def ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle] = ()) -> Message:
         """Ask, and return the answer, which the caller closes. One thread asks at a time."""
         rest = left()
         try:
-            return system.under(self._asking, self._ask, kind, body, left, limit=-1 if rest is None else rest)
+            return system.under(self._asking, self._ask, kind, body, left, handles, limit=-1 if rest is None else rest)
         finally:
             if self.ended:  # meanwhile, and `end` has left the connection to who asks
                 system.under(self._asking, self._close, limit=0)
 
-    def _ask(self, kind: int, body: bytes, left: Callable[[], float | None]) -> Message:
+    def _ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle]) -> Message:
         if not system.holds(self._asking):
             raise _lost(TimeoutError())
         if self.ended or self._connection is None:
             raise PeerError(ENDED)
         self._number = number = (self._number + 1) & 0xFFFFFFFF
         try:
-            self._connection.send(kind, number, body, left=left)
+            self._connection.send(kind, number, body, handles, owned=True, left=left)
             while (message := self._connection.receive(left)).number != number:
                 with message:  # the answer to a call that gave up
-                    if message.number == 1:
-                        self._welcomed(message)
+                    pass
         except TimeoutError as error:
             raise _lost(error) from None
-        except DriverError:  # no room for a descriptor
-            if self.serials is None:
-                self.end()
-            raise
         except (OSError, PeerError) as error:
             self.end()
             raise error if isinstance(error, PeerError) else _lost(error) from None
@@ -88,10 +85,25 @@ class Link(Holds):
                 raise PeerError(f"expected an answer of this version, got one of kind {message.kind}.")
             raise ERRORS[message.kind - FAILED](message.body.decode(errors="replace"))
 
-    def connect(self, path: str, left: Callable[[], float | None], users: Collection[int]) -> None:
-        """Connect, and say hello: the answer comes with the next one."""
+    def connect(self, descriptor: Descriptor, left: Left, users: Collection[int]) -> None:
+        """Connect, unless that was done; the caller has `_asking`, or the time has passed."""
+        if not system.holds(self._asking):
+            raise _lost(TimeoutError())
+        if (connection := self._connection) is not None:
+            check_peer(connection.socket, users)  # the call that made the link may have named others
+        elif not self.ended:
+            try:
+                self._connect(descriptor.address, left, users)
+            except BaseException:
+                self.end()
+                raise
+
+    def _connect(self, path: str, left: Left, users: Collection[int]) -> None:
+        """Connect, and exchange the pages of counts."""
         place = os.path.join(given, os.path.basename(path)) if (given := os.environ.get(VARIABLE)) else path
+        loop().start()  # it notices the other's end
         link = system.call("socket", socket.socket, socket.AF_UNIX)
+        self._owned.callback(link.close)
 
         def connects() -> bool:
             with contextlib.suppress(BlockingIOError):  # the socket's queue is full, and the kernel does not wait
@@ -103,71 +115,53 @@ class Link(Holds):
             link.settimeout(left())
             if not system.until(connects, left()):
                 raise TimeoutError
-            link.settimeout(None)  # Python itself would wait before a call that is not to wait
-            check_peer(link, users)
-            self.counts = counts()
-            self._connection = Connection(link)
-            self._number = 1
-            self._connection.send(HELLO, 1, self.process, [self.counts.handle], owned=True, left=left)
-        except BaseException as error:
-            if self._connection is not None:
-                self._connection.discard()
-            link.close()
-            self._connection = None
+        except OSError as error:
             if isinstance(error, FileNotFoundError | ConnectionRefusedError):
                 raise PeerError(_why_not_there(error, place)) from None
-            if isinstance(error, OSError) and not isinstance(error, PeerError):
-                raise _lost(error) from None
-            raise
+            raise _lost(error) from None
+        link.settimeout(None)  # Python itself would wait before a call that is not to wait
+        check_peer(link, users)
+        self.counts, self._connection = Words(), Connection(link)
+        self._owned.callback(self._connection.discard)
+        with self.ask(HELLO, self.process, left, [self.counts.handle]) as answer:
+            if len(answer.fds) != 2:
+                raise PeerError(f"expected a page of counts and an eventfd, got {len(answer.fds)} descriptor(s).")
+            with answer.take(OpaqueFd) as page:
+                self.theirs = Words(page)
+            self.bell = self._owned.enter_context(answer.take(EventFd))
+        loop().watch(link.fileno(), self._hung_up, _HANG_UP)
 
-    def _welcomed(self, message: Message) -> None:
-        if message.kind != DONE:
-            raise PeerError(message.body.decode(errors="replace"))
-        if len(message.fds) != 2:
-            raise PeerError(f"expected the page of serials and an eventfd, got {len(message.fds)} descriptor(s).")
-        with message.take(OpaqueFd) as page:
-            self.serials = serials(page)
-        self.bell = message.take(EventFd)
+    # -- what is imported --------------------------------------------------------------------------------------------
 
-    def welcomed(self, left: Callable[[], float | None]) -> Link:
-        """Return the link once the answer to its hello has come."""
-        if self.serials is None:
-            with self.ask(BLOCKS, b"", left):
-                pass
-        return self
+    @system.locked
+    def enter(self, one: Any) -> None:
+        """Have an import found by the numbers of its blocks."""
+        for number in one.numbers:
+            self.imports.setdefault((one.device, number), []).append(one)
 
-    # -- counting ----------------------------------------------------------------------------------------------------
-
-    def idle(self) -> None:
-        """End the link in a while, unless it is used again."""
-        self._idle_since = time.monotonic()
-        server().look_again(self._has_ended)
+    @system.locked
+    def leave(self, one: Any) -> None:
+        """Have it found no more."""
+        for number in one.numbers:
+            known = self.imports[one.device, number]
+            known.remove(one)
+            if not known:
+                del self.imports[one.device, number]
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def watch(self, reader: Any = None) -> None:
-        """Notice the other process's end from now on, and tell a reader of it."""
-        if reader is not None:
-            self.readers[reader] = None
-        if (connection := self._connection) is not None and not self._watched:
-            self._watched = True
-            server().watch(connection.socket, select.EPOLLRDHUP, self.end)
+    def watch(self, reader: Any) -> None:
+        """Tell a reader of the other process's end."""
+        self.readers[reader] = None
         if self.ended:  # meanwhile
             self.end()
 
-    def _has_ended(self) -> bool:
-        """End the link once it has been idle for a while; True also if it is used again."""
-        waits = time.monotonic() < self._idle_since + LINGER_S
-        if not (waits and not self.total) and system.under(self.counting, self._is_idle):
+    def _hung_up(self, _events: int) -> None:
+        if (connection := self._connection) is not None and system.poll(connection.socket.fileno(), _HANG_UP, 0):
             self.end()
-        return bool(self.ended or self.total)
 
-    def _is_idle(self) -> bool:
-        self.ended = self.ended or not self.total  # who holds from now on sees it
-        return not self.total
-
-    def end(self, _events: int = 0) -> None:
-        """End the link: the other process has ended, or nothing of it is left here."""
+    def end(self) -> None:
+        """End the link: the other process has ended."""
         self.ended = True
         if links.get(self.process) is self:
             links.pop(self.process, None)
@@ -175,18 +169,16 @@ class Link(Holds):
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_RDWR)  # who asks is told, and closes it
             system.under(self._asking, self._close, limit=0)
-        if self.bell is not None:
-            self.bell.close()
         while self.readers:
             shown(self.readers.popitem()[0].poison)
 
     def _close(self) -> None:
         """Close the connection, unless another thread asks."""
-        if system.holds(self._asking) and (connection := self._connection) is not None:
-            self._connection = None
-            connection.discard()
-            server().unwatch(connection.socket)
-            connection.socket.close()
+        if system.holds(self._asking):
+            if (connection := self._connection) is not None:
+                self._connection = None
+                loop().unwatch(connection.socket.fileno())
+            self._owned.close()
 
 
 links: Final[dict[bytes, Link]] = {}
@@ -196,48 +188,27 @@ _connecting: Final = threading.RLock()
 ENDED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
-def link_to(descriptor: Descriptor, left: Callable[[], float | None], users: Collection[int]) -> Link:
+def link_to(descriptor: Descriptor, left: Left, users: Collection[int]) -> Link:
     """The link to a process that shares; the first call connects."""
-    link, rest = system.under(_connecting, _link_of, descriptor.process), left()
-    system.under(link._asking, _connected, link, descriptor, left, users, limit=-1 if rest is None else rest)
-    return link
-
-
-def holding(descriptor: Descriptor, left: Callable[[], float | None], users: Collection[int]) -> tuple[Link, int]:
-    """The link to a process that shares, over which a share is held once more; and how often it is held."""
-    while True:  # a link may end while nobody holds anything
-        link = link_to(descriptor, left, users)
-        count = link.hold(descriptor.slot)
-        if not link.ended:
-            return link, count
+    while True:
+        link, rest = system.under(_connecting, _link_of, descriptor.process), left()
+        system.under(link._asking, link.connect, descriptor, left, users, limit=-1 if rest is None else rest)
+        if not link.ended:  # another thread's call may have failed
+            return link
 
 
 def _link_of(process: bytes) -> Link:
-    link = links.get(process)
-    if link is None or link.ended:
+    if (link := links.get(process)) is None or link.ended:
         link = links[process] = Link(process)
     return link
-
-
-def _connected(link: Link, descriptor: Descriptor, left: Callable[[], float | None], users: Collection[int]) -> None:
-    if not system.holds(link._asking):
-        raise _lost(TimeoutError())
-    if (connection := link._connection) is not None:
-        check_peer(connection.socket, users)  # the call that made the link may have named others
-    elif not link.ended:
-        try:
-            link.connect(descriptor.address, left, users)
-        except BaseException:
-            link.end()
-            raise
 
 
 def _why_not_there(error: OSError, path: str) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"the process that listened at {path} has ended; ask for a new descriptor."
     return (
-        f"expected the sharing process's socket at {path}, it is not there: the process has closed its last share, or "
-        f"has ended, or its folder is not mounted in this container; mount it, and name it in {VARIABLE}."
+        f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder is not "
+        f"mounted in this container; mount it, and name it in {VARIABLE}."
     )
 
 

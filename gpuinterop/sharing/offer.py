@@ -24,7 +24,9 @@ from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, Resourc
 from ..handles import Handle, TimelineFd
 from .arrays import Arrays
 from .attachment import SharedMemory, memory_of
+from .counts import Holds
 from .descriptor import Contents, Placed
+from .loop import loop
 from .order import SLOTS, ControlPage, Word, Writer
 from .origin import check, check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
@@ -60,7 +62,7 @@ class Offered(NoCopy, Offer):
         self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None
-        self._places: dict[int, Guest] = {}
+        self._places: dict[int, Guest | Holds] = {}
         """The process of each reader that has a place in the order."""
         self._leaving: set[Word] = set()
         """The timelines of readers that have left, for which streams may still wait."""
@@ -83,7 +85,7 @@ class Offered(NoCopy, Offer):
         self.check()
         return self._body
 
-    def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
+    def enrol(self, guest: Guest | Holds) -> tuple[int, Sequence[Handle]]:
         place = self.take_place(guest)
         writer = self.writer()
         try:
@@ -109,7 +111,7 @@ class Offered(NoCopy, Offer):
             if self._places.pop(place, None) is not None:  # the loop and a thread that closes may both look
                 own = writer.leases[place]
                 self._leaving.add(own)
-                server().look_again(partial(self._lets_go, writer, place, own))
+                loop().look_again(partial(self._lets_go, writer, place, own))
 
     def _lets_go(self, writer: Writer, place: int, own: Word) -> bool:
         if not writer.drops(place, own):
@@ -119,11 +121,9 @@ class Offered(NoCopy, Offer):
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
+    @system.locked
     def writer(self, stream: Stream | None = None) -> Writer:
         """The writer's place in the order, made on first use; version 0 is after what the stream was given."""
-        return self._writer or system.under(self._lock, self._make_writer, stream)
-
-    def _make_writer(self, stream: Stream | None) -> Writer:
         if self._writer is None:
             with ExitStack() as undo:
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
@@ -133,11 +133,11 @@ class Offered(NoCopy, Offer):
             self._writer = made  # not before: a reader would wait for a version that is never published
         return self._writer
 
-    def take_place(self, guest: Guest) -> int:
+    def take_place(self, guest: Guest | Holds) -> int:
         """A reader's place in the order. The loop calls it, and threads of this process that attach here."""
         return system.under(self._lock, self._take_place, guest)
 
-    def _take_place(self, guest: Guest) -> int:
+    def _take_place(self, guest: Guest | Holds) -> int:
         writer = self.writer()
         place = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if place is None:
@@ -170,12 +170,10 @@ class Offered(NoCopy, Offer):
         if (writer := self._writer) is not None:
             self._let_go(writer, list(self._places))
         if not self._has_ended():  # the server has looked just now, and looks again for each reader that leaves
-            server().look_again(self._has_ended)
+            loop().look_again(self._has_ended)
 
+    @system.locked
     def _has_ended(self) -> bool:
-        return system.under(self._lock, self._end)
-
-    def _end(self) -> bool:
         """End the offer that is over; False while a thread of the writer is still in."""
         if (writer := self._writer) is not None:
             if writer.inside is not None or self._places or self._leaving:

@@ -47,7 +47,7 @@ from ..errors import (
     again,
 )
 from ..handles import FdHandle, OpaqueFd, Timeline
-from .rendezvous import server
+from .loop import loop
 
 Word = ExternalSemaphore[Timeline]
 
@@ -283,7 +283,7 @@ class _Turns(NoCopy):
             return True
 
         if not is_told():
-            server().look_again(is_told)
+            loop().look_again(is_told)
 
 
 def _end_of(stream: KnownStream) -> Callable[[], bool]:
@@ -389,7 +389,7 @@ class Reader(_Turns):
         # Another reader may have stored it: which waits have passed by that, nothing tells.
         gone = self.writer.closed or self.writer.value >= POISON
         fail_waits(self.writer.lifetime, error, passed=gone)
-        server().look_again(self._poisons)
+        loop().look_again(self._poisons)
 
     def _poisons(self) -> bool:
         try:  # first, and under the lock: another thread may acquire, and give its stream the wait meanwhile

@@ -58,10 +58,11 @@ from ..errors import GpuInteropError, PeerError, ResourceClosedError, Unsupporte
 from ..handles import Handle, TimelineFd
 from .attachment import Import, device_of_link, import_all
 from .descriptor import ENROL, MAGIC, Contents, Descriptor
-from .link import Link, holding, link_to
+from .link import Link, link_to
+from .loop import loop
 from .order import DIED, store
 from .origin import describe, device_of, locate
-from .rendezvous import Exported, Guest, Offer, is_here, region_of, server
+from .rendezvous import Exported, Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
@@ -160,8 +161,7 @@ class _Source:
             if link is not None and not link.ended:
                 raise _given_up()
             left = system.seconds_left(_PATIENCE_S)
-            link = self.link = link_to(self.descriptor, left, ()).welcomed(left)
-            link.watch()
+            link = self.link = link_to(self.descriptor, left, ())
             self.device = device_of_link(link, self.contents, None)
         try:
             if self.users is None or self.mapped is None or self.users.state is not LIVE:
@@ -199,7 +199,7 @@ class _Source:
             if not self.count:
                 retire(self.users)
                 self.state.sources.pop(self.key, None)
-            server().look_again(partial(_is_gone, ending))
+            loop().look_again(partial(_is_gone, ending))
         return True
 
 
@@ -228,7 +228,7 @@ class _Received:
         source.dropped.append(self.hold)
         if not source.looks and source.state is _state:  # else it is a parent's, which drops it
             source.looks = True
-            server().look_again(source.look)
+            loop().look_again(source.look)
 
 
 class _Clock(Offer):
@@ -240,7 +240,7 @@ class _Clock(Offer):
         self.word.lifetime.warns = False
         self.ticks = 0
         server().enter(self, 0)
-        self.link, _ = server().here()
+        self.link = server().me
         self.descriptor = server().descriptor(self)
 
     def tick(self) -> tuple[bytes, int]:
@@ -249,7 +249,7 @@ class _Clock(Offer):
         self.ticks += 1
         return self.descriptor, self.ticks
 
-    def enrol(self, guest: Guest) -> tuple[int, Sequence[Handle]]:
+    def enrol(self, guest: object) -> tuple[int, Sequence[Handle]]:
         return 0, [self.word.export()]
 
 
@@ -259,7 +259,7 @@ class _TheirClock:
     def __init__(self, device: Device, descriptor: Descriptor) -> None:
         left = system.seconds_left(_PATIENCE_S)
         self.device = device
-        self.link, _ = holding(descriptor, left, ())  # for good: a link without holds ends
+        self.link = link_to(descriptor, left, ())
         with self.link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
             self.word = device.import_semaphore(handle)
         self.word.lifetime.warns = False
@@ -268,7 +268,7 @@ class _TheirClock:
     def poison(self) -> None:
         """The process has ended: fail the streams that wait for it, and have them go on."""
         fail_waits(self.word.lifetime, PeerError(DIED))
-        server().look_again(partial(store, self.word))
+        loop().look_again(partial(store, self.word))
 
 
 class _State:
@@ -480,7 +480,7 @@ def _storage_of(source: bytes, size: int, slot: int, serial: int, offset: int) -
         sent = server().offers.get(slot)
         if not isinstance(sent, _Sent) or sent.serial != serial or (storage := sent.storage) is None:
             raise _given_up()
-        server().here()[0].move(slot, 1)
+        server().me.move(slot, 1)
         return storage
     key = process, slot, serial
     if (weak := _state.storages.get(key)) is not None:

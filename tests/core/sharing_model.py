@@ -91,6 +91,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         "fail_waits": lambda word, error, passed: word.process.fail_waits(word, error, passed),
         "awaited": lambda word: any(word is one for stream in word.process.streams for one, _ in stream.waits),
         "server": lambda: Thread.now.process,
+        "loop": lambda: Thread.now.process,
         "system": SimpleNamespace(under=lambda lock, call, *arguments: lock.run(call, *arguments)),
         "threading": SimpleNamespace(RLock=Lock),
         "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from gpuinterop.sharing.counts import Holds, Sums, counts
+from gpuinterop.sharing.counts import Holds, Sums, Words
 
 SERIAL = 7
+
+
+def page() -> Words:
+    """One process's, mapped."""
+    made = Words()
+    made.handle.close()
+    return made
 
 
 class Rows(list[Any]):
@@ -26,8 +33,8 @@ class World:
     """A tensor that is sent to several processes, and by them; what is so stands in plain Python."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.sums, self.due, self.ended = random.Random(seed), Sums(), 0, False
-        self.sums.serials.handle.close()
+        self.random, self.page, self.due, self.ended = random.Random(seed), page(), 0, False
+        self.sums = Sums(self.page)
         self.held: dict[Holds, int] = {}
         self.pace = 0.0
         self.sender, *others = (self.process() for _ in range(4))
@@ -41,8 +48,8 @@ class World:
 
     def process(self) -> Holds:
         made = Holds()
-        made.counts, made.serials = counts(), self.sums.serials
-        made.counts.handle.close()
+        made.counts, made.theirs = page(), self.page
+        made.ring = lambda: None  # type: ignore[method-assign]
         self.sums.add(made.counts)
         rows = self.sums._each[made.counts] = Rows(self.sums._each[made.counts])
         rows.goes_on = self.beside
@@ -103,13 +110,11 @@ def test_what_is_held_or_due_does_not_end_and_all_else_does(first: int) -> None:
 
 
 def test_a_slot_that_was_closed_with_a_message_on_its_way_counts_anew() -> None:
-    sums = Sums()
+    sums = Sums(own := page())
     sender, reader = Holds(), Holds()
     for one in (sender, reader):
-        one.counts, one.serials = counts(), sums.serials
+        one.counts, one.theirs, one.ring = page(), own, lambda: None  # type: ignore[method-assign]
         sums.add(one.counts)
-        one.counts.handle.close()
-    sums.serials.handle.close()
     for serial in (1, 2):
         slot = sums.take()
         sums.open(slot, serial)

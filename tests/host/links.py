@@ -9,7 +9,7 @@ from typing import Final
 
 from gpuinterop import ipc
 from gpuinterop.ipc import HEAD, Connection
-from gpuinterop.sharing.counts import counts
+from gpuinterop.sharing.counts import Words
 from gpuinterop.sharing.descriptor import ATTACH, HELLO, Descriptor, boot_id
 
 LIMIT: Final = 20.0
@@ -24,7 +24,7 @@ def connected(descriptor: bytes, *kinds: int) -> Connection:
     connection = Connection(link)
     for number, kind in enumerate(kinds, 1):
         body = found.process if kind == HELLO else found.request
-        handles = [counts().handle] if kind == HELLO else []
+        handles = [Words().handle] if kind == HELLO else []
         connection.send(kind, number, body, handles, owned=True)
     return connection
 

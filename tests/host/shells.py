@@ -31,11 +31,13 @@ from collections import Counter
 import numpy as np
 import gpuinterop as gi
 from gpuinterop.sharing import rendezvous
+from gpuinterop.sharing.loop import loop
 
 def array(size=4096):
     return np.asarray(gi.device().allocate(size).buffer.view(size, "uint8"))
 
 def left():
+    loop().start()  # which stays
     gc.collect()
     gi.device().drain()
     links = []
@@ -55,10 +57,12 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 def leases():
-    counted = [one._sums for one in rendezvous._servers if one._sums is not None]
-    return sum(int(rows[0].sum()) for one in counted for rows in list(one._each.values()))
+    return sum(int(rows[1].sum()) for one in rendezvous._servers for rows in list(one._sums._each.values()))
 
-scope, idle = globals(), threads()
+def rests():
+    return not loop()._again
+
+scope = globals()
 for line in sys.stdin:
     try:
         code = json.loads(line)

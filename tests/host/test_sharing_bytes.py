@@ -212,4 +212,4 @@ def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
         exporter("share.close(); thread.join(20)")
         assert f"{exporter('share.label')} is closed" in exporter("refused[0]")
         exporter("gate.host_signal(1); stream.synchronize(5); stream.close(); gate.close()")
-        exporter.until("threads() == idle")
+        exporter.until("rests()")

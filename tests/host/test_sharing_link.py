@@ -67,7 +67,7 @@ def test_threads_that_attach_at_once_map_it_once() -> None:
     """And no memory is lost beside attachments that end meanwhile."""
     with pair() as (exporter, reader):
         reader("gi.attach(descriptor).close()")
-        reader.until("threads() == idle")
+        reader.until("rests()")
         before = reader("left()")
         reader(COUNTS)
         reader("found, start = [], threading.Barrier(8)")
@@ -137,7 +137,7 @@ def test_a_share_that_fails_leaves_no_offer() -> None:
     """At a full table of descriptors, whatever was missing; and where its contents are too large."""
     with Shell() as exporter:
         exporter("array = array(); gi.share(array).close(timeout=20); kept = []")
-        exporter.until("threads() == idle")
+        exporter.until("rests()")
         before, failed = exporter("left()"), 0
         exporter("resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))")
         for room in range(8):
@@ -149,14 +149,14 @@ def test_a_share_that_fails_leaves_no_offer() -> None:
                 failed += "out of file descriptors" in str(error)
             exporter("for one in kept: os.close(one)\nkept, share = [], share.close() if 'share' in scope else None")
             exporter("scope.pop('share')")
-            exporter.until("threads() == idle")
+            exporter.until("rests()")
             assert exporter("sum(len(one.offers) for one in rendezvous._servers)") == 0
         assert 0 < failed < 8
         with pytest.raises(
             Raised, match=r"InvalidArgumentError: arrays: .*names and layouts take .* share them in parts"
         ):
             exporter("gi.share({'x' * (65 << 20): array})")
-        exporter.until(f"threads() == idle and grown({before}) == []")
+        exporter.until(f"rests() and grown({before}) == []")
 
 
 def test_a_failed_attachment_to_an_own_share_holds_nothing() -> None:
@@ -165,13 +165,13 @@ def test_a_failed_attachment_to_an_own_share_holds_nothing() -> None:
             exporter("gi.attach(descriptor, label=5)")
         assert exporter("leases()") == 0
         exporter("share.close()")
-        exporter.until("threads() == idle")
+        exporter.until("rests()")
         with pytest.raises(Raised, match="ResourceClosedError: the share was closed"):
             exporter("gi.attach(descriptor)")
         exporter("share = gi.share(array); own = gi.attach(bytes(share)); share.close()")
         exporter("rendezvous.server().look()")
         exporter("own.close()")
-        exporter.until("threads() == idle")  # the share has noticed that nobody holds it
+        exporter.until("rests()")  # the share has noticed that nobody holds it
 
 
 def test_a_forked_child_holds_and_drops_nothing() -> None:
@@ -201,11 +201,7 @@ def test_the_folder_and_the_socket(sockets: Path) -> None:
         exporter("share.close()")
         with pytest.raises(Raised, match="ResourceClosedError: the share was closed"):
             reader(f"attached.close(); gi.attach({descriptor})")
-        exporter.until("threads() == idle")
-        reader.until("threads() == idle")
-        with pytest.raises(Raised, match=r"PeerError: .*the process has closed its last share, or has ended"):
-            reader(f"gi.attach({descriptor})")
-        assert {one.name for one in sockets.iterdir()} == set(others)
+    assert {one.name for one in sockets.iterdir()} == set(others)
 
 
 def test_a_time_out_that_a_program_gives_all_sockets_ends_no_link() -> None:
@@ -261,8 +257,9 @@ def test_mutated_messages(side: str) -> None:
     with pair() as (exporter, reader), Shell() as other:
         other(f"array = array(); share = gi.share(array); descriptor = {exporter.descriptor('share')}")
         for one in (exporter, reader):
-            one("from gpuinterop.sharing import link; link.LINGER_S = 0.01; gi.device()")
-        reader("gi.attach(descriptor).close()")
+            one("gi.device()")
+        other("gi.attach(descriptor).close()")
+        reader(f"gi.attach(descriptor).close(); gi.attach({other.descriptor('share')}).close()")
         exporter.until("leases() == 0")
         exporter("share.acquire(); share.release()")
         before = exporter("left()"), reader("left()")
@@ -271,8 +268,11 @@ def test_mutated_messages(side: str) -> None:
         reader(f"tries({MESSAGES})", 60 + MESSAGES)
         other("gi.attach(descriptor).close()" if side == "reader" else "pass")
         reader(f"gi.attach({other.descriptor('share')}).close()" if side == "exporter" else "pass")
+        if side == "exporter":  # what its other words have promised ends with it
+            exporter.kill()
         reader.until(f"grown({before[1]}) == []")
-        exporter.until(f"leases() == 0 and grown({before[0]}) == []")
+        if side == "reader":
+            exporter.until(f"leases() == 0 and grown({before[0]}) == []")
 
 
 def test_garbage_in_the_pages() -> None:
@@ -281,14 +281,14 @@ def test_garbage_in_the_pages() -> None:
         before = exporter("left()")
         reader("attached = gi.attach(descriptor); attached.acquire(timeout=5); attached.release()")
         reader("page = attached.lifetime.handle.link.counts.rows")
-        reader("for row in page: np.ctypeslib.as_array(row)[:4096] = 0xFFFFFFFF")
+        reader("for row in page[1:]: np.ctypeslib.as_array(row)[:4096] = 0xFFFFFFFF")
         reader("attached.close()")
         exporter("gi.attach(descriptor).close(); other = gi.share(array); other.close()")
         exporter("share.acquire(timeout=5); share.release()")
         reader.kill()
-        exporter("words = rendezvous.server()._sums.serials.rows[0]")
+        exporter("words = rendezvous.server().me.counts.rows[0]")
         exporter("np.ctypeslib.as_array(words)[8:] = 0xFFFFFFFF; share.close(timeout=20)")
-        exporter.until("threads() == idle")
+        exporter.until("rests()")
         assert exporter("sum(len(one.offers) for one in rendezvous._servers)") == 0
         assert not [one for one in exporter(f"grown({before})") if "counts" in one]
 

@@ -26,7 +26,11 @@ class Image:
     def __init__(self, interface):
         self.__array_interface__ = interface
 
-def shares(given, folder="/tmp"):
+def shares(given):
+    gi.share(given)
+"""
+SHARES: Final = """
+def shares(given, folder):
     os.environ["GPUINTEROP_SHARE_DIR"] = folder
     gi.share(given)
 """
@@ -82,9 +86,12 @@ BAD: Final = [
     ("attaches(parts, slot=99)", "ResourceClosedError: the share was closed"),
     ("attaches(parts, slot=1 << 20)", "InvalidArgumentError: descriptor: expected all bytes"),
     ("attaches(parts, token=bytes(16))", "PeerError: the token is not this share's"),
-    ("attaches(parts, address='/gone' + parts.address)", "PeerError: .*is not there"),
-    ("attaches(parts, address='/dev/null')", "PeerError: the process that listened at /dev/null has ended"),
-    ("attaches(parts, address='x' * 255)", "PeerError: .*path too long"),
+    ("attaches(parts, process=bytes(16), address='/gone' + parts.address)", "PeerError: .*is not there"),
+    (
+        "attaches(parts, process=bytes(16), address='/dev/null')",
+        "PeerError: the process that listened at /dev/null has ended",
+    ),
+    ("attaches(parts, process=bytes(16), address='x' * 255)", "PeerError: .*path too long"),
     (
         "shares(np.ones(4))",
         r"UnsupportedError: [^,]*: the memory is host memory, .*numpy\.asarray\(device\.allocate\(size\)\.view\(",
@@ -108,6 +115,8 @@ BAD: Final = [
     ("gi.share(array(), users=[5])", "InvalidArgumentError: users: expected a folder that they can enter"),
     ("gi.attach(descriptor, users=5)", "ArgumentTypeError: users: expected user ids, got int"),
     ("shares({'a': array(), 'b': np.ones(4)})", "UnsupportedError: .*'b'"),
+]
+FOLDERS: Final = [
     ("shares(array(), '/missing')", "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a folder"),
     ("shares(array(), '/proc/self')", r"DriverError: bind\(/proc/self/"),
     ("shares(array(), '{long}')", "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a path of 107 bytes or fewer"),
@@ -118,20 +127,31 @@ BAD: Final = [
 def reader() -> Iterator[Shell]:
     with pair() as (_, made):
         made(PARTS)
-        made("from gpuinterop.sharing import link; link.LINGER_S = 0.01")
-        made("attaches(descriptor)")
+        made("attaches(descriptor); gi.share(array()).close()")
         yield made
 
 
 @pytest.mark.parametrize(("code", "words"), BAD)
-def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell, tmp_path: Path) -> None:
-    (long := tmp_path / ("x" * 100)).mkdir()
-    reader.until("threads() == idle")
+def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell) -> None:
+    reader.until("rests()")
     before = reader("left()")
     with pytest.raises(Raised, match=words):
-        reader(code.replace("{long}", os.fspath(long)))
+        reader(code)
     reader.until(f"grown({before}) == []")
-    reader("os.environ.pop('GPUINTEROP_SHARE_DIR', None); attaches(descriptor)")
+    reader("attaches(descriptor)")
+
+
+@pytest.mark.parametrize(("code", "words"), FOLDERS)
+def test_a_folder_that_is_refused(code: str, words: str, tmp_path: Path) -> None:
+    """The next share looks for one again."""
+    (long := tmp_path / ("x" * 100)).mkdir()
+    with Shell() as exporter:
+        exporter(SHARES)
+        before = exporter("left()")
+        with pytest.raises(Raised, match=words):
+            exporter(code.replace("{long}", os.fspath(long)))
+        exporter.until(f"grown({before}) == []")
+        exporter("shares(array(), '/tmp')")
 
 
 SHORT = "out of file descriptors (limit 64)", "with a free descriptor?"
@@ -211,7 +231,7 @@ def test_in_one_process() -> None:
             one("gi.attach(descriptor)")
         assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
         one("own.close(); another.close()")
-        one.until("threads() == idle")
+        one.until("rests()")
 
 
 def test_memfds_whose_mappings_touch() -> None:
@@ -260,8 +280,8 @@ def test_attachments_are_acquired_in_one_order() -> None:
 
 def test_a_loop_of_the_users() -> None:
     with pair() as (reader, exporter):
-        exporter("array = array(); share = gi.share(array, threaded=False)")
-        assert exporter("threads() == idle")
+        exporter("array, before = array(), threads(); share = gi.share(array, threaded=False)")
+        assert exporter("threads() == before")
         reader(f"served = {exporter.descriptor('share')}")
         with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*serving"):
             reader("gi.attach(served, timeout=0.1)")
@@ -272,7 +292,6 @@ def test_a_loop_of_the_users() -> None:
         assert exporter("time.monotonic() + (share.serve(0.2) or 0) <= time.monotonic() - 0.2")
         reader("attached.close()")
         exporter("while leases(): share.serve(0.05)")
-        exporter("while threads() > idle: share.serve(0.05)")  # the link to the other has ended
         exporter("share.close(timeout=5)")
 
 
@@ -336,4 +355,4 @@ def test_a_close_beside_an_acquire_that_waits(side: str) -> None:
         one("arrays.close(); arrays = None")
         one.until("not thread.is_alive()", 5)  # though the other side is still in
         other.kill()
-        one.until("threads() == idle")
+        one.until("rests()")
