@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
-from functools import partial
-from itertools import accumulate
+from functools import lru_cache, partial
+from itertools import accumulate, islice
 from struct import pack
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,7 +21,7 @@ from .._core.registry import get_backend, search
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
-from ..handles import FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
+from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS
 from .arrays import Arrays
 from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
@@ -344,7 +344,7 @@ def _attached(lease: Lease, device: Device | None, label: str | None, left: Left
     try:
         contents, offer = lease.contents(left)
         if offer is None:
-            used = device_of_link(lease.link, contents, device)
+            used = device_for(contents, device)
         elif device in (None, offer.device):
             used = offer.device
         else:
@@ -377,25 +377,21 @@ def _import_all(
 ) -> list[tuple[Import, int]]:
     if not system.holds(link.importing):
         raise PeerError("another thread waits for that process, which did not answer within the time-out.")
-    found = [_known(link, device, region) for region in regions]
-    missing = [at for at, one in enumerate(found) if one is None]
-    while missing:
-        batch, count = list[int](), 0
-        while missing and (not batch or count + len(regions[missing[0]].numbers) <= MAX_FDS):
-            count += len(regions[missing[0]].numbers)
-            batch.append(missing.pop(0))
-        handles = _handles(link, [regions[at] for at in batch], left, came)
-        try:
-            for at, mine in zip(batch, handles, strict=True):
-                found[at] = _imported(link, device, regions[at], mine)
-        except BaseException:
-            for one in found:
-                if one is not None and not one[0].standing:
-                    retire(one[0])
-            raise
-        finally:
-            _close_later([handle for mine in handles for handle in mine])
-    return cast("list[tuple[Import, int]]", found)
+    found = list[tuple[Import, int]]()
+    try:
+        for at, region in enumerate(regions):
+            if (one := _known(link, device, region)) is None:
+                one = _imported(link, device, region, _handles(link, regions, at, left, came))
+            found.append(one)
+    except BaseException:
+        for imported, _ in found:
+            if not imported.standing:
+                retire(imported)
+        raise
+    finally:
+        _close_later(list(came.values()))
+        came.clear()
+    return found
 
 
 def _known(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
@@ -405,21 +401,21 @@ def _known(link: Link, device: Device, region: Region) -> tuple[Import, int] | N
     return None
 
 
-def _handles(link: Link, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]) -> list[list[Handle]]:
-    """The handles of each region, which the caller closes; descriptors that have not come are asked for."""
-    kinds = {number: one.kind for one in regions if one.kind is not IpcMemHandle for number in one.numbers}
-    missing = [number for number in kinds if number not in came]
-    for first in range(0, len(missing), MAX_FDS):
-        asked = missing[first : first + MAX_FDS]
+def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, came: dict[int, FdHandle]) -> Sequence[Handle]:
+    """The handles of a region; descriptors that have not come are asked for, with those of the regions after it."""
+    region = regions[at]
+    if region.kind is IpcMemHandle:
+        return [IpcMemHandle(region.data)]
+    while not came.keys() >= set(region.numbers):
+        later = (one for one in islice(regions, at, None) if one.kind is not IpcMemHandle)
+        kinds = {number: one.kind for one in later for number in one.numbers if number not in came}
+        asked = list(kinds)[:MAX_FDS]
         with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *asked), left) as answer:
             if len(answer.fds) != len(asked):
                 raise PeerError(f"expected {len(asked)} descriptors, the sharing process sent {len(answer.fds)}.")
             for number in asked:
                 came[number] = answer.take(cast("type[FdHandle]", kinds[number]))
-    return [
-        [IpcMemHandle(one.data)] if one.kind is IpcMemHandle else [came.pop(number) for number in one.numbers]
-        for one in regions
-    ]
+    return [came.pop(number) for number in region.numbers]
 
 
 def _close_later(handles: Sequence[Handle]) -> None:
@@ -439,26 +435,31 @@ def _imported(link: Link, device: Device, region: Region, handles: Sequence[Hand
         make = partial(behind_default_stream, device.gate, make, "attaching arrays")
     try:
         make()
+        for handle in handles:
+            if isinstance(handle, FdHandle):
+                handle.trusted = True  # the driver has taken it, so its file blocks no close
     except BaseException:
         retire(fresh)
         raise
-    for handle in handles:
-        if isinstance(handle, FdHandle):
-            handle.trusted = True  # the driver has taken it, so its file blocks no close
+    finally:
+        _close_later(handles)
     return fresh, fresh.address
 
 
-def device_of_link(link: Link, contents: Contents, wanted: Device | None) -> Device:
-    """As `device_for`, which is asked once for memory of one kind."""
-    key = contents.device, frozenset(region.kind for region in contents.regions), contents.pid, wanted
-    if (known := link.devices.get(key)) is None:
-        known = link.devices[key] = device_for(contents, wanted)
-    return known
-
-
-def device_for(contents: Contents, device: Device | None) -> Device:
+def device_for(contents: Contents, wanted: Device | None) -> Device:
     """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
-    place, kinds = contents.device, {region.kind for region in contents.regions}
+    kinds = frozenset(region.kind for region in contents.regions)
+    device = _device_for(contents.device, kinds, wanted)
+    if IpcMemHandle in kinds and contents.pid == os.getpid():
+        reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
+        way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
+        legacy = Cell(Operation.IMPORT_ARRAY, IpcMemHandle)
+        raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
+    return device
+
+
+@lru_cache
+def _device_for(place: DeviceIdentity, kinds: Collection[type[Handle]], device: Device | None) -> Device:
     if device is None:
         problem = (
             f"descriptor: the memory is of a device that is hidden here ({place.name}); pass another one as device="
@@ -469,9 +470,4 @@ def device_for(contents: Contents, device: Device | None) -> Device:
     there = (one.ordinal for one in get_backend(device.backend).devices() if one.identity.matches(place))
     if cells:
         check_access([device], next(there, None), cells[0])
-    legacy = next((cell for cell in cells if cell.handle_type is IpcMemHandle), None)
-    if legacy is not None and contents.pid == os.getpid():
-        reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
-        way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
-        raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device

@@ -20,9 +20,9 @@ A failure is answered by kind FAILED and the number of its error's type, with th
 **Counts.** A share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The sharing process's page
 of counts has the serial of what each slot stands for now, 0 of what is closed. In its own page the attaching process
 writes how often it holds each slot, and how many messages of it the process has received, less those that it has sent.
-Only one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a slot,
-and as many messages were received as sent, what it stood for ends. What a process held ends with its link; the messages
-that it has sent may still come.
+Only one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a
+slot, and as many messages were received as sent, what it stood for ends. What a process held ends with its link; the
+messages that it has sent may still come.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from .. import system
@@ -21,9 +21,6 @@ from .counts import Holds, Words
 from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
 from .loop import loop
 from .rendezvous import VARIABLE, check_peer
-
-if TYPE_CHECKING:
-    from .._core.device import Device
 
 Left = Callable[[], "float | None"]
 """Tells how many seconds are left."""
@@ -48,8 +45,6 @@ class Link(Holds):
         """What is mapped of a block, by device and number."""
         self.known: WeakValueDictionary[tuple[int, bytes], Contents] = WeakValueDictionary()
         """The contents of shares that are attached, by serial and token."""
-        self.devices: dict[object, Device] = {}
-        """The device that has been found for memory."""
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
@@ -207,8 +202,8 @@ def _why_not_there(error: OSError, path: str) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"the process that listened at {path} has ended; ask for a new descriptor."
     return (
-        f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder is not "
-        f"mounted in this container; mount it, and name it in {VARIABLE}."
+        f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder is "
+        f"not mounted in this container; mount it, and name it in {VARIABLE}."
     )
 
 

@@ -18,7 +18,6 @@ from .._core.drain import drain
 from .._core.interchange import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
-from .._core.resource import Resource
 from .._core.stream import Stream
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
@@ -40,9 +39,8 @@ class Offered(NoCopy, Offer):
     """The part of a share that readers get. It lives until the share is closed and nobody holds it."""
 
     def __init__(
-        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool,
-        stands_on: Sequence[Resource],
-    ) -> None:  # fmt: skip
+        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool
+    ) -> None:
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
@@ -59,7 +57,6 @@ class Offered(NoCopy, Offer):
             raise
         self._movable = tuple(name for name, one in arrays.items() if one.data_ptr is not None)
         self._looked = 0
-        self._stands_on = stands_on
         self._lock = threading.RLock()
         self._writer: Writer | None = None
         self._places: dict[int, Guest | Holds] = {}
@@ -184,8 +181,6 @@ class Offered(NoCopy, Offer):
             writer.page.close()
         server().drop(self.blocks)
         self.blocks, self.arrays = [], {}  # lets the arrays go
-        for one in self._stands_on:
-            one.close()
         self.is_over = True
         return True
 
@@ -426,19 +421,13 @@ def share(
     drain()
     device = device_of(found)
     order = _on(device, stream)
-    stands_on: list[Resource] = []
+    if copy:
+        found = _copied(device, found, order)
+    offer = Offered(device, found, single=single, users=allowed, threaded=threaded)
     try:
-        if copy:
-            found = _copied(device, found, order, stands_on)
-        offer = Offered(device, found, single=single, users=allowed, threaded=threaded, stands_on=stands_on)
-        try:
-            return ArrayShare(offer, order, label)
-        except BaseException:
-            server().abandon(offer)
-            raise
+        return ArrayShare(offer, order, label)
     except BaseException:
-        for allocation in stands_on:
-            allocation.close()
+        server().abandon(offer)
         raise
 
 
@@ -446,21 +435,18 @@ def _on(device: Device, stream: object) -> Stream | None:
     return stream if stream is None or isinstance(stream, Stream) else device.wrap_stream(stream)
 
 
-def _copied(
-    device: Device, arrays: Mapping[str, Described], stream: Stream | None, made: list[Resource]
-) -> dict[str, Described]:
-    """The arrays in one allocation of ours, with their strides; the bytes are there on return."""
+def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | None) -> dict[str, Described]:
+    """The arrays in one allocation of ours, which they keep, with their strides; the bytes are there on return."""
     spans = {name: array.span for name, array in arrays.items() if 0 not in array.layout.shape}
     if not spans:
         return dict(arrays)
     sizes = [round_up(end - start, _ALIGNMENT) for start, end in spans.values()]
-    allocation = device.allocate(sum(sizes))
-    made.append(allocation)
     found = dict(arrays)
-    for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):
-        array = arrays[name]
-        allocation.buffer._copy_from(start, end - start, offset=offset, stream=stream)
-        found[name] = describe(allocation.buffer._view(array.layout, offset + array.pointer - start), name or "array")
-    if stream is not None:
-        stream.synchronize()
+    with device.allocate(sum(sizes)) as allocation:
+        for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):
+            array, whole = arrays[name], allocation.buffer
+            whole._copy_from(start, end - start, offset=offset, stream=stream)
+            found[name] = describe(whole._view(array.layout, offset + array.pointer - start), name or "array")
+        if stream is not None:
+            stream.synchronize()
     return found

@@ -56,7 +56,7 @@ from .._core.monitor import after_fork
 from .._core.registry import search
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
-from .attachment import Import, device_of_link, import_all
+from .attachment import Import, device_for, import_all
 from .descriptor import ENROL, MAGIC, Contents, Descriptor
 from .link import Link, link_to
 from .loop import loop
@@ -162,7 +162,7 @@ class _Source:
                 raise _given_up()
             left = system.seconds_left(_PATIENCE_S)
             link = self.link = link_to(self.descriptor, left, ())
-            self.device = device_of_link(link, self.contents, None)
+            self.device = device_for(self.contents, None)
         try:
             if self.users is None or self.mapped is None or self.users.state is not LIVE:
                 self._map(link)
