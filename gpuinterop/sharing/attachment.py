@@ -119,7 +119,7 @@ class Lease(NoCopy):
         self.is_here = is_here(descriptor.process)
         # Of this process the link only counts.
         self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
-        self.link.hold(descriptor.slot)
+        self._is_known = self.link.hold(descriptor.slot)  # then its memory is what it was
         self.came: dict[int, FdHandle] = {}
         """Descriptors of blocks, by number, until they are mapped."""
         self._enrolling = threading.RLock()
@@ -136,7 +136,8 @@ class Lease(NoCopy):
             offer.check()
             return offer.told, offer
         key = one.serial, one.token
-        if (known := link.known.get(key)) is None or link.ended or not link.stands(one.slot, one.serial):
+        known = link.known.get(key) if self._is_known and not link.ended else None
+        if known is None or not link.stands(one.slot, one.serial):
             with link.ask(ATTACH, one.request, left) as answer:
                 numbers, known = Contents.answered(answer.body)
                 kinds = {number: region.kind for region in known.regions for number in region.numbers}

@@ -72,9 +72,11 @@ class Holds(NoCopy):
         """Told when the process that shares ends."""
 
     @system.locked
-    def hold(self, slot: int) -> None:
-        """Hold what a slot stands for, once more. Look at `stands` then."""
-        self.counts.rows[_HELD][slot] += 1
+    def hold(self, slot: int) -> bool:
+        """Hold what a slot stands for, once more; return whether this process held it. Look at `stands` then."""
+        held = self.counts.rows[_HELD]
+        held[slot] += 1
+        return held[slot] > 1
 
     def drop(self, slot: int) -> None:
         """Hold it once less, and ring where it was the last time."""
