@@ -440,6 +440,11 @@ def seals(fd: int) -> int | None:
         return None
 
 
+def is_fixed(fd: int, size: int) -> bool:
+    """Whether a descriptor that came from elsewhere is a memfd of `size` bytes, which can neither shrink nor grow."""
+    return (seals(fd) or 0) & FIXED == FIXED and os.fstat(fd).st_size == size
+
+
 def close(*fds: int) -> None:
     """Close descriptors that came from elsewhere. A file that another process may serve is closed in a thread.
 

@@ -130,14 +130,9 @@ def is_ours(fd: int) -> bool:
     HandleError
         It is such a semaphore of another version.
     """
-    if system.SYS_FUTEX is None:
-        return False
-    seals = system.seals(fd)
-    if seals is None or seals & system.FIXED != system.FIXED:
+    if system.SYS_FUTEX is None or not system.is_fixed(fd, system.PAGE):
         return False
     try:
-        if os.fstat(fd).st_size != system.PAGE:
-            return False
         page = os.pread(fd, system.PAGE, 0)
     except OSError:  # not readable
         return False

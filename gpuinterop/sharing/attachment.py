@@ -160,16 +160,16 @@ class Lease(NoCopy):
         offer = server().find(self.descriptor, True)
         place = offer.take_place(server().me)
         writer = offer.writer()
-        return Reader(writer.page, writer.own, writer.leases[place], writer.page.slot(place), self.label, lent=True)
+        return Reader(writer.page, writer.own, writer.leases[place], place, self.label, lent=True)
 
     def _enrolled(self, timeout: float | None) -> Reader:
         left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
         with self.link.ask(ENROL, self.descriptor.request, left) as answer, ExitStack() as undo:
             place = int.from_bytes(answer.body, "little")
-            with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second, answer.take(OpaqueFd) as page:
-                control = undo.enter_context(ControlPage.load(page))
+            with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second:
+                control = ControlPage(undo.enter_context(answer.take(OpaqueFd)))
                 writer, own = (undo.enter_context(self.device.import_semaphore(one)) for one in (first, second))
-            reader = Reader(control, writer, own, control.slot(place), self.label)
+            reader = Reader(control, writer, own, place, self.label)
             self.link.watch(reader)
             undo.pop_all()
             return reader

@@ -15,7 +15,7 @@ import numpy as np
 from .. import system
 from .._arguments import NoCopy
 from ..errors import HandleError, InvalidArgumentError
-from ..handles import EventFd, FdHandle, OpaqueFd
+from ..handles import EventFd, OpaqueFd
 from .descriptor import SLOTS
 
 _SERIAL, _HELD, _BALANCE = range(3)
@@ -24,32 +24,38 @@ it; and the messages of it that the process has received, less those sent."""
 _LOW: Final = 0xFFFFFFFF
 
 
-class _Mapped(NoCopy):
-    """Mapped memory, until its last reference is gone."""
+class Memfd(NoCopy):
+    """A memfd of a fixed size: made here, or another process's. It stays mapped until all its words are gone."""
 
-    def __init__(self, fd: int, size: int) -> None:
-        self.address, self._size = system.map_shared(fd, size), size
+    def __init__(self, name: str, size: int, handle: OpaqueFd | None = None) -> None:
+        if handle is None:
+            handle = OpaqueFd.adopt(system.create_memfd(name, size))
+        elif not system.is_fixed(handle.fd, size):
+            raise HandleError(f"handle: expected {name} of {size} bytes, got another file.")
+        self.handle = handle
+        self._address, self._size = system.map_shared(handle.fd, size), size
+
+    def words(self, kind: type[Any], count: int, first: int = 0) -> Any:
+        """Words of it, which keep it mapped."""
+        found = (kind * count).from_address(self._address + ctypes.sizeof(kind) * first)
+        found.memory = self
+        return found
 
     def __del__(self, _unmap: Callable[[int, int], object] = system.munmap) -> None:
-        if address := getattr(self, "address", 0):
+        if address := getattr(self, "_address", 0):
             _unmap(address, self._size)
 
 
 class Words(NoCopy):
     """Three rows of `SLOTS` 32-bit words, which two processes map. The kernel gives memory to what is used."""
 
-    def __init__(self, handle: FdHandle | None = None) -> None:
-        size = 12 * SLOTS
-        if handle is None:
-            handle = OpaqueFd.adopt(system.create_memfd("gpuinterop.counts", size))
-        elif (system.seals(handle.fd) or 0) & system.FIXED != system.FIXED or os.fstat(handle.fd).st_size != size:
-            raise HandleError(f"handle: expected a page of counts of {size} bytes, got another file.")
-        self.handle = handle
+    def __init__(self, handle: OpaqueFd | None = None) -> None:
+        memory = Memfd("gpuinterop.counts", 12 * SLOTS, handle)
+        self.handle = memory.handle
         """Owned until `close`, which leaves the page mapped."""
-        memory = _Mapped(handle.fd, size)
-        self.rows = [(ctypes.c_uint32 * SLOTS).from_address(memory.address + 4 * row * SLOTS) for row in range(3)]
-        for row in self.rows:  # which NumPy's arrays keep
-            cast(Any, row).memory = memory
+        self.rows: list[ctypes.Array[ctypes.c_uint32]] = [
+            memory.words(ctypes.c_uint32, SLOTS, row * SLOTS) for row in range(3)
+        ]
 
     def arrays(self) -> list[Any]:
         """The rows, for NumPy."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Final
 
@@ -87,8 +87,8 @@ class Offered(NoCopy, Offer):
         writer = self.writer()
         try:
             with ExitStack() as undo:
-                parts = writer.own, writer.leases[place], writer.page
-                handles = [undo.enter_context(one.export()) for one in parts]
+                export = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
+                handles: list[Handle] = [undo.enter_context(one()) for one in export]
                 undo.pop_all()
                 return place, handles
         except BaseException:
@@ -124,7 +124,7 @@ class Offered(NoCopy, Offer):
         if self._writer is None:
             with ExitStack() as undo:
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
-                made = Writer(undo.enter_context(ControlPage.make()), own, self.label)
+                made = Writer(undo.enter_context(closing(ControlPage())), own, self.label)
                 made.publish_first(stream)
                 undo.pop_all()
             self._writer = made  # not before: a reader would wait for a version that is never published
@@ -140,7 +140,7 @@ class Offered(NoCopy, Offer):
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         own: Word = self.device.create_semaphore(TimelineFd)
-        writer.page.slot(place).value = 0
+        writer.page.slots[place] = 0
         writer.leases[place] = own
         self._places[place] = guest
         server().ordered[self] = None
@@ -173,7 +173,7 @@ class Offered(NoCopy, Offer):
     def _has_ended(self) -> bool:
         """End the offer that is over; False while a thread of the writer is still in."""
         if (writer := self._writer) is not None:
-            if writer.inside is not None or self._places or self._leaving:
+            if not writer.is_over() or self._places or self._leaving:
                 return False
             self._writer = None
             server().ordered.pop(self, None)

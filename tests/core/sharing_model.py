@@ -26,10 +26,10 @@ Mutant = tuple[str, str]
 Kernel = Callable[[], bool]
 
 _SOURCES = (
-    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._guarded, order._enter, order.store),
+    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._enter, order.store),
     *(offer.Offered.look, offer.Offered._let_go, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
 )
-_PAGES = [order.ControlPage.make() for _ in range(2)]
+_PAGES = [order.ControlPage() for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
 _MOST = 30_000
 """Turns of the scheduler after which what has not ended hangs."""
@@ -92,8 +92,9 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         "awaited": lambda word: any(word is one for stream in word.process.streams for one, _ in stream.waits),
         "server": lambda: Thread.now.process,
         "loop": lambda: Thread.now.process,
-        "system": SimpleNamespace(under=lambda lock, call, *arguments: lock.run(call, *arguments)),
+        "system": SimpleNamespace(under=_under, holds=lambda lock: lock.holder is Thread.now, fence=lambda: None),
         "threading": SimpleNamespace(RLock=Lock),
+        "value_of": lambda word: order.POISON if word.closed else word.cell[0],
         "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),
     }
     module = ast.Module(body, [])
@@ -125,6 +126,12 @@ class Lock:
             raise RuntimeError
         self.holder = None
         yield
+
+
+def _under(lock: Lock, call: Callable[..., Any], *arguments: Any, limit: int = -1) -> Steps:
+    if limit == 0 and lock.holder not in (None, Thread.now):
+        return (yield from _run(call, *arguments))
+    return (yield from lock.run(call, *arguments))
 
 
 def _run_all(locks: Sequence[Lock], call: Callable[..., Any], *arguments: Any) -> Steps:
@@ -167,17 +174,11 @@ class ControlPage:
     """A process's mapping of a page."""
 
     def __init__(self, page: order.ControlPage, lock: Lock) -> None:
-        self.page, self.lock, self.slot, self.has_left, self.closed = page, lock, page.slot, page.has_left, False
-
-    turn = property(lambda self: self._mapped().turn)
+        self.page, self.lock, self.closed = page, lock, False
+        self.words, self.slots, self.has_left = page.words, page.slots, page.has_left
 
     def close(self) -> None:
         self.closed = True
-
-    def _mapped(self) -> order.ControlPage:
-        if self.closed:
-            raise Wrong("the page is not mapped any more")
-        return self.page
 
 
 class Word:
@@ -303,9 +304,10 @@ class Process:
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
         self.streams = [Stream(self, f"stream{at}") for at in range(1 + world.random.randrange(3))]
-        if world.random.random() < 0.25:
+        if world.random.random() < 0.4:
             self.streams.append(Stream(self, "calling", host=True))
         self.turns: dict[Share, Any] = {}
+        self.closed: set[Share] = set()
         self.jobs: deque[Callable[[], Any]] = deque()
         self.again: list[Callable[[], Any]] = []
         self.look_again, self.ordered = self.again.append, dict[object, None]()
@@ -357,9 +359,15 @@ class Process:
         noticed = any(self in share.noticed for share in shares)
         floors = [share.released for share in shares]
         try:
-            yield from self.world.code["acquire"]([share.arrays(self) for share in shares], stream, timeout=timeout)
+            try:
+                yield from self.world.code["acquire"]([share.arrays(self) for share in shares], stream, timeout=timeout)
+            except GpuInteropError:
+                if any(self.turns[share].inside for share in shares):
+                    raise Wrong(f"{self.name} was refused, and is in") from None
+                raise
             self.world.tell(f"{self.name} has come in on {stream.name}")
-            if noticed:
+            overdue = any(share.version < floor for share, floor in zip(shares, floors, strict=True))
+            if noticed or (overdue and stream.host):
                 raise Wrong(f"{self.name} came in, and knows that the writer is dead")
             self.computing = stream.host
             for share, floor in zip(shares, floors, strict=True):
@@ -383,6 +391,9 @@ class Process:
                 share.has_released(self)
         except GpuInteropError as error:
             self.world.tell(f"{self.name} is refused: {error!r}")
+            ended = any(turns.failure for turns in self.turns.values())
+            if not (ended or timeout or any(one.closed or one.failure for one in streams)):
+                raise Wrong(f"{self.name} is refused for no reason: {error!r}") from None
             self.told = self.told or isinstance(error, PeerError)
             return not any(turns.failure or turns.inside for turns in self.turns.values())
         return True
@@ -392,6 +403,9 @@ class Process:
             patience -= 1
             yield
         for share, turns in self.turns.items():
+            if share in self.closed:
+                continue
+            self.closed.add(share)
             yield from turns.end(ResourceClosedError("closed"))
             if share.home is not self and self not in share.left:
                 share.left.add(self)
@@ -422,8 +436,7 @@ class Share:
         self.misled: list[tuple[Process, Stream]] = []
         self.noticed, self.watchers, self.left, self.ended = (set[Process]() for _ in range(4))
         page, self.lock = _PAGES[number], Lock()
-        for word in (page.turn, page.slot(0), page.slot(1)):
-            word.value = 0
+        page.words[2] = page.slots[0] = page.slots[1] = 0
         self.writer = world.code["Writer"](ControlPage(page, self.lock), Word(home, f"writer{number}"), "")
         home.turns[self] = self.writer
         (first := world.random.choice(home.streams)).give(partial(self._write, 0))
@@ -464,7 +477,7 @@ class Share:
         place, writer = answer[0], self.writer
         words = (Word(process, word.name, word.cell) for word in (writer.own, writer.leases[place]))
         page = ControlPage(writer.page.page, self.lock)
-        process.turns[self] = self.world.code["Reader"](page, *words, page.slot(place), process.name)
+        process.turns[self] = self.world.code["Reader"](page, *words, place, process.name)
         if self.home.dead:
             process.jobs.append(partial(self.notices, process))
         return True
@@ -531,7 +544,7 @@ class World:
         self.random = random = Random(seed)
         self.processes = [Process(self, f"process{at}") for at in range(2 + random.randrange(3))]
         homes = [self.processes[0], self.processes[random.randrange(2)]]
-        self.shares = [Share(self, at, homes[at]) for at in range(1 + (random.random() < 0.4))]
+        self.shares = [Share(self, at, homes[at]) for at in range(1 + (random.random() < 0.6))]
         self.actors: list[Thread | Stream] = []
         for process in self.processes:
             self.actors += [*process.threads, *process.streams]

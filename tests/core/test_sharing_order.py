@@ -11,34 +11,45 @@ from .sharing_model import Mutant, problem
 SEEDS = int(os.environ.get("GPUINTEROP_SEEDS", "2000"))
 MUTANTS: dict[str, Mutant] = {
     "the reader waits for the newest while the writer is in": (
-        "(self.page.turn.value + 1) // 2",
-        "self.page.turn.value // 2",
+        "(self.page.words[_TURN] + 1) // 2",
+        "self.page.words[_TURN] // 2",
     ),
-    "the reader does not count on the control page": ("        self._slot.value = self._count\n", ""),
-    "the writer does not tell that it is in": ("self.page.turn.value |= 1\n", "pass\n"),
-    "the writer does not wait for its own last version": ("if self._known is self._told_by:", "if True:"),
+    "the reader does not count on the control page": ("self.page.slots[self._slot] = self._turn\n", "pass\n"),
+    "the writer does not tell that it is in": ("self.page.words[_TURN] = 2 * self._turn - 1\n", "pass\n"),
+    "the writer does not wait for its own last version": ("if self._stream is self._told_by:", "if True:"),
     "they acquire without the lock": ("[page.lock for page in pages]", "[]"),
     "several are acquired one after the other": (
-        "_guarded(turns, pages, entered)",
-        "for pair, page in zip(turns, pages): _guarded([pair], [page], entered)",
+        "            waits = timeline.Lock.run_all([page.lock for page in pages], _enter, turns)\n",
+        (
+            "            waits = []\n            for turn, page in zip(turns, pages):\n"
+            "                waits += timeline.Lock.run_all([page.lock], _enter, [turn])\n"
+        ),
     ),
     "an acquire takes no guard": ("one._guard.acquire()", "pass"),
-    "neither end() nor the acquiring thread releases": ("one.acquiring = None  #", "pass  #"),
-    "an acquire that fails stays in": ("for one in reversed(entered):", "for one in ():"),
-    "an acquire takes a closed stream for a reader that has left": ("if not word.closed:", "if False:"),
-    "another stream signals before the earlier one": ("self.own._wait_asked(stream, value - 1)", "pass"),
-    "release publishes before it signals": (
-        "        self._tell(stream)\n        self._leave()\n",
-        "        self._leave()\n        self._tell(stream)\n",
+    "end() does not release": (
+        "            self._give_up()\n        return free",
+        "            pass\n        return free",
     ),
-    "end() and release run at once": ("system.under(self._guard, self._end, failure)", "self._end(failure)"),
-    "a closed stream's work is not waited for": ("if has_passed is not None and not has_passed():", "if False:"),
-    "the host signals before an earlier stream": ("if not failed and self.own.value < value - 1:", "if False:"),
-    "a dead writer's timeline is not stored": ("return store(self.writer) and not comes", "return True"),
+    "end() does not wait for the thread that acquires": ("if not self._ends():", "if self._ends() and False:"),
+    "end() releases beside a thread that acquires": ("if free := self.is_free():", "if free := True:"),
+    "an acquire that fails stays in": ("one._give_up()", "pass"),
+    "an acquire that ends meanwhile succeeds": (
+        "                one._check_failure()\n        except",
+        "                pass\n        except",
+    ),
+    "another stream signals before the earlier one": ("self.own._wait_asked(stream, self._turn - 1)", "pass"),
+    "release publishes before it signals": (
+        "        try:\n            self.own._signal_asked(stream, self._turn)",
+        "        self._leave(known)\n        try:\n            self.own._signal_asked(stream, self._turn)",
+    ),
+    "a closed stream's work is not waited for": ("if not passed() or", "if"),
+    "the host signals before an earlier stream": ("(value < turn - 1 and", "(False and"),
+    "the host does not wait for a thread that gives a wait": ("return store(word) and free", "return store(word)"),
+    "a dead writer's timeline is not stored": ("return store(word) and free", "return True"),
     "a dead one's timeline is stored once": ("return not awaited(word.lifetime)", "return True"),
     "a reader's timeline that was stored counts as its own": (
-        "if not store(own) or",
-        "if own.value < POISON and not store(own) or",
+        "if not self.lets_pass(own):",
+        "if value_of(own) < POISON and not self.lets_pass(own):",
     ),
 }
 

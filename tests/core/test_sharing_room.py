@@ -8,7 +8,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,29 +22,39 @@ from gpuinterop._core.interchange import CAPSULES, DLTensor, layout_of, pointer_
 from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing import arrays
 from gpuinterop.sharing.descriptor import Contents, Placed, Region
-from gpuinterop.sharing.order import POISON, SLOTS, ControlPage
+from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader
 from gpuinterop.sharing.origin import describe
 
 ADD_SEALS = 1033
 
 
-def test_a_control_page_has_so_many_slots() -> None:
-    with ControlPage.make() as board:
-        board.slot(SLOTS - 1)
+def test_a_control_page_has_so_many_slots(host: Device) -> None:
+    with closing(ControlPage()) as page, host.create_semaphore(gi.TimelineFd) as word:
+        Reader(page, word, word, SLOTS - 1, "")
+        page.slots[SLOTS - 1] = LEFT
+        assert os.pread(page.handle.fd, system.PAGE, 0)[-9:] == b"\0" + LEFT.to_bytes(8)
         with pytest.raises(gi.PeerError, match="number of a slot"):
-            board.slot(SLOTS)
+            Reader(page, word, word, SLOTS, "")
 
 
 @pytest.mark.parametrize("size", [2048, 8192])
 def test_a_control_page_of_another_size_is_refused(size: int) -> None:
-    with ControlPage.make() as board:
-        content = os.pread(board.fd, 16, 0)
+    with closing(ControlPage()) as page:
+        content = os.pread(page.handle.fd, 16, 0)
     fd = os.memfd_create("control", os.MFD_ALLOW_SEALING)
     os.pwrite(fd, content, 0)
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, ADD_SEALS, system.FIXED)
-    with gi.OpaqueFd.adopt(fd) as handle, pytest.raises(gi.HandleError, match="the control page of a share"):
-        ControlPage.load(handle)
+    with gi.OpaqueFd.adopt(fd) as handle, pytest.raises(gi.HandleError, match=r"expected gpuinterop\.control of"):
+        ControlPage(handle)
+
+
+def test_a_control_page_of_another_version_is_refused() -> None:
+    with closing(ControlPage()) as page, page.handle.duplicate() as handle:
+        ControlPage(handle)
+        page.words[1] = 2
+        with pytest.raises(gi.HandleError, match="the control page of a share of this version"):
+            ControlPage(handle)
 
 
 def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
@@ -84,18 +94,19 @@ def test_many_are_acquired_at_once(host: Device) -> None:
 
 
 def test_a_closed_pages_lock_takes_no_other_file(host: Device) -> None:
-    with ControlPage.make() as page:
+    with closing(ControlPage()) as page:
         page.lock.run(int)
+        number = page.handle.fd
     descriptor = os.memfd_create("another")
     try:
-        if descriptor != page.fd:
-            os.dup2(descriptor, page.fd)
+        if descriptor != number:
+            os.dup2(descriptor, number)
         with pytest.raises(gi.DriverError, match="open"):
             page.lock.run(int)
     finally:
         os.close(descriptor)
-        if descriptor != page.fd:
-            os.close(page.fd)
+        if descriptor != number:
+            os.close(number)
 
 
 def test_a_share_that_is_over_lets_nothing_in(host: Device) -> None:

@@ -191,9 +191,9 @@ def test_the_second_array_is_immutable() -> None:
 
 def test_a_failed_enrol_takes_no_slot() -> None:
     with pair() as (exporter, reader):
-        exporter("from gpuinterop.sharing.order import ControlPage; whole = ControlPage.export")
-        exporter("def fails(_): ControlPage.export = whole; raise OSError(24, 'full')")
-        exporter("ControlPage.export = fails")
+        exporter("whole = gi.OpaqueFd.duplicate")
+        exporter("def fails(_): gi.OpaqueFd.duplicate = whole; raise OSError(24, 'full')")
+        exporter("gi.OpaqueFd.duplicate = fails")
         with pytest.raises(Raised, match=r"HandleError: .*full"):
             reader("attached = gi.attach(descriptor); attached.acquire(timeout=5)")
         assert exporter("[len(one._writer.leases) for one in rendezvous.server().offers.values()]") == [0]
@@ -208,7 +208,7 @@ def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
         exporter("refused = []")
         exporter("thread = threading.Thread(target=lambda: refused.append(tries(share.acquire)))")
         exporter("thread.start()")
-        exporter.until("turns.acquiring is not None")
+        exporter.until("turns.inside")
         exporter("share.close(); thread.join(20)")
         assert f"{exporter('share.label')} is closed" in exporter("refused[0]")
         exporter("gate.host_signal(1); stream.synchronize(5); stream.close(); gate.close()")

@@ -249,9 +249,8 @@ def test_a_peer_that_keeps_the_control_pages_lock() -> None:
     with pair() as (exporter, reader), Shell() as other:
         exporter("another = gi.share(array[:8]); share.acquire(timeout=5)")
         reader("many = [gi.attach(descriptor) for _ in range(20)]; pages = [one._turns().page for one in many]")
-        reader(
-            "import fcntl; held = os.open(f'/proc/self/fd/{pages[0].fd}', os.O_RDWR); fcntl.flock(held, fcntl.LOCK_EX)"
-        )
+        reader("import fcntl; held = os.open(f'/proc/self/fd/{pages[0].handle.fd}', os.O_RDWR)")
+        reader("fcntl.flock(held, fcntl.LOCK_EX)")
         reader("from gpuinterop.sharing.link import links")
         reader("for one in list(links.values()): one._connection.socket.shutdown(socket.SHUT_RDWR)")
         other(f"gi.attach({exporter.descriptor('another')}, timeout=5).close()")
@@ -265,7 +264,7 @@ def test_a_peer_that_keeps_the_control_pages_lock() -> None:
 def test_a_slot_that_no_signal_reaches() -> None:
     """A dead reader's slot counts for no more than the value that is stored in its place."""
     with pair() as (exporter, reader):
-        reader("attached = gi.attach(descriptor); attached._turns()._slot.value = 2**63 + 5")
+        reader("attached = gi.attach(descriptor); turns = attached._turns(); turns.page.slots[turns._slot] = 2**63 + 5")
         reader.kill()
         exporter("share.acquire(timeout=20); share.release()")
 
@@ -351,7 +350,7 @@ def test_a_close_beside_an_acquire_that_waits(side: str) -> None:
         other(f"{'attached' if side == 'exporter' else 'share'}.acquire()")
         one(f"arrays = {name}; {name}._turns()")
         one(WAITS)
-        one.until("arrays._turns().inside is not None")
+        one.until("arrays._turns().inside")
         one("arrays.close(); arrays = None")
         one.until("not thread.is_alive()", 5)  # though the other side is still in
         other.kill()
