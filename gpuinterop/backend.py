@@ -35,6 +35,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -632,6 +633,8 @@ class Behind(Enum):
     <class 'gpuinterop.handles.IpcMemHandle'>
     """
 
+    __hash__ = object.__hash__  # C code: each block that is looked for is hashed several times
+
     IPC = "memory that a legacy IPC handle names"
     VMM = "a VMM handle that can be exported"
     FILE = "a memfd"
@@ -641,7 +644,7 @@ class Behind(Enum):
     HOST = "host memory"
     NOTHING = "memory that the driver does not know"
 
-    @property
+    @cached_property
     def handle_type(self) -> type[Handle]:
         """The type of handle by which it travels, or by which it would if it could."""
         ways: dict[Behind, type[Handle]] = {Behind.VMM: VmmFd, Behind.CLOSED: VmmFd}

@@ -80,18 +80,16 @@ def _ordinal(device: Device, pointer: int) -> int | None:
 
 def check_block(device: Device, block: Block, name: str) -> None:
     """Refuse memory that cannot get to another process."""
-    where = device.name + (f", array {name!r}" if name else "")
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
-    if not block.behind.travels:
-        raise UnsupportedError(_gap(cell, block.behind), context=where)
+    found = device.capabilities.of(cell) if block.behind.travels else _gap(cell, block.behind)
+    if not found:
+        raise UnsupportedError(found, context=device.name + (f", array {name!r}" if name else ""))
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name or "array",
             f"expected arrays of one device, {device!r}, got one of device {block.ordinal}; share each device's by "
             "itself.",
         )
-    if not (found := device.capabilities.of(cell)):
-        raise UnsupportedError(found, context=where)
 
 
 Check: TypeAlias = Callable[[Device, Block, str], None]
@@ -117,11 +115,22 @@ def locate(
     InvalidArgumentError
         The device's driver does not know an array's memory, or cannot map all of it as one.
     """
+    runs, numbers = find_runs(device, [(*array.span, name) for name, array in arrays.items()], allowed)
+    places = dict.fromkeys(arrays, (-1, 0))
+    for name, number in numbers.items():
+        places[name] = number, arrays[name].pointer - runs[number][0].address
+    return runs, places
+
+
+def find_runs(
+    device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check = check_block
+) -> tuple[list[tuple[Block, ...]], dict[str, int]]:
+    """As `locate`, of arrays by their first and last addresses: the runs, and the number of each array's run."""
     backend = _backend_of(device)
     ask, joins = backend.find_blocks(), backend.joins_blocks
-    runs, places = list[list[Block]](), dict.fromkeys(arrays, (-1, 0))
+    runs, numbers = list[list[Block]](), dict[str, int]()
     last, seen = Block(behind=Behind.NOTHING), set[tuple[Behind, int]]()
-    for start, end, name in sorted((*array.span, name) for name, array in arrays.items()):
+    for start, end, name in sorted(spans):
         while (place := max(start, last.end)) < end:
             block = _asked(ask, place, name)
             if (block.behind, block.ordinal) not in seen:
@@ -139,8 +148,8 @@ def locate(
             runs[-1].append(block)
             last = block
         if start < end:
-            places[name] = len(runs) - 1, arrays[name].pointer - runs[-1][0].address
-    return list(map(tuple, runs)), places
+            numbers[name] = len(runs) - 1
+    return list(map(tuple, runs)), numbers
 
 
 def check(device: Device, arrays: Mapping[str, Described], blocks: Iterable[Block]) -> None:

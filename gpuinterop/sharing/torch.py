@@ -34,11 +34,11 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, cast
 
@@ -48,24 +48,25 @@ from torch.multiprocessing import reductions
 from .. import system
 from .._core.device import Device
 from .._core.drain import drain
-from .._core.interchange import Described, capsule_of, hidden_values, layout_of
+from .._core.interchange import capsule_of, hidden_values, layout_of
 from .._core.known_stream import fail_waits
-from .._core.lifetime import GONE, LIVE, Lifetime, alive, retire
+from .._core.lifetime import GONE, Lifetime, alive, retire
 from .._core.memory import Mapping
 from .._core.monitor import after_fork
-from .._core.registry import search
+from ..backend import Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
 from .attachment import Import, device_for, import_all
-from .descriptor import ENROL, MAGIC, Contents, Descriptor
-from .link import Link, link_to
+from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
+from .link import Link, link_to, links
 from .loop import loop
 from .order import DIED, store
-from .origin import describe, device_of, locate
-from .rendezvous import Exported, Offer, is_here, region_of, server
+from .origin import describe, device_of, find_runs
+from .rendezvous import Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
+_NO_END: Final = 1 << 64
 _PATIENCE_S: Final = 60.0
 """Seconds that a sender has to answer; one that has ended is noticed at once."""
 
@@ -73,139 +74,179 @@ _torchs_reduce: Final[Callable[..., Any]] = reductions.reduce_tensor
 _torchs_rebuild: Final[Callable[..., Any]] = reductions.rebuild_cuda_tensor
 
 
-class _Sent(Offer):
-    """A storage that was sent."""
+class _Run:
+    """Blocks at consecutive addresses, which storages that were sent lie in."""
 
-    def __init__(self, storage: Any) -> None:
-        self.storage = storage
-        self.source, self.blocks, self.offset = _place_of(storage)
+    def __init__(self, device: Device, run: Sequence[Block]) -> None:
+        self.start, self.end, self.uses = run[0].address, run[-1].end, 0
+        self.blocks = server().use(device, run)
         try:
-            server().enter(self, 1)
+            kind, *region = region_of(self.blocks)
+            self.source, self.region = _source(device, cast(Any, kind)), tuple(region)
         except BaseException:
             server().drop(self.blocks)
             raise
 
+
+@lru_cache
+def _source(device: Device, kind: type[Handle]) -> bytes:
+    """What is sent of this process, a device, and the type of its memory's handles."""
+    contents = Contents(os.getpid(), True, device.identity, [Region(kind, (), ())], {})
+    return server().descriptor(Offer()) + bytes(contents)
+
+
+class _Place:
+    """A device of torch's, and the runs there that are used."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device_of({"": describe(torch.empty(0, device=device), "tensor")})
+        self.runs: list[tuple[int, int, _Run]] = []
+        """By address, with the end of each."""
+
+    def use(self, start: int, end: int) -> _Run:
+        """The run that bytes lie in, which is used once more. It stays as long as a storage in it does."""
+        at = bisect_right(self.runs, (start, _NO_END))
+        if not at or end > (run := self.runs[at - 1][2]).end:
+            (found,), _ = find_runs(self.device, [(start, end, "")])
+            run = _Run(self.device, found)
+            insort(self.runs, (run.start, run.end, run))
+        run.uses += 1
+        return run
+
+    def drop(self, run: _Run) -> None:
+        """Use a run once less."""
+        run.uses -= 1
+        if not run.uses:
+            del self.runs[bisect_left(self.runs, (run.start, run.end))]
+            server().drop(run.blocks)
+
+
+_place = lru_cache(_Place)
+
+
+class _Sent(Offer):
+    """A storage that was sent."""
+
+    def __init__(self, storage: Any) -> None:
+        self.storage, self.place, start = storage, _place(storage.device), storage.data_ptr()
+        self.run = run = self.place.use(start, start + storage.nbytes())
+        try:
+            server().enter(self, 1)
+        except BaseException:
+            self.place.drop(run)
+            raise
+        self.message = run.source, (self.slot, self.serial, start - run.start, run.region)
+
     def end(self) -> None:
-        system.under(_state.lock, self._forget)
-        server().drop(self.blocks)
+        system.under(_state.lock, self._end)
         self.storage = None
 
-    def _forget(self) -> None:
+    def _end(self) -> None:
         if _state.sent.get(self.storage._cdata) is self:
             del _state.sent[self.storage._cdata]
+        self.place.drop(self.run)
 
 
-class _Blocks:
-    """Blocks of a device that storages were found in."""
+class _Part(Lifetime):
+    """The storages that came in one region: as long as there are some, it keeps the import."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self._starts: list[int] = []
-        self._found: list[tuple[Exported, bytes]] = []
-        """Each with the source that tells of it, by address."""
-        self._most = 64
+    __slots__ = ("address", "count", "place")
 
-    def find(self, start: int, size: int) -> tuple[bytes, list[Exported], int]:
-        """The source of bytes, their blocks, which are used once more, and the offset there."""
-        at = bisect_right(self._starts, start)
-        if at:
-            known, source = self._found[at - 1]
-            # A block stays as long as a storage in it does, and so do its address and its number.
-            if start + size <= known.block.end and server().use_again(known):
-                return source, [known], start - known.block.address
-        array = Described(self.device.info.dlpack, start, layout_of(size, "uint8", None), False, (None, None))
-        (run,), _ = locate(self.device, {"": array})
-        used = server().use(self.device, run)
-        contents = Contents(os.getpid(), True, self.device.identity, [region_of(used)], {})
-        source = server().descriptor(Offer()) + bytes(contents)
-        if len(run) == 1:
-            self._keep(used[0], source)
-        return source, used, start - run[0].address
-
-    def _keep(self, one: Exported, source: bytes) -> None:
-        address = one.block.address
-        at = bisect_right(self._starts, address)
-        same = at > 0 and self._starts[at - 1] == address
-        self._starts[at - same : at], self._found[at - same : at] = [address], [(one, source)]
-        if len(self._starts) > self._most:
-            self._found = [found for found in self._found if found[0].uses]
-            self._starts = [found[0].block.address for found in self._found]
-            self._most = 64 + 2 * len(self._starts)
+    def __init__(self, device: Device, mapped: Import, address: int) -> None:
+        super().__init__("received tensors", parents=(mapped,), device=device.streams)
+        self.address, self.place, self.count = address, device.info.dlpack, 0
 
 
-class _Source:
-    """Another process's blocks, which storages came from."""
+class _Theirs:
+    """What this process has of another one's storages. It lives with the link, under whose `importing` it changes."""
 
-    def __init__(self, source: bytes) -> None:
-        self.descriptor, contents = Descriptor.split(source)
-        self.contents = Contents.parse(contents)
-        self.link: Link | None = None
-        self.device: Device
-        self.mapped: tuple[Import, int] | None = None
-        self.users: Lifetime | None = None
-        """Keeps the import as long as there are storages in it."""
-        self.count = 0
-        self.dropped: deque[tuple[Link, int]] = deque()
-        """Links and slots of storages that are gone."""
+    def __init__(self, link: Link) -> None:
+        self.link, self.state = link, _state
+        self.storages: dict[tuple[int, int], Any] = {}
+        """Weak references to storages, by slot and serial."""
+        self.parts: dict[tuple[int, ...], _Part] = {}
+        """By the blocks' numbers."""
+        self.dropped: deque[_Received] = deque()
+        """What the storages that are gone came by."""
         self.looks = False
         """Whether the loop is going to look at them."""
-        self.key, self.state = source, _state
-        self.lock = threading.RLock()
 
-    def take(self, slot: int, serial: int) -> tuple[Link, int]:
-        """Hold a storage, and count its message; return by which link, and the address of the blocks."""
-        return system.under(self.lock, self._take, slot, serial)
-
-    def _take(self, slot: int, serial: int) -> tuple[Link, int]:
-        while (link := self.link) is None or not link.receive(slot, serial):
-            if link is not None and not link.ended:
-                raise _given_up()
-            left = system.seconds_left(_PATIENCE_S)
-            link = self.link = link_to(self.descriptor, left, ())
-            self.device = device_for(self.contents, None)
+    def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
+        """The storage of a message, which is counted; None if the link has ended."""
+        slot, serial, offset, region = place
+        link, key = self.link, (slot, serial)
+        if (weak := self.storages.get(key)) is not None:
+            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
+            if storage is not None:
+                link.move(slot, 1)
+                return storage
+        if not link.receive(slot, serial):
+            if link.ended:
+                return None
+            raise _given_up()
         try:
-            if self.users is None or self.mapped is None or self.users.state is not LIVE:
-                self._map(link)
-            self.count += 1
+            if (part := self.parts.get(region[0])) is None:
+                part = self.parts[region[0]] = self._part(source, region)
+            part.count += 1
         except BaseException:
             link.drop(slot)
             raise
-        return link, cast("tuple[Import, int]", self.mapped)[1]
+        received = _Received(self, key, region[0])
+        capsule = capsule_of(layout_of(size, "uint8", None), part.address + offset, part.place, received)
+        storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
+        received.weak = self.storages[key] = reductions.StorageWeakRef(storage)
+        self.state.received[storage._cdata] = link, (source, place)
+        return storage
 
-    def _map(self, link: Link) -> None:
+    def _part(self, source: bytes, region: tuple[Any, ...]) -> _Part:
+        _, contents = _parsed(source)
+        device = device_for(contents, None)
+        if not device.info.is_cpu:
+            torch.cuda._lazy_init()
+        whole = [Region(contents.regions[0].kind, *region)]
         while True:
-            found = import_all(link, self.device, self.contents.regions, system.seconds_left(_PATIENCE_S), {})
-            users = Lifetime("received tensors", parents=(found[0][0],), device=self.device.streams)
+            (found,) = import_all(self.link, device, whole, system.seconds_left(_PATIENCE_S), {})
+            part = _Part(device, *found)
             with suppress(ResourceClosedError):  # the last attachment of the import ends meanwhile
-                users.open()
-                break
-        self.mapped, self.users, self.count = found[0], users, 0
+                part.open()
+                return part
 
     def look(self) -> bool:
         """Drop what is gone, once all streams have done the work that they have now. The loop calls this."""
-        return system.under(self.lock, self._look, limit=0)
+        return system.under(self.link.importing, self._look, limit=0)
 
     def _look(self) -> bool:
-        if not system.holds(self.lock):  # a thread waits for the other process: the loop must not
+        if not system.holds(self.link.importing):  # a thread waits for the other process: the loop must not
             return False
         self.looks = False  # first: what is dropped from now on has another look
         gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
-        if gone and self.users is not None:
-            ending = Lifetime("dropped tensors", _drop_all, parents=(self.users,), device=self.device.streams)
-            ending.untracked = (self.device.streams,)
-            ending.create(lambda: gone)
-            self.count -= len(gone)
-            retire(ending)
-            if not self.count:
-                retire(self.users)
-                self.state.sources.pop(self.key, None)
-            loop().look_again(partial(_is_gone, ending))
+        streams, empty = set[Any](), list[_Part]()
+        for one in gone:
+            part = self.parts[one.numbers]
+            streams.add(part.device)
+            part.count -= 1
+            if not part.count:
+                empty.append(self.parts.pop(one.numbers))
+            if (weak := one.weak) is not None:
+                self.state.received.pop(weak.cdata, None)
+                if self.storages.get(one.key) is weak:  # else it has been received anew
+                    del self.storages[one.key]
+        ending = Lifetime("dropped tensors", self._drop, parents=empty)
+        ending.untracked = tuple(streams)
+        ending.create(lambda: [slot for slot, _ in [one.key for one in gone]])
+        for part in empty:
+            retire(part)
+        retire(ending)
+        loop().look_again(partial(_is_gone, ending))
         return True
 
+    def _drop(self, slots: list[int]) -> None:
+        for slot in slots:
+            self.link.drop(slot)
 
-def _drop_all(holds: list[tuple[Link, int]]) -> None:
-    for link, slot in holds:
-        link.drop(slot)
+    def poison(self) -> None:
+        """Forget the link, which has ended."""
+        self.state.theirs.pop(self.link, None)
 
 
 def _is_gone(lifetime: Lifetime) -> bool:
@@ -214,37 +255,38 @@ def _is_gone(lifetime: Lifetime) -> bool:
 
 
 class _Received:
-    """A storage of a source, as long as it lives here. The storage's memory keeps this."""
+    """A storage that came, as long as it lives here. The storage's memory keeps this."""
 
-    __slots__ = ("hold", "key", "source", "storage")
+    __slots__ = ("key", "numbers", "theirs", "weak")
+    weak: Any
 
-    def __init__(self, source: _Source, hold: tuple[Link, int], key: object) -> None:
-        self.source, self.hold, self.key, self.storage = source, hold, key, 0
+    def __init__(self, theirs: _Theirs, key: tuple[int, int], numbers: tuple[int, ...]) -> None:
+        self.theirs, self.key, self.numbers, self.weak = theirs, key, numbers, None
 
     def __del__(self) -> None:
-        source = self.source
-        source.state.received.pop(self.storage, None)
-        source.state.storages.pop(self.key, None)
-        source.dropped.append(self.hold)
-        if not source.looks and source.state is _state:  # else it is a parent's, which drops it
-            source.looks = True
-            loop().look_again(source.look)
+        theirs = self.theirs
+        theirs.dropped.append(self)
+        if not theirs.looks and theirs.state is _state:  # else it is a parent's, which drops it
+            theirs.looks = True
+            loop().look_again(theirs.look)
 
 
 class _Clock(Offer):
     """Numbers the work of a stream, on a timeline that other processes get."""
 
-    def __init__(self, device: Device, stream: Any) -> None:
-        self.device, self.stream = device, device.wrap_stream(stream)
-        self.word = device.create_semaphore(TimelineFd)
-        self.word.lifetime.warns = False
-        self.ticks = 0
-        server().enter(self, 0)
-        self.link = server().me
-        self.descriptor = server().descriptor(self)
+    def __init__(self, stream: Any) -> None:
+        self.torchs, self.ticks, self.descriptor = stream, 0, b""
 
-    def tick(self) -> tuple[bytes, int]:
+    def tick(self, device: Any) -> tuple[bytes, int]:
         """A number that comes after the stream's work so far."""
+        if not self.descriptor:
+            self.device = _place(device).device
+            self.stream = self.device.wrap_stream(self.torchs)
+            self.word = self.device.create_semaphore(TimelineFd)
+            self.word.lifetime.warns = False
+            server().enter(self, 0)
+            self.descriptor = server().descriptor(self)
+            _state.heard[self.descriptor] = self
         self.word.signal(self.stream, self.ticks + 1)
         self.ticks += 1
         return self.descriptor, self.ticks
@@ -254,19 +296,21 @@ class _Clock(Offer):
 
 
 class _TheirClock:
-    """Another process's clock."""
+    """Another process's clock, until that has ended."""
 
-    def __init__(self, device: Device, descriptor: Descriptor) -> None:
-        left = system.seconds_left(_PATIENCE_S)
-        self.device = device
-        self.link = link_to(descriptor, left, ())
-        with self.link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
+    def __init__(self, device: Any, key: bytes) -> None:
+        descriptor, left = Descriptor.parse(key), system.seconds_left(_PATIENCE_S)
+        self.device, self.key, self.heard = _place(device).device, key, _state.heard
+        link = link_to(descriptor, left, ())
+        with link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
             self.word = device.import_semaphore(handle)
         self.word.lifetime.warns = False
-        self.link.watch(self)
+        self.heard[key] = self  # another thread may have done so as well
+        link.watch(self)
 
     def poison(self) -> None:
         """The process has ended: fail the streams that wait for it, and have them go on."""
+        self.heard.pop(self.key, None)
         fail_waits(self.word.lifetime, PeerError(DIED))
         loop().look_again(partial(store, self.word))
 
@@ -276,21 +320,15 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Guards `sent` and `blocks`."""
-        self.asking = threading.RLock()
-        """Held while another process is asked for a clock."""
+        """Guards what is sent."""
         self.sent: dict[int, _Sent] = {}
-        self.blocks: dict[object, _Blocks] = {}
-        """Blocks, by torch's device."""
-        self.sources: dict[bytes, _Source] = {}
-        self.received: dict[int, tuple[bytes, tuple[Any, ...], Link]] = {}
-        """What storages came by."""
-        self.storages: dict[object, Any] = {}
-        """Weak references to storages, by process, slot and serial."""
-        self.streams: dict[tuple[int, int], Any] = {}
-        """Torch's streams, by device and number."""
+        self.theirs: dict[Link, _Theirs] = {}
+        self.received: dict[int, tuple[Link, tuple[bytes, tuple[Any, ...]]]] = {}
+        """The messages that storages came by, and the links."""
         self.clocks: dict[tuple[int, int], _Clock] = {}
-        self.their_clocks: dict[bytes, _TheirClock] = {}
+        """By torch's device, and the stream's number."""
+        self.heard: dict[bytes, _Clock | _TheirClock] = {}
+        """All clocks, by descriptor."""
 
 
 _state = _State()
@@ -302,6 +340,8 @@ def _forked() -> None:
     global _state  # noqa: PLW0603 - locks of the parent's threads
     _parents.append(_state)  # the tensors are the parent's: a child must not free them
     _state = _State()
+    _place.cache_clear()
+    _source.cache_clear()
 
 
 def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -342,8 +382,8 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     torch.utils.hooks.warn_if_has_hooks(tensor)
     on_gpu = tensor.is_cuda
     try:
-        clock, tick = _tick(storage.device.index) if on_gpu else (None, 0)  # first: it may raise
-        source, place = _sent(storage)
+        clock, tick = _tick(storage) if on_gpu else (None, 0)  # first: it may raise
+        source, place = system.under(_state.lock, _sent, storage)
     except GpuInteropError:
         if on_gpu:
             raise
@@ -386,13 +426,13 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
     if len(arguments) < 15 or not isinstance(arguments[7], bytes) or not arguments[7].startswith(MAGIC):
         return _torchs_rebuild(*arguments, **named)
     kind, size, stride, offset, _, dtype, _, source, nbytes, _, requires_grad, bits, place, clock, tick = arguments
-    storage = _storage_of(source, nbytes, *place)
+    storage = _storage_of(source, nbytes, place)
     if clock is not None:
-        _wait(storage.device.index, clock, tick)
-    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-    tensor = torch._utils._rebuild_tensor(typed, offset, size, stride)
-    torch._C._set_conj(tensor, bits[0])
-    torch._C._set_neg(tensor, bits[1])
+        _wait(storage, clock, tick)
+    tensor = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+    if any(bits):
+        torch._C._set_conj(tensor, bits[0])
+        torch._C._set_neg(tensor, bits[1])
     if kind == torch.nn.Parameter:
         return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     tensor.requires_grad = requires_grad
@@ -420,84 +460,63 @@ def _is_of_gpuinterop(storage: Any) -> bool:
     return any(isinstance(one, Mapping) and one.address <= address < one.address + one.size for one in alive())
 
 
-def _sent(storage: Any) -> tuple[bytes, tuple[int, int, int]]:
-    """Count one more message of a storage. Where it is: the source, and slot, serial and offset."""
-    if (came := _state.received.get(storage._cdata)) is not None:
-        source, place, link = came
-        if link.ended:
-            raise PeerError(
-                "expected a tensor whose first process lives, got one of a process that has ended; copy it."
-            )
-        link.move(place[0], -1)
-        return source, place
-    return system.under(_state.lock, _sent_once_more, storage)
+def _sent(storage: Any) -> tuple[bytes, tuple[Any, ...]]:
+    """Count one more message of a storage. Where it is: the source; and slot, serial, offset and blocks."""
+    if (came := _state.received.get(storage._cdata)) is None:
+        sent = _state.sent.get(storage._cdata)
+        if sent is None or not server().send(sent):
+            sent = _state.sent[storage._cdata] = _Sent(storage)
+        return sent.message
+    link, message = came
+    if link.ended:
+        raise PeerError("expected a tensor whose first process lives, got one of a process that has ended; copy it.")
+    link.move(message[1][0], -1)
+    return message
 
 
-def _sent_once_more(storage: Any) -> tuple[bytes, tuple[int, int, int]]:
-    sent = _state.sent.get(storage._cdata)
-    if sent is None or not server().send(sent):
-        sent = _state.sent[storage._cdata] = _Sent(storage)
-    return sent.source, (sent.slot, sent.serial, sent.offset)
-
-
-def _place_of(storage: Any) -> tuple[bytes, list[Exported], int]:
-    """The source of a storage's blocks; those, used once more; and the storage's offset there."""
-    if (known := _state.blocks.get(storage.device)) is None:
-        tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-        known = _state.blocks[storage.device] = _Blocks(device_of({"": describe(tensor, "tensor")}))
-    return known.find(storage.data_ptr(), storage.nbytes())
-
-
-def _tick(index: int) -> tuple[bytes | None, int]:
+def _tick(storage: Any) -> tuple[bytes | None, int]:
     """The sign that the receiver waits for; none, if the current stream has done its work."""
-    raw = torch._C._cuda_getCurrentRawStream(index)
-    if (stream := _state.streams.get((index, raw))) is None:
-        stream = _state.streams[index, raw] = torch.cuda.current_stream(index)
-    if stream.query():
+    index = storage.device.index
+    key = index, torch._C._cuda_getCurrentRawStream(index)
+    if (clock := _state.clocks.get(key)) is None:
+        clock = _state.clocks.setdefault(key, _Clock(torch.cuda.current_stream(index)))
+    if clock.torchs.query():
         return None, 0
     try:
-        return system.under(_state.lock, _tick_of, (index, raw), stream)
+        return system.under(_state.lock, clock.tick, storage.device)
     except UnsupportedError:  # the device has no timelines
-        stream.synchronize()
+        clock.torchs.synchronize()
     return None, 0
-
-
-def _tick_of(key: tuple[int, int], stream: Any) -> tuple[bytes, int]:
-    if (clock := _state.clocks.get(key)) is None:
-        clock = _state.clocks[key] = _Clock(_device(key[0]), stream)
-    return clock.tick()
 
 
 # -- the receiver ------------------------------------------------------------------------------------------------------
 
 
-def _storage_of(source: bytes, size: int, slot: int, serial: int, offset: int) -> Any:
+@lru_cache(256)
+def _parsed(source: bytes) -> tuple[Descriptor, Contents]:
+    descriptor, contents = Descriptor.split(source)
+    return descriptor, Contents.parse(contents)
+
+
+def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
     """The storage of a message, the same for all its messages. Each is counted."""
-    if (known := _state.sources.get(source)) is None:
-        known = _state.sources.setdefault(source, _Source(source))
-    process = known.descriptor.process
-    if is_here(process):
+    descriptor, _ = _parsed(source)
+    if is_here(descriptor.process):
+        slot, serial, *_ = place
         sent = server().offers.get(slot)
         if not isinstance(sent, _Sent) or sent.serial != serial or (storage := sent.storage) is None:
             raise _given_up()
         server().me.move(slot, 1)
         return storage
-    key = process, slot, serial
-    if (weak := _state.storages.get(key)) is not None:
-        storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-        if storage is not None and (came := _state.received.get(storage._cdata)) is not None:
-            came[2].move(slot, 1)
-            return storage
-    link, address = known.take(slot, serial)
-    received = _Received(known, (link, slot), key)
-    device = known.device
-    if not device.info.is_cpu:
-        torch.cuda._lazy_init()
-    capsule = capsule_of(layout_of(size, "uint8", None), address + offset, device.info.dlpack, received)
-    storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
-    received.storage = storage._cdata
-    _state.storages[key] = reductions.StorageWeakRef(storage)
-    _state.received[storage._cdata] = source, (slot, serial, offset), link
+    storage = None
+    while storage is None:
+        link = links.get(descriptor.process)
+        if link is None or link.ended or (theirs := _state.theirs.get(link)) is None:
+            left = system.seconds_left(_PATIENCE_S)
+            link = link_to(descriptor, left, ())
+            theirs = _state.theirs.setdefault(link, _Theirs(link))
+            link.watch(theirs)
+        storage = system.under(link.importing, theirs.storage, source, size, place)
     return storage
 
 
@@ -508,31 +527,11 @@ def _given_up() -> ResourceClosedError:
     )
 
 
-def _wait(index: int, descriptor: bytes, tick: int) -> None:
+def _wait(storage: Any, key: bytes, tick: int) -> None:
     """Have the current stream wait for a tick of the sender's."""
-    own = next((one for one in list(_state.clocks.values()) if one.descriptor == descriptor), None)
-    clock = own or _state.their_clocks.get(descriptor)
-    if clock is None or clock.link.ended:
-        clock = system.under(_state.asking, _clock_of, _device(index), descriptor)
+    clock = _state.heard.get(key) or _TheirClock(storage.device, key)
     if clock.word.value < tick:
-        clock.word.wait(clock.device.wrap_stream(torch.cuda.current_stream(index)), tick)
-
-
-def _device(index: int) -> Device:
-    """Our device, by the number of torch's GPU."""
-    return search(
-        lambda one: not one.info.is_cpu and one.info.dlpack[1] == index,
-        f"tensor: expected one of a GPU that works here, got one of torch's GPU {index}",
-    )
-
-
-def _clock_of(device: Device, descriptor: bytes) -> _TheirClock:
-    clocks = _state.their_clocks
-    for name in [name for name, one in clocks.items() if one.link.ended]:
-        clocks.pop(name).word.close()
-    if descriptor not in clocks:
-        clocks[descriptor] = _TheirClock(device, Descriptor.parse(descriptor))
-    return clocks[descriptor]
+        clock.word.wait(clock.device.wrap_stream(torch.cuda.current_stream(storage.device.index)), tick)
 
 
 # -- in torch's place --------------------------------------------------------------------------------------------------
