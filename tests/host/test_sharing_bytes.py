@@ -49,34 +49,27 @@ def attach(reader: Shell, exporter: Shell, name: str) -> None:
     reader(f"{name} = gi.attach({exporter.descriptor(name)})")
 
 
-def test_a_memfd_that_has_grown() -> None:
+def test_a_memfd_that_grows_and_does_not_shrink() -> None:
     """What was mapped of it before is not all of it."""
     with pair() as (exporter, reader):
         exporter(THEIRS)
         exporter("small = gi.share(mapped(4096))")
         attach(reader, exporter, "small")
-        exporter("os.ftruncate(theirs, 1 << 24); grown = mapped(1 << 24); grown[:] = 5; large = gi.share(grown)")
+        with pytest.raises(Raised, match="PermissionError"):
+            exporter("os.ftruncate(theirs, 0)")
+        exporter("os.ftruncate(theirs, 1 << 24); more = mapped(1 << 24); more[:] = 5; large = gi.share(more)")
         attach(reader, exporter, "large")
         assert reader("int(np.asarray(large.view)[-1])") == 5
 
 
-def test_what_is_given_to_a_reader_does_not_shrink() -> None:
+def test_arrays_of_more_allocations_than_one_answer_has_descriptors_for() -> None:
+    """Neighbours are not taken for one."""
     with pair() as (exporter, reader):
-        exporter(THEIRS)
-        exporter("own = gi.share(mapped(4096))")
-        attach(reader, exporter, "own")
-        with pytest.raises(Raised, match="PermissionError"):
-            exporter("os.ftruncate(theirs, 0)")
-
-
-def test_arrays_of_seventy_allocations() -> None:
-    """More than one answer has handles for; neighbours are not taken for one."""
-    with pair() as (exporter, reader):
-        exporter("all = {str(one): np.asarray(gi.device().allocate(4096).buffer.view(4096)) for one in range(70)}")
-        exporter("for one in all: all[one][:] = int(one)")
+        exporter("all = {str(one): np.asarray(gi.device().allocate(4096).buffer.view(4096)) for one in range(300)}")
+        exporter("for one in all: all[one][:] = int(one) % 251")
         exporter("many = gi.share(all)")
         attach(reader, exporter, "many")
-        assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(70)]") == list(range(70))
+        assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(300)]") == [one % 251 for one in range(300)]
 
 
 def test_a_copy_of_negative_strides() -> None:
@@ -110,36 +103,18 @@ def test_a_closed_reader_whose_stream_is_in_is_waited_for() -> None:
         exporter.until("leases() == 0")
 
 
-def test_a_slot_is_taken_anew() -> None:
-    """A reader that has never acquired is not waited for, whatever the slot's last reader has left there."""
-    with pair() as (exporter, reader):
-        reader("attached = gi.attach(descriptor)")
-        reader("for _ in range(3): attached.acquire(timeout=5); attached.release()")
-        reader("attached.close()")
-        exporter.until("leases() == 0")
-        reader("attached = gi.attach(descriptor); attached._turns()")
-        exporter("share.acquire(timeout=5); share.release()")
-
-
 def test_an_array_that_has_other_memory_now() -> None:
-    with pair() as (exporter, reader):
-        exporter(TENSOR)
-        attach(reader, exporter, "other")
-        reader("other.close(); other = None")  # which has been told the contents
-        exporter("tensor.place = 16")
-        for one in (reader, exporter):
-            with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
-                one(f"gi.attach({exporter.descriptor('other')})")
-
-
-def test_the_writers_array_has_other_memory_now() -> None:
     """Readers would never see what is written there. Of many arrays a few are looked at by each acquire."""
-    with pair() as (exporter, _):
+    with pair() as (exporter, reader):
         exporter(TENSOR)
         exporter("many = [Tensor(array) for _ in range(20)]; several = gi.share(dict(zip(map(str, range(20)), many)))")
+        attach(reader, exporter, "other")
+        reader("other.close(); other = None")  # which has been told the contents
         exporter("many[19].place = tensor.place = 16")
-        with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
-            exporter("other.acquire(timeout=5)")
+        attaches = f"gi.attach({exporter.descriptor('other')})"
+        for one, call in (reader, attaches), (exporter, attaches), (exporter, "other.acquire(timeout=5)"):
+            with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
+                one(call)
         with pytest.raises(Raised, match="ResourceClosedError: array '19' has other memory now"):
             exporter("for _ in range(3): several.acquire(timeout=5); several.release()")
         exporter("tensor.place = 8; other.acquire(timeout=5); other.release()")
@@ -180,15 +155,6 @@ def test_the_first_acquire_of_a_reader_has_a_limit() -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_the_second_array_is_immutable() -> None:
-    with pair() as (exporter, _):
-        exporter(
-            "fixed = array[:8]; fixed.flags.writeable = False; both = gi.share({'free': array[8:], 'fixed': fixed})"
-        )
-        with pytest.raises(Raised, match="InvalidArgumentError: fixed: its library"):
-            exporter("both.acquire(timeout=1)")
-
-
 def test_a_failed_enrol_takes_no_slot() -> None:
     with pair() as (exporter, reader):
         exporter("whole = gi.OpaqueFd.duplicate")
@@ -198,18 +164,3 @@ def test_a_failed_enrol_takes_no_slot() -> None:
             reader("attached = gi.attach(descriptor); attached.acquire(timeout=5)")
         assert exporter("[len(one._writer.leases) for one in rendezvous.server().offers.values()]") == [0]
         reader("attached.acquire(timeout=5); attached.release()")
-
-
-def test_a_close_beside_a_thread_that_waits_for_a_stream() -> None:
-    """The thread has released before the control page is unmapped."""
-    with pair() as (exporter, _):
-        exporter(GATE)
-        exporter("share.acquire(stream); gate.wait(stream, 1); share.release(stream); turns = share._turns()")
-        exporter("refused = []")
-        exporter("thread = threading.Thread(target=lambda: refused.append(tries(share.acquire)))")
-        exporter("thread.start()")
-        exporter.until("turns.inside")
-        exporter("share.close(); thread.join(20)")
-        assert f"{exporter('share.label')} is closed" in exporter("refused[0]")
-        exporter("gate.host_signal(1); stream.synchronize(5); stream.close(); gate.close()")
-        exporter.until("rests()")

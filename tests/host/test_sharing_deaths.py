@@ -10,40 +10,10 @@ import pytest
 
 from .shells import Raised, Shell, pair
 
-COUNT: Final = int(os.environ.get("GPUINTEROP_TEST_ATTACHES", "300"))
-POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "12"))
+POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "50"))
 ATTACH: Final = "attached = gi.attach(descriptor, timeout=10)"
 ENROL: Final = f"{ATTACH}; attached._turns()"
 ACQUIRE: Final = f"{ATTACH}; attached.acquire(timeout=10)"
-ASK: Final = "one = links.connected(descriptor, links.HELLO, links.ATTACH)"
-STEPS: Final = {
-    "connected": "one = links.connected(descriptor)",
-    "hello half sent": "one = links.connected(descriptor); one.socket.send(links.HEAD.pack(b'GIPH', 2, 1, 1, 1, 16))",
-    "request sent": ASK,
-    "answer half read": f"{ASK}; one.socket.recv(5, socket.MSG_WAITALL)",
-    "attached": ATTACH,
-    "enrolled": ENROL,
-    "acquired": ACQUIRE,
-    "released": f"{ACQUIRE}; attached.release()",
-    "detached": f"{ACQUIRE}; attached.release(); attached.close()",
-}
-
-
-@pytest.mark.parametrize("step", STEPS)
-def test_a_reader_dies(step: str) -> None:
-    with pair() as (exporter, reader):
-        exporter("share.acquire(timeout=10); share.release()")
-        before = exporter("left()")
-        reader(f"from tests.host import links; {STEPS[step]}")
-        if step == "acquired":
-            exporter.give("share.acquire(timeout=10)")
-        reader.kill()
-        exporter.answer() if step == "acquired" else exporter("share.acquire(timeout=10)")
-        exporter("share.release()")
-        exporter.until(f"leases() == 0 and grown({before}) == []")
-        assert not [one for one in os.listdir("/dev/shm") if "gpuinterop" in one]
-
-
 DIED: Final = "PeerError: the process that shared the arrays has ended"
 CLOSED: Final = (
     "PeerError: (the peer closed the connection after 0 of|the sharing process is not there|the process that shared)"
@@ -62,7 +32,6 @@ TABLE: Final = {
     "released": (ENROL, f"{IN}; share.release()", ACQUIRES, DIED),
     "read from": (ACQUIRE, "", "attached.release()", DIED),
     "closed, and attached": (ENROL, "share.close()", ACQUIRES, DIED),
-    "closed": ("", "share.close()", ATTACH, "PeerError: the process that listened at .* has ended"),
 }
 """What the reader has done, what the exporter does then and dies after, and what the reader gets at which call."""
 
@@ -90,12 +59,10 @@ def test_an_exporter_dies(sockets: Path, step: str) -> None:
             assert reader("int(np.asarray(attached.view).sum(dtype=int))") == 7 * 4096  # the memory stays
             reader("attached.close(); attached = None")
         reader.until(f"grown({before}) == []")
-        stale = os.listdir(sockets)
-        assert len(stale) == 1
+        (stale,) = os.listdir(sockets)
         with Shell() as other:
-            other("array = array(); share = gi.share(array)")
-            assert len(os.listdir(sockets)) == 1
-            assert os.listdir(sockets) != stale
+            other("share = gi.share(array())")
+            assert stale not in os.listdir(sockets)
         assert os.listdir(sockets) == []
 
 
@@ -103,9 +70,6 @@ MANY: Final = """
 import mmap
 page = mmap.mmap(-1, 4096)
 calls = np.frombuffer(page, np.int64)  # made so far; the length of the descriptor, and its bytes
-
-def told():
-    return page[16 : 16 + int(calls[1])].hex()
 
 def dies(run, at):
     # In a child, which is killed at that call of the library, or after the last one.
@@ -130,12 +94,6 @@ def reads():
     with gi.attach(descriptor, timeout=10) as attached:
         attached.acquire(timeout=10)
         attached.release()
-
-def meets():
-    try:
-        reads()
-    except (gi.PeerError, gi.ResourceClosedError) as error:
-        return str(error)
 
 def serves():
     share = gi.share(array(), threaded=False)
@@ -169,17 +127,19 @@ def test_an_exporter_dies_at_many_calls() -> None:
 
         def dies(point: int) -> None:
             exporter(f"child = dies(serves, {point})")
-            exporter.until("told() or os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)")
-            if share := exporter("told()"):
-                reader(f"descriptor = bytes.fromhex({share!r})")
-                met.append(reader("meets()"))
+            exporter.until("calls[1] or os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT | os.WNOHANG)")
+            if share := exporter("page[16 : 16 + int(calls[1])].hex()"):
+                try:
+                    met.append(reader(f"descriptor = bytes.fromhex({share!r}); reads()") or "")
+                except Raised as error:
+                    met.append(str(error))
             exporter("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); calls[1] = 0")
 
         dies(0)
-        assert met == [None]
+        assert met == [""]
         for point in points(exporter("int(calls[0])")):
             dies(point)
-        assert not [one for one in met if one and "time-out" in one]
+        assert not [one for one in met if one and ("time-out" in one or "PeerError" not in one)]
         reader.until(f"grown({before}) == []")
 
 
@@ -187,34 +147,3 @@ def points(total: int) -> list[int]:
     """Numbers of calls all over the run that made so many."""
     assert total > 100
     return [1 + total * point // POINTS for point in range(POINTS)]
-
-
-FIGURES: Final = """
-def figures():
-    with open("/proc/self/maps") as maps, open("/proc/self/statm") as pages:
-        return [*map(len, left()[:2]), threads(), len(maps.readlines()), int(pages.read().split()[1]) * 4]
-
-def attaches(count):
-    for number in range(count):
-        with gi.attach(descriptor, timeout=10) as attached:
-            if number % 2:
-                attached.acquire(timeout=10)
-                attached.release()
-"""
-
-
-@pytest.mark.timeout(60 + COUNT / 20)
-def test_neither_process_grows_by_attaching() -> None:
-    with pair() as (exporter, reader):
-        found = []
-        for one in (exporter, reader):
-            one(FIGURES)
-        for count in (100, COUNT):
-            reader(f"attaches({count})", 30 + count / 20)
-            reader.until("rests()")
-            exporter.until("leases() == 0 and rests()")
-            found.append([exporter("figures()"), reader("figures()")])
-        for (*counts, maps, rss), (*now, more, grown) in zip(*found, strict=True):
-            assert now == counts
-            assert more <= maps + 8  # the allocator's
-            assert grown < rss + 4096
