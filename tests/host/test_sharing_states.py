@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -33,22 +32,21 @@ def shares(given, folder=None):
 """
 TOUCH: Final = """
 import ctypes
-PAGE = 4096
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-base = libc.mmap(None, 3 * PAGE, 0, 0x22, -1, 0)
+base = libc.mmap(None, 3 * 4096, 0, 0x22, -1, 0)
 files = [os.memfd_create(name, os.MFD_ALLOW_SEALING) for name in "ab"]
 for at, file in enumerate(files):
-    os.truncate(file, 2 * PAGE)
-    os.pwrite(file, bytes([at + 1]) * 2 * PAGE, 0)
-    assert libc.mmap(base + at * PAGE, PAGE, 3, 0x11, file, 0) == base + at * PAGE
-assert libc.mmap(base + 2 * PAGE, PAGE, 3, 0x11, files[0], PAGE) == base + 2 * PAGE
+    os.truncate(file, 2 * 4096)
+    os.pwrite(file, bytes([at + 1]) * 2 * 4096, 0)
+for at, file, first in ((0, files[0], 0), (4096, files[1], 0), (8192, files[0], 4096)):
+    assert libc.mmap(base + at, 4096, 3, 0x11, file, first) == base + at
 
-def at(place, size):
-    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(place))
+def at(place):
+    return np.ctypeslib.as_array((ctypes.c_uint8 * 4).from_address(base + place))
 
-two = gi.share({"a": at(base, 4), "b": at(base + PAGE, 4)})
+two = gi.share({"a": at(0), "b": at(4096)})
 """
 BAD: Final = [
     ("attaches(descriptor[:-1])", "InvalidArgumentError: descriptor: expected all bytes"),
@@ -217,7 +215,7 @@ def test_memfds_whose_mappings_touch() -> None:
         reader(f"two = gi.attach({exporter.descriptor('two')})")
         assert reader("[int(np.asarray(two[name])[0]) for name in two]") == [1, 2]
         with pytest.raises(Raised, match=r"UnsupportedError: .*host memory"):
-            exporter("gi.share(at(base + 2 * PAGE, 4))")
+            exporter("gi.share(at(8192))")
 
 
 def test_a_peer_that_keeps_the_control_pages_lock() -> None:
@@ -264,15 +262,10 @@ def test_a_private_folder_that_others_may_look_into_is_refused(tmp_path: Path) -
 def test_a_busy_exporter_keeps_its_socket(sockets: Path) -> None:
     """Only a socket that nobody listens at is tidied away."""
     path = sockets / "gpuinterop-busy.sock"
-    with contextlib.ExitStack() as scope, Shell() as exporter:
-        listener = scope.enter_context(socket.socket(socket.AF_UNIX))
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waits, Shell() as exporter:
         listener.bind(os.fspath(path))
         listener.listen(0)
-        full = False
-        while not full:
-            link = scope.enter_context(socket.socket(socket.AF_UNIX))
-            link.setblocking(False)
-            full = bool(link.connect_ex(os.fspath(path)))
+        waits.connect(os.fspath(path))  # there is no more room
         exporter("gi.share(array()).close()")
         assert path.exists()
 
