@@ -7,20 +7,20 @@ not through what is tested.
 from __future__ import annotations
 
 import ctypes
-import json
 import shutil
 import subprocess
-import sys
 import threading
 import weakref
 from collections import Counter
-from contextlib import ExitStack
-from typing import IO, Any, Final, cast
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
+from typing import Any, Final
 
 import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import Operation
+from tests.host.shells import Raised, Shell
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import STEP, Foreign, Kind, current, make, memory
@@ -31,64 +31,47 @@ from .test_foreign_memory import CUDA
 SIZE: Final = 3 * STEP
 SHARED: Final[tuple[Kind, ...]] = ("legacy", "vmm") if CUDA else ("legacy",)
 
-NAMESPACES = ("unshare", "--pid", "--fork", "--net", "--ipc", "--mount-proc")
+NAMESPACES = ("unshare", "--pid", "--fork", "--kill-child", "--net", "--ipc", "--mount-proc")
 
-READER = """
-import ctypes, json, sys
-from contextlib import ExitStack
-import gpuinterop as gi
+SIDE: Final = """
+import ctypes
+from tests.vendors.foreign_memory import *
 from tests.simulated.driver import Simulator
-from tests.vendors.table import VENDOR
-driver, line = Simulator.attach(VENDOR.name), sys.stdin.readline()
-while line:
+driver = Simulator.attach(VENDOR.name)
+
+def attach(*descriptors):
+    # What is seen of each array, where, relative to the first, and the driver's calls.
     driver.forget_log()
-    try:
-        with ExitStack() as scope:
-            shares = [scope.enter_context(gi.attach(bytes.fromhex(one), timeout=20)) for one in line.split()]
-            views = [shared[name] for shared in shares for name in shared]
-            seen = [ctypes.string_at(view.ptr, 4).hex() for view in views]
-            places = [view.ptr - views[0].ptr for view in views]
-            for view in views:
-                ctypes.memset(view.ptr, 0xAB, 1)
-            del views, view
-        gi.device().drain(20)
-        print(json.dumps([seen, places, driver.trace()]), flush=True)
-    except gi.GpuInteropError as error:
-        print(json.dumps([type(error).__name__, str(error)]), flush=True)
-    line = sys.stdin.readline()
-print(json.dumps(driver.left()), flush=True)
+    with contextlib.ExitStack() as scope:
+        shares = [scope.enter_context(gi.attach(bytes.fromhex(one), timeout=20)) for one in descriptors]
+        views = [shared[name] for shared in shares for name in shared]
+        seen = [ctypes.string_at(view.ptr, 4).hex() for view in views]
+        places = [view.ptr - views[0].ptr for view in views]
+        for view in views:
+            ctypes.memset(view.ptr, 0xAB, 1)
+        del views, view
+    gi.device().drain(20)
+    return seen, places, driver.trace()
 """
 
 
-def in_namespaces() -> tuple[str, ...]:
-    if not shutil.which("unshare") or subprocess.run([*NAMESPACES, "true"], check=False).returncode:
-        pytest.skip("needs the right to make namespaces")
-    return NAMESPACES
+class Side(Shell):
+    """Another process that has the driver."""
 
-
-class Reader:
-    """Another process, which attaches descriptors one after the other."""
-
-    def __init__(self, simulator: Simulator, *before: str) -> None:
-        environment = simulator.environment(GPUINTEROP_BACKEND=VENDOR.name)
-        self.process = subprocess.Popen(
-            [*before, sys.executable, "-X", "faulthandler", "-c", READER],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        left, _nothing = self.process.communicate(timeout=20)
-        assert json.loads(left) == {}, "the reader's driver has something left"
+    def __init__(self, simulator: Simulator, *before: str, **variables: str) -> None:
+        super().__init__(*before, **simulator.environment(GPUINTEROP_BACKEND=VENDOR.name, **variables))
+        self(SIDE)
 
     def attach(self, *shares: Any) -> Any:
-        """What it sees of each array, where, relative to the first, and its driver's calls; or the error."""
-        assert self.process.stdin
-        print(*(bytes(shared).hex() for shared in shares), file=self.process.stdin, flush=True)
-        assert self.process.stdout
-        return json.loads(self.process.stdout.readline())
+        """Attach them all at once; return what `attach` says there."""
+        return self(f"attach(*{[bytes(one).hex() for one in shares]})")
+
+
+@pytest.fixture
+def reader(simulator: Simulator) -> Iterator[Side]:
+    with Side(simulator) as made:
+        yield made
+        assert made("driver.left()") == {}
 
 
 def opened(calls: list[str]) -> int:
@@ -102,10 +85,10 @@ def parts(foreign: Foreign, count: int) -> dict[str, Foreign]:
 
 
 @pytest.mark.parametrize("kind", SHARED)
-def test_the_drivers_calls_do_not_grow_with_the_arrays(simulator: Simulator, kind: Kind) -> None:
+def test_the_drivers_calls_do_not_grow_with_the_arrays(simulator: Simulator, reader: Side, kind: Kind) -> None:
     """Memory is opened once, for all attachments that live at once; and again once they have ended."""
     pieces = 1 if kind == "legacy" else 3
-    with memory(kind, SIZE) as it, Reader(simulator) as reader:
+    with memory(kind, SIZE) as it:
         made = []
         for count in (60, 240):
             ctypes.memset(it.ptr, 7, SIZE)
@@ -125,9 +108,9 @@ def test_the_drivers_calls_do_not_grow_with_the_arrays(simulator: Simulator, kin
 
 
 @pytest.mark.skipif(not CUDA, reason="of AMD's only memory of gpuinterop is exported")
-def test_a_part_of_a_range_of_several_blocks(simulator: Simulator) -> None:
+def test_a_part_of_a_range_of_several_blocks(simulator: Simulator, reader: Side) -> None:
     """Its blocks are mapped as one; and are found in the whole, where this process has that."""
-    with memory("vmm", SIZE) as it, Reader(simulator) as reader:
+    with memory("vmm", SIZE) as it:
         for block in range(3):
             ctypes.memset(it.ptr + block * STEP, block + 1, STEP)
         with (
@@ -145,8 +128,8 @@ def test_a_part_of_a_range_of_several_blocks(simulator: Simulator) -> None:
             shared.close(timeout=20)
 
 
-def test_transports_mix(simulator: Simulator) -> None:
-    with memory("legacy", SIZE) as it, gi.device().allocate(4096) as ours, Reader(simulator) as reader:
+def test_transports_mix(simulator: Simulator, reader: Side) -> None:
+    with memory("legacy", SIZE) as it, gi.device().allocate(4096) as ours:
         mine = ours.buffer.view(4096)
         with gi.share({"theirs": it.part(64, 64), "ours": mine}) as shared:
             assert shared.transport == "IpcMemHandle, VmmFd"
@@ -158,10 +141,10 @@ def test_transports_mix(simulator: Simulator) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pool", "managed"])
-def test_what_does_not_travel_is_refused_in_words(simulator: Simulator, kind: Kind) -> None:
+def test_what_does_not_travel_is_refused_in_words(simulator: Simulator, reader: Side, kind: Kind) -> None:
     """Nothing is tried; a copy travels."""
     exported = simulator.calls(VENDOR.call("IpcGetMemHandle"))
-    with memory(kind, 4096) as it, Reader(simulator) as reader:
+    with memory(kind, 4096) as it:
         ctypes.memset(it.ptr, 9, 4096)
         if CUDA or kind == "managed":  # before 7.1 AMD's runtime opens a pool's memory
             with pytest.raises(gi.UnsupportedError, match="copy=True") as caught:
@@ -175,14 +158,15 @@ def test_what_does_not_travel_is_refused_in_words(simulator: Simulator, kind: Ki
     assert simulator.calls(VENDOR.call("IpcGetMemHandle")) == exported
 
 
-def test_memory_that_was_freed_is_not_shared_on(simulator: Simulator) -> None:
+def test_memory_that_was_freed_is_not_shared_on(simulator: Simulator, reader: Side) -> None:
     """Another allocation at its address is another."""
-    with current(), Reader(simulator) as reader:
+    with current():
         it = make("legacy", SIZE)
         with gi.share(it) as shared:
             it.free()
             again = make("legacy", SIZE)
-            assert reader.attach(shared)[0] == "ResourceClosedError"
+            with pytest.raises(Raised, match="ResourceClosedError"):
+                reader.attach(shared)
             again.free()
         shared.close(timeout=20)
 
@@ -258,11 +242,11 @@ OPENS: Final = ("IpcOpenMemHandle", "MemImportFromShareableHandle", "MemAddressR
 
 
 @pytest.mark.parametrize("kind", SHARED)
-def test_each_call_of_an_export_fails_once(simulator: Simulator, kind: Kind) -> None:
+def test_each_call_of_an_export_fails_once(simulator: Simulator, reader: Side, kind: Kind) -> None:
     """Who asked is told, and the next attempt works."""
     calls = ("IpcGetMemHandle",) if kind == "legacy" else ("MemRetainAllocationHandle", "MemExportToShareableHandle")
     for call in map(VENDOR.call, calls):
-        with memory(kind, SIZE) as it, Reader(simulator) as reader, ExitStack() as scope:
+        with memory(kind, SIZE) as it, ExitStack() as scope:
             if kind == "legacy":
                 simulator.fail(call, code=12345)
                 with pytest.raises(gi.DriverError, match=call):
@@ -270,78 +254,47 @@ def test_each_call_of_an_export_fails_once(simulator: Simulator, kind: Kind) -> 
             shared, before = scope.enter_context(gi.share(it)), simulator.left()
             if kind == "vmm":
                 simulator.fail(call, code=12345)
-                told, words = reader.attach(shared)
-                assert (told, call in words) == ("HandleError", True)
+                with pytest.raises(Raised, match=f"HandleError: .*{call}"):
+                    reader.attach(shared)
             assert reader.attach(shared)[0] == ["00000000"]
             assert simulator.left() == before
         shared.close(timeout=20)
 
 
-FAILING: Final = """
-import sys
-import gpuinterop as gi
-from tests.simulated.driver import Simulator
-from tests.vendors.table import VENDOR
-driver, device = Simulator.attach(VENDOR.name), gi.device()
-for call in sys.argv[2:]:
-    driver.fail(VENDOR.call(call), code=12345)
-    try:
-        gi.attach(bytes.fromhex(sys.argv[1])).close()
-    except gi.DriverError as error:
-        assert error.call == VENDOR.call(call), error
-    else:
-        assert driver.clear_faults(), f"{call} was made, and its failure was not told"
-    device.drain(20)
-    assert not driver.left(), (call, driver.left())
-gi.attach(bytes.fromhex(sys.argv[1])).close()
-print("done")
-"""
-
-
 @pytest.mark.parametrize("kind", SHARED)
-def test_each_call_of_an_attachment_fails_once(simulator: Simulator, kind: Kind) -> None:
+def test_each_call_of_an_attachment_fails_once(simulator: Simulator, reader: Side, kind: Kind) -> None:
     with memory(kind, SIZE) as it, gi.share(it) as shared:
-        environment = simulator.environment(GPUINTEROP_BACKEND=VENDOR.name)
-        command = [sys.executable, "-c", FAILING, bytes(shared).hex(), *OPENS]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert (done.stdout, done.returncode) == ("done\n", 0), done.stderr
+        for call in map(VENDOR.call, OPENS):
+            reader(f"driver.fail({call!r}, code=12345)")
+            try:
+                made, told = call in reader.attach(shared)[2], ""
+            except Raised as error:
+                made, told = True, str(error)
+            assert not made or (told.startswith("DriverError: ") and call in told)
+            assert reader("(driver.clear_faults(), gi.device().drain(20), driver.left())[-1]") == {}
+        assert reader.attach(shared)[0] == ["ab000000"]
     shared.close(timeout=20)
-
-
-SAME_NUMBER: Final = """
-import subprocess, sys
-import gpuinterop as gi
-from tests.vendors.foreign_memory import *
-with memory(sys.argv[1], 4096) as it, gi.share(it) as shared:
-    command = [*sys.argv[3:], sys.executable, "-c", sys.argv[2]]
-    print(subprocess.run(command, input=bytes(shared).hex(), text=True, capture_output=True).stdout, flush=True)
-"""
 
 
 @pytest.mark.parametrize("kind", SHARED)
 def test_equal_numbers_of_processes(simulator: Simulator, kind: Kind) -> None:
     """As in two containers, whose main process is number 1: legacy memory is refused before the driver sees it."""
-    command = [*in_namespaces(), sys.executable, "-c", SAME_NUMBER, kind, READER, *NAMESPACES]
-    environment = simulator.environment(GPUINTEROP_BACKEND=VENDOR.name)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    told = json.loads(done.stdout.splitlines()[0])
-    assert told[0] == ("UnsupportedError" if kind == "legacy" else ["00000000"]), done.stderr
-    assert kind != "legacy" or "both processes have the PID 1" in told[1]
+    if not shutil.which("unshare") or subprocess.run([*NAMESPACES, "true"], check=False).returncode:
+        pytest.skip("needs the right to make namespaces")
+    with Side(simulator, *NAMESPACES) as exporter, Side(simulator, *NAMESPACES) as reader:
+        exporter(f"undo = contextlib.ExitStack(); it = undo.enter_context(memory({kind!r}, 4096))")
+        exporter("shared = undo.enter_context(gi.share(it))")
+        refused = pytest.raises(Raised, match=r"UnsupportedError: .*both processes have the PID 1")
+        with refused if kind == "legacy" else nullcontext():
+            assert reader(f"attach({exporter('bytes(shared).hex()')!r})")[0] == ["00000000"]
+        exporter("undo.close()")
 
 
 @pytest.mark.skipif(CUDA, reason="AMD's alone")
 def test_the_legacy_mode_is_a_gap(simulator: Simulator) -> None:
-    program = """
-import gpuinterop as gi
-from tests.vendors.foreign_memory import *
-with memory("legacy", 4096) as it:
-    try:
-        gi.share(it)
-    except gi.UnsupportedError as error:
-        print(error)
-"""
-    told = simulator.run(program, GPUINTEROP_BACKEND="hip", HSA_ENABLE_IPC_MODE_LEGACY="1")
-    assert "HSA_ENABLE_IPC_MODE_LEGACY" in told
+    refused = pytest.raises(Raised, match=r"UnsupportedError: .*HSA_ENABLE_IPC_MODE_LEGACY")
+    with Side(simulator, HSA_ENABLE_IPC_MODE_LEGACY="1") as exporter, refused:
+        exporter("with memory('legacy', 4096) as it: gi.share(it)")
 
 
 def test_a_copy_is_there_on_return(simulator: Simulator) -> None:
@@ -357,29 +310,13 @@ def test_a_copy_is_there_on_return(simulator: Simulator) -> None:
         shared.close(timeout=20)
 
 
-EXPORTER: Final = """
-import ctypes, sys
-import gpuinterop as gi
-from tests.vendors.foreign_memory import *
-with memory(sys.argv[1], 4096) as it, gi.share(it) as shared:
-    ctypes.memset(it.ptr, int(sys.argv[2]), 4096)
-    print(bytes(shared).hex(), flush=True)
-    sys.stdin.read()
-"""
-
-
 @pytest.mark.parametrize("kind", SHARED)
-def test_exporters_that_number_their_allocations_alike(simulator: Simulator, kind: str) -> None:
-    environment = simulator.environment(GPUINTEROP_BACKEND=VENDOR.name)
-    exporters = [
-        subprocess.Popen(
-            [sys.executable, "-c", EXPORTER, kind, str(number)],
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        for number in (1, 2)
-    ]  # fmt: skip
-    with Reader(simulator) as reader:
-        descriptors = [bytes.fromhex(cast(IO[str], one.stdout).readline()) for one in exporters]
+def test_exporters_that_number_their_allocations_alike(simulator: Simulator, reader: Side, kind: str) -> None:
+    with Side(simulator) as one, Side(simulator) as other:
+        for number, each in enumerate((one, other), 1):
+            each(f"undo = contextlib.ExitStack(); it = undo.enter_context(memory({kind!r}, 4096))")
+            each(f"shared = undo.enter_context(gi.share(it)); ctypes.memset(it.ptr, {number}, 4096)")
+        descriptors = [bytes.fromhex(each("bytes(shared).hex()")) for each in (one, other)]
         assert reader.attach(*descriptors)[0] == ["01010101", "02020202"]
-    for one in exporters:
-        one.communicate(timeout=20)
+        one("undo.close()")
+        other("undo.close()")
