@@ -195,8 +195,9 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         exporter("share.acquire(timeout=5); share.release()")
         exporter.until("not share.lifetime.handle._writer.leases")
         assert exporter("leases()") == 1
-        reader("stays.acquire(timeout=5)")  # in the same place
+        reader("stays._turns()")  # in the same place
         exporter("rendezvous.server().look()")
+        reader("stays.acquire(timeout=5)")
         with pytest.raises(Raised, match="SemaphoreTimeoutError"):
             exporter("share.acquire(timeout=0.1)")
         reader("stays.release()")
