@@ -137,10 +137,10 @@ def test_elements_with_bytes_in_common_are_refused_and_no_others() -> None:
 
 def test_arrays_without_bytes_and_one_with_an_address_and_an_interface(host: Device) -> None:
     with host.allocate(4096) as memory:
-        some, none = np.asarray(memory.buffer.view(8)), np.empty((0, 3), "float32")
+        some, none = np.asarray(memory.buffer.view((2, 4)))[::-1, ::-2], np.empty((0, 3), "float32")
         facts: Any = some.__array_interface__
         both = SimpleNamespace(__array_interface__=facts, data_ptr=lambda: facts["data"][0])
-        some[:] = 5
+        some[:] = [[1, 2], [3, 4]]
         for arrays in ({"none": none}, {"none": none, "some": some}, {"some": both, "none": none}):
             for copy in (False, True):
                 with gi.share(arrays, copy=copy) as shared, gi.attach(bytes(shared)) as attached:

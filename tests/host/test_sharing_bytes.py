@@ -72,14 +72,6 @@ def test_arrays_of_more_allocations_than_one_answer_has_descriptors_for() -> Non
         assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(300)]") == [one % 251 for one in range(300)]
 
 
-def test_a_copy_of_negative_strides() -> None:
-    with pair() as (exporter, reader):
-        exporter("plain = np.arange(6, dtype='int16').reshape(2, 3)[::-1, ::-1]; copy = gi.share(plain, copy=True)")
-        exporter("plain[:] = 0")
-        attach(reader, exporter, "copy")
-        assert reader("np.asarray(copy.view).tolist()") == [[5, 4, 3], [2, 1, 0]]
-
-
 def test_version_0_is_behind_the_stream() -> None:
     with pair() as (exporter, reader):
         exporter(GATE)

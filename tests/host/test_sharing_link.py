@@ -271,13 +271,3 @@ def test_garbage_in_the_pages() -> None:
         exporter("np.ctypeslib.as_array(rendezvous.server().me.counts.rows[0])[8:] = 0xFFFFFFFF")
         exporter("share.close(timeout=20)")
         exporter.until(f"offers() == 0 and not [one for one in grown({before}) if 'counts' in one]")
-
-
-def test_a_stopped_reader_keeps_its_share_and_a_dead_one_does_not() -> None:
-    with pair() as (exporter, reader):
-        reader("attached = gi.attach(descriptor)")
-        os.kill(reader("os.getpid()"), signal.SIGSTOP)
-        with pytest.raises(Raised, match=r"ResourceBusyError: .* 1 reader\(s\) are attached"):
-            exporter("share.close(timeout=0.1)")
-        reader.kill()
-        exporter("share.close(timeout=20)")
