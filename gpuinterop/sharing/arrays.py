@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .._arguments import NotAnArray
 from .._core.device import Device
 from .._core.interchange import View
+from .._core.known_stream import KnownStream
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
@@ -209,10 +210,8 @@ class Arrays(Resource, NotAnArray):
         ...     shared.acquire(timeout=10)  # this thread waits for that reader
         ...     shared.release()
         """
-        bound = self._stream(stream)
-        turns = self._turns(timeout)
-        self._look()
-        acquire_all([(turns, bound)], [turns.page], timeout)
+        side = self._side(stream, timeout)
+        acquire_all([side], [side[0].page.lock], timeout)
 
     def release(self, stream: Stream | object = None) -> None:
         """Release, after the work that a stream was given (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
@@ -264,6 +263,13 @@ class Arrays(Resource, NotAnArray):
     def _look(self) -> None:
         """Raise if the writer must not write the arrays."""
 
+    def _side(self, stream: object, timeout: float | None) -> tuple[Writer | Reader, Stream, KnownStream]:
+        """What is to acquire, for which stream."""
+        bound = self._stream(stream)
+        turns = self._turns(timeout)
+        self._look()
+        return turns, bound, bound._known_as()
+
     def _stream(self, stream: object) -> Stream:
         self._check_open()
         if not isinstance(stream, Stream):
@@ -312,18 +318,14 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     ...     stream.synchronize(timeout=10)
     """
     ordered = sorted(dict.fromkeys(arrays), key=_key)
-    streams = [one._stream(stream) for one in ordered]
-    turns = [(one._turns(timeout), bound) for one, bound in zip(ordered, streams, strict=True)]
-    for one in ordered:
-        one._look()
-    written = {one.key for one, (turn, _) in zip(ordered, turns, strict=True) if isinstance(turn, Writer)}
-    if sum(one.key in written for one in ordered) > len(written):
+    sides = [one._side(stream, timeout) for one in ordered]
+    locks = {one.key: turns.page.lock for one, (turns, *_) in zip(ordered, sides, strict=True)}
+    kinds = {(one.key, type(turns)) for one, (turns, *_) in zip(ordered, sides, strict=True)}
+    if len(kinds) > len(locks):
         raise InvalidArgumentError(
             "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
         )
-    if turns:
-        pages = {array.key: one.page for array, (one, _) in zip(ordered, turns, strict=True)}
-        acquire_all(turns, list(pages.values()), timeout)
+    acquire_all(sides, list(locks.values()), timeout)
 
 
 def _key(arrays: Arrays) -> tuple[tuple[bytes, int], int]:

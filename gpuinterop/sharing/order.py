@@ -25,7 +25,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from .. import system, timeline
 from .._arguments import NoCopy, check_timeout
@@ -121,45 +121,46 @@ class _Turns(NoCopy):
         return store(word) and free
 
     def _check(self, known: KnownStream, *, enters: bool) -> None:
-        self._check_failure()
+        if self.failure is not None:
+            raise again(self.failure)
         if self.inside is enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
             raise InvalidArgumentError("order", f"{this} of {self.label} is out of turn; call {other} first.")
-        refuse_capture(known, self.label)
-
-    def _check_failure(self) -> None:
-        if self.failure is not None:
-            raise again(self.failure)
-
-    def _enter(self, known: KnownStream) -> Sequence[tuple[Word, int]]:
-        """Acquire, under the page's lock; return what the stream is to wait for."""
-        self._turn, self._stream, self.inside = self._turn + 1, known, True
-        return self._note()
+        if known.is_capturing():
+            refuse_capture(known, self.label)
 
     @abstractmethod
     def _note(self) -> Sequence[tuple[Word, int]]:
-        """Note it on the control page; return what the stream is to wait for."""
+        """Note on the control page that the side acquires; return what the stream is to wait for."""
 
     def _wait(self, stream: Stream, word: Word, value: int, timeout: float | None) -> None:
-        if stream._ptr or not stream.device.info.is_cpu:
-            if timeout is None:
+        if (now := value_of(word)) < value:
+            if not stream._ptr and stream.device.info.is_cpu:
+                now = self._wait_here(word, value, timeout)
+            elif timeout is None:
                 word._wait_asked(stream, value)
             else:
                 word.wait(stream, value, timeout=timeout)
-            return
+        if now >= POISON and word is self.writer:  # another process may have noticed first
+            self.failure = self.failure or PeerError(DIED)
+            raise again(self.failure)
+        system.fence()  # later loads come after that of the value
+
+    def _wait_here(self, word: Word, value: int, timeout: float | None) -> int:
+        """Wait in the calling thread, and look now and then whether another thread has ended this."""
         left = system.seconds_left(timeout)
-        while True:  # the calling thread itself: it looks now and then whether another thread has ended this
-            rest = left()
-            try:
-                return word.host_wait(value, timeout=system.SLICE if rest is None else min(system.SLICE, rest))
-            except SemaphoreTimeoutError:
-                self._check_failure()
-                if rest == 0:
-                    who = "the writer" if word is self.writer else "a reader"
-                    raise SemaphoreTimeoutError(
-                        f"{self.label} was not free in {timeout:g} s: {who} is between acquire and release, or its "
-                        "stream is still at work."
-                    ) from None
+        while (now := value_of(word)) < value:
+            if self.failure is not None:
+                raise again(self.failure)
+            if (rest := left()) == 0:
+                who = "the writer" if word is self.writer else "a reader"
+                raise SemaphoreTimeoutError(
+                    f"{self.label} was not free in {timeout:g} s: {who} is between acquire and release, or its stream "
+                    "is still at work."
+                )
+            with contextlib.suppress(SemaphoreTimeoutError):
+                word.host_wait(value, timeout=system.SLICE if rest is None else min(system.SLICE, rest))
+        return now
 
     def _release(self, stream: Stream, known: KnownStream) -> None:
         self._check(known, enters=False)
@@ -239,7 +240,7 @@ class Writer(_Turns):
 
     def _leave(self, told_by: KnownStream | None) -> None:
         self.page.words[_TURN] = 2 * self._turn
-        super()._leave(told_by)
+        self._told_by, self.inside = told_by, False
 
     def drops(self, slot: int, own: Word) -> bool:
         """Forget a reader that has left; False while a stream may still wait for it.
@@ -271,11 +272,6 @@ class Reader(_Turns):
         self.page.slots[self._slot] = self._turn
         return [(self.writer, min((self.page.words[_TURN] + 1) // 2, POISON))]
 
-    def _check_failure(self) -> None:
-        if self.failure is None and value_of(self.writer) >= POISON:  # another reader has noticed first
-            self.failure = PeerError(DIED)
-        super()._check_failure()
-
     def close_if_released(self) -> bool:
         """Leave the order, and close the words and the control page, if the reader has released."""
         if not self.is_over():
@@ -295,49 +291,52 @@ class Reader(_Turns):
         loop().look_again(partial(self.lets_pass, self.writer))
 
 
-def acquire_all(turns: Sequence[tuple[_Turns, Stream]], pages: Sequence[ControlPage], timeout: float | None) -> None:
-    """Acquire several, which have the control pages, all at once; none if one fails.
+def acquire_all(
+    turns: Sequence[tuple[_Turns, Stream, KnownStream]], locks: Sequence[timeline.Lock], timeout: float | None
+) -> None:
+    """Acquire several, whose pages have the locks, all at once; none if one fails.
 
     A stream acquires long before it has waited. Two that acquired one page after the other could each be the first
     at one, and would wait for each other.
     """
-    timeout = check_timeout(timeout)
+    if timeout is not None:
+        timeout = check_timeout(timeout)
     guards: list[threading.RLock] = []
     try:
-        for one, stream in turns:
+        for one, _, known in turns:
             guards.append(one._guard)
             one._guard.acquire()
-            one._check(stream._known_as(), enters=True)
+            one._check(known, enters=True)
         try:
-            waits = timeline.Lock.run_all([page.lock for page in pages], _enter, turns)
+            waits = timeline.Lock.run_all(locks, _enter, turns)
             for one, stream, word, value in waits:
-                if value_of(word) < value:
-                    one._wait(stream, word, value, timeout)
-            system.fence()  # later loads come after the values
-            for one, _ in turns:
-                one._check_failure()
+                one._wait(stream, word, value, timeout)
         except BaseException:  # others may wait already for the release after this
-            for one, _ in turns:
+            for one, _, _ in turns:
                 one._give_up()
             raise
     finally:
         for guard in reversed(guards):
-            with contextlib.suppress(RuntimeError):  # as `system.under`
+            try:  # noqa: SIM105 - as `system.under`
                 guard.release()
+            except RuntimeError:
+                pass
 
 
-def _enter(turns: Sequence[tuple[_Turns, Stream]]) -> list[tuple[_Turns, Stream, Word, int]]:
+def _enter(turns: Sequence[tuple[_Turns, Stream, KnownStream]]) -> list[tuple[_Turns, Stream, Word, int]]:
     waits = []
-    for one, stream in turns:
-        for word, value in one._enter(stream._known_as()):
+    for one, stream, known in turns:
+        one._turn, one._stream, one.inside = one._turn + 1, known, True
+        for word, value in one._note():
             waits.append((one, stream, word, value))
     return waits
 
 
 def value_of(word: Word) -> int:
     """The value of a timeline now, also of a closed one; `POISON` of one that is gone."""
-    lifetime = word.lifetime
-    return cast(int, lifetime.ask(cast(Any, lifetime.counter), POISON))
+    lifetime: Any = word.lifetime
+    value: int = lifetime.ask(lifetime.counter, POISON)
+    return value
 
 
 def store(word: Word) -> bool:

@@ -49,7 +49,7 @@ class _Stops(ast.NodeTransformer):
     def __init__(self, tree: ast.AST) -> None:
         self.names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self.names = {name for name in self.names if not name.startswith("__")}
-        self.names |= {"run", "run_all", "wait", "_wait_asked", "under"}
+        self.names |= {"run", "run_all", "wait", "_wait_asked", "host_wait", "under"}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node if node.name == "__init__" else self.generic_visit(node)
@@ -87,12 +87,13 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
     namespace = {**vars(arrays), **vars(offer), **vars(order)}
     namespace |= {
         "SLOTS": 2,
-        "refuse_capture": lambda stream, label: None,
         "fail_waits": lambda word, error, passed: word.process.fail_waits(word, error, passed),
         "awaited": lambda word: any(word is one for stream in word.process.streams for one, _ in stream.waits),
         "server": lambda: Thread.now.process,
         "loop": lambda: Thread.now.process,
-        "system": SimpleNamespace(under=_under, holds=lambda lock: lock.holder is Thread.now, fence=lambda: None),
+        "system": SimpleNamespace(
+            under=_under, holds=lambda lock: lock.holder is Thread.now, fence=lambda: None, SLICE=3, seconds_left=_left
+        ),
         "threading": SimpleNamespace(RLock=Lock),
         "value_of": lambda word: order.POISON if word.closed else word.cell[0],
         "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),
@@ -132,6 +133,12 @@ def _under(lock: Lock, call: Callable[..., Any], *arguments: Any, limit: int = -
     if limit == 0 and lock.holder not in (None, Thread.now):
         return (yield from _run(call, *arguments))
     return (yield from lock.run(call, *arguments))
+
+
+def _left(timeout: float | None) -> Callable[[], int | None]:
+    """Each look at the time takes some."""
+    left = iter(() if timeout is None else range(int(timeout), 0, -2))
+    return lambda: None if timeout is None else next(left, 0)
 
 
 def _run_all(locks: Sequence[Lock], call: Callable[..., Any], *arguments: Any) -> Steps:
@@ -196,7 +203,9 @@ class Word:
 
     def wait(self, stream: Stream, value: int, *, timeout: float | None = None) -> Steps:
         self._check(stream)
-        if timeout is not None and not stream.host:
+        if stream.host:
+            return (yield from self.host_wait(value))
+        if timeout is not None:
             raise GpuInteropError("it cannot wait with a timeout")
         entry = (self, value)
         stream.waits.append(entry)
@@ -208,15 +217,7 @@ class Word:
                 stream.waits.remove(entry)
             return found
 
-        if not stream.host:
-            stream.give(passes)
-            return
-        patience = self.process.world.random.randrange(1, 200) if timeout is not None else _MOST * 100
-        while not passes():
-            if not (patience := patience - 1):
-                stream.waits.remove(entry)
-                raise SemaphoreTimeoutError("late")
-            yield
+        stream.give(passes)
 
     def signal(self, stream: Stream, value: int) -> None:
         self._check(stream)
@@ -227,6 +228,13 @@ class Word:
         stream.give(partial(self._store, value))
 
     _wait_asked, _signal_asked = wait, signal
+
+    def host_wait(self, value: int, *, timeout: float = _MOST * 100) -> Steps:
+        while self.cell[0] < value:
+            self._check()
+            if (timeout := timeout - 1) < 0:
+                raise SemaphoreTimeoutError("late")
+            yield
 
     def host_signal(self, value: int) -> None:
         self._check()
@@ -257,10 +265,11 @@ class Stream:
     failure: GpuInteropError | None = None
     closed = elsewhere = False
     """Closed is the wrapper: the queue goes on."""
-    _ptr = 1
+    device = SimpleNamespace(info=SimpleNamespace(is_cpu=True))
 
     def __init__(self, process: Process, name: str, *, host: bool = False) -> None:
-        self.name, self.host, self.passed, self.given = f"{process.name}.{name}", host, 0, 0
+        self.name, self.host, self._ptr = f"{process.name}.{name}", host, int(not host)
+        self.passed = self.given = 0
         self.queue: deque[Callable[[], bool]] = deque()
         self.waits: list[tuple[Word, int]] = []
         self.told: dict[Word, int] = {}
@@ -271,6 +280,9 @@ class Stream:
 
     def fence(self) -> Any:
         return SimpleNamespace(is_reached=partial(self._has_passed, self.given))
+
+    def is_capturing(self) -> bool:
+        return False
 
     def is_idle(self) -> bool:
         return not self.queue
@@ -355,7 +367,7 @@ class Process:
         shares = random.sample(list(self.turns), 1 + random.randrange(len(self.turns)))
         stream = random.choice(streams)
         stream.closed = random.random() < 0.03
-        timeout = 1.0 if random.random() < (0.5 if stream.host else 0.03) else None
+        timeout = random.randrange(1, 200) if random.random() < (0.5 if stream.host else 0.03) else None
         noticed = any(self in share.noticed for share in shares)
         floors = [share.released for share in shares]
         try:
@@ -452,9 +464,7 @@ class Share:
     def arrays(self, process: Process) -> Any:
         return _Namespace(
             key=self.number,
-            _turns=lambda timeout: process.turns[self],
-            _stream=lambda stream: stream,
-            _look=lambda: None,
+            _side=lambda stream, timeout: (process.turns[self], stream, stream),
         )
 
     def enrol(self, process: Process) -> Steps:
@@ -582,7 +592,7 @@ class World:
             share.writing = False
             for other in self.processes:
                 learns = partial(other.jobs.append, partial(share.notices, other))
-                self.due.append((at + random.randrange(100), learns))
+                self.due.append((at + random.randrange(random.choice((30, 600))), learns))
 
     def run(self) -> None:
         """Go on until all that lives has ended."""

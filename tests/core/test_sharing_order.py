@@ -17,12 +17,12 @@ MUTANTS: dict[str, Mutant] = {
     "the reader does not count on the control page": ("self.page.slots[self._slot] = self._turn\n", "pass\n"),
     "the writer does not tell that it is in": ("self.page.words[_TURN] = 2 * self._turn - 1\n", "pass\n"),
     "the writer does not wait for its own last version": ("if self._stream is self._told_by:", "if True:"),
-    "they acquire without the lock": ("[page.lock for page in pages]", "[]"),
+    "they acquire without the lock": ("run_all(locks,", "run_all([],"),
     "several are acquired one after the other": (
-        "            waits = timeline.Lock.run_all([page.lock for page in pages], _enter, turns)\n",
+        "            waits = timeline.Lock.run_all(locks, _enter, turns)\n",
         (
-            "            waits = []\n            for turn, page in zip(turns, pages):\n"
-            "                waits += timeline.Lock.run_all([page.lock], _enter, [turn])\n"
+            "            waits = []\n            for turn, lock in zip(turns, locks):\n"
+            "                waits += timeline.Lock.run_all([lock], _enter, [turn])\n"
         ),
     ),
     "an acquire takes no guard": ("one._guard.acquire()", "pass"),
@@ -33,10 +33,7 @@ MUTANTS: dict[str, Mutant] = {
     "end() does not wait for the thread that acquires": ("if not self._ends():", "if self._ends() and False:"),
     "end() releases beside a thread that acquires": ("if free := self.is_free():", "if free := True:"),
     "an acquire that fails stays in": ("one._give_up()", "pass"),
-    "an acquire that ends meanwhile succeeds": (
-        "                one._check_failure()\n        except",
-        "                pass\n        except",
-    ),
+    "an acquire takes what was stored for a dead writer's": ("if now >= POISON and", "if False and"),
     "another stream signals before the earlier one": ("self.own._wait_asked(stream, self._turn - 1)", "pass"),
     "release publishes before it signals": (
         "        try:\n            self.own._signal_asked(stream, self._turn)",
