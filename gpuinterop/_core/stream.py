@@ -11,7 +11,7 @@ from .._arguments import NoCopy, check_int, check_timeout, check_type
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, NativeEvent, settle
-from .lifetime import DEAD, MARK, Lifetime, Marks, note_use
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, note_use
 from .monitor import dropped
 from .resource import Resource
 
@@ -489,8 +489,9 @@ def check_stream(device: Device, stream: object) -> Stream:
             "stream",
             f"expected a gpuinterop Stream, got {type(stream).__name__}; use device.wrap_stream(stream).",
         )
-    stream._check_open()
-    stream._check_failure()
+    if stream.lifetime.state is not LIVE or stream.known is None or stream.known.odd or stream._failure is not None:
+        stream._check_open()  # in line: each call of an order comes here
+        stream._check_failure()
     if stream.device is not device:
         raise InvalidArgumentError(
             "stream", f"belongs to {stream.device.name}, the object to {device.name}; use a stream of that device."

@@ -328,7 +328,7 @@ class OwnTimelines(WordCalls):
         return TimelineFd.adopt_duplicate(handle.fd)
 
     def host_value(self, handle: _Own) -> int:
-        return handle.page.value
+        return handle.page.counter.value
 
     def host_signal(self, handle: _Own, value: int) -> None:
         handle.page.signal(value)

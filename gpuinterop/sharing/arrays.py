@@ -284,7 +284,7 @@ class Arrays(Resource, NotAnArray):
             # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
             if last is None or known is None or known.failure is not None or (owner is None and pointer):
                 self._last = last = self.device.wrap_stream(stream)
-            else:
+            elif not pointer:  # of each device
                 check_foreign_device(self.device, stream)
             stream = last
         return check_stream(self.device, stream)

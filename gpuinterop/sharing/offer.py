@@ -327,10 +327,12 @@ class ArrayShare(Arrays):
                 self._immutable or "array",
                 "its library treats it as immutable, so it cannot be written; share with copy=True.",
             )
-        return self.lifetime.use(Offered.writer)
+        offer: Offered = self.lifetime.handle
+        return offer._writer or self.lifetime.use(Offered.writer)
 
     def _look(self) -> None:
-        self.lifetime.use(Offered.check_some)
+        if self.lifetime.handle._movable:
+            self.lifetime.use(Offered.check_some)
 
 
 def share(
