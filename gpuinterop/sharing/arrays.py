@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from .._arguments import NotAnArray
 from .._core.device import Device
 from .._core.interchange import View
-from .._core.known_stream import KnownStream
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError
 from .descriptor import Contents
-from .order import Reader, Writer, acquire_all
+from .order import Reader, Side, Writer, acquire_all
 
 if TYPE_CHECKING:
     from .attachment import SharedMemory
@@ -260,15 +259,10 @@ class Arrays(Resource, NotAnArray):
         """The place in the order, which the first call takes, within `timeout` seconds."""
         raise NotImplementedError
 
-    def _look(self) -> None:
-        """Raise if the writer must not write the arrays."""
-
-    def _side(self, stream: object, timeout: float | None) -> tuple[Writer | Reader, Stream, KnownStream]:
+    def _side(self, stream: object, timeout: float | None) -> Side:
         """What is to acquire, for which stream."""
         bound = self._stream(stream)
-        turns = self._turns(timeout)
-        self._look()
-        return turns, bound, bound._known_as()
+        return self._turns(timeout), bound, bound._known_as()
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()

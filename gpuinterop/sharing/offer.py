@@ -26,7 +26,7 @@ from .attachment import SharedMemory, memory_of
 from .counts import Holds
 from .descriptor import Contents, Placed
 from .loop import loop
-from .order import SLOTS, ControlPage, Word, Writer
+from .order import SLOTS, ControlPage, Side, Word, Writer
 from .origin import check, check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
 
@@ -106,15 +106,15 @@ class Offered(NoCopy, Offer):
     def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
             if self._places.pop(place, None) is not None:  # the loop and a thread that closes may both look
-                own = writer.leases[place]
+                own = writer.leases.pop(place)
                 self._leaving.add(own)
-                loop().look_again(partial(self._lets_go, writer, place, own))
+                loop().look_again(partial(self._lets_go, writer, own))
 
-    def _lets_go(self, writer: Writer, place: int, own: Word) -> bool:
-        if not writer.drops(place, own):
-            return False
-        self._leaving.discard(own)
-        return True
+    def _lets_go(self, writer: Writer, own: Word) -> bool:
+        if over := writer.lets_pass(own):
+            own.close()
+            self._leaving.discard(own)
+        return over
 
     # -- the order ---------------------------------------------------------------------------------------------------
 
@@ -330,9 +330,10 @@ class ArrayShare(Arrays):
         offer: Offered = self.lifetime.handle
         return offer._writer or self.lifetime.use(Offered.writer)
 
-    def _look(self) -> None:
+    def _side(self, stream: object, timeout: float | None) -> Side:
         if self.lifetime.handle._movable:
             self.lifetime.use(Offered.check_some)
+        return super()._side(stream, timeout)
 
 
 def share(

@@ -116,7 +116,7 @@ class _Turns(NoCopy):
         return system.under(self._guard, system.holds, self._guard, limit=0)
 
     def lets_pass(self, word: Word) -> bool:
-        """Let streams go on that wait for another side, which is over; False while one may yet be given the wait."""
+        """Let streams go on that wait for another side, which has left or died; False while one may yet be to wait."""
         free = self.is_free()  # first
         return store(word) and free
 
@@ -242,18 +242,6 @@ class Writer(_Turns):
         self.page.words[_TURN] = 2 * self._turn
         self._told_by, self.inside = told_by, False
 
-    def drops(self, slot: int, own: Word) -> bool:
-        """Forget a reader that has left; False while a stream may still wait for it.
-
-        It may have died with stores to come, or closed with a wait for it on its way to a stream.
-        """
-        if self.leases.get(slot) is own:
-            self.leases.pop(slot)
-        if not self.lets_pass(own):
-            return False
-        own.close()
-        return True
-
 
 class Reader(_Turns):
     """One attachment that acquires."""
@@ -291,28 +279,29 @@ class Reader(_Turns):
         loop().look_again(partial(self.lets_pass, self.writer))
 
 
-def acquire_all(
-    turns: Sequence[tuple[_Turns, Stream, KnownStream]], locks: Sequence[timeline.Lock], timeout: float | None
-) -> None:
+Side = tuple[_Turns, Stream, KnownStream]
+"""What acquires, and for which stream."""
+
+
+def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
     """Acquire several, whose pages have the locks, all at once; none if one fails.
 
     A stream acquires long before it has waited. Two that acquired one page after the other could each be the first
     at one, and would wait for each other.
     """
-    if timeout is not None:
-        timeout = check_timeout(timeout)
+    timeout = check_timeout(timeout)
     guards: list[threading.RLock] = []
     try:
-        for one, _, known in turns:
+        for one, _, known in sides:
             guards.append(one._guard)
             one._guard.acquire()
             one._check(known, enters=True)
         try:
-            waits = timeline.Lock.run_all(locks, _enter, turns)
+            waits = timeline.Lock.run_all(locks, _enter, sides)
             for one, stream, word, value in waits:
                 one._wait(stream, word, value, timeout)
         except BaseException:  # others may wait already for the release after this
-            for one, _, _ in turns:
+            for one, *_ in sides:
                 one._give_up()
             raise
     finally:
@@ -323,9 +312,9 @@ def acquire_all(
                 pass
 
 
-def _enter(turns: Sequence[tuple[_Turns, Stream, KnownStream]]) -> list[tuple[_Turns, Stream, Word, int]]:
+def _enter(sides: Sequence[Side]) -> list[tuple[_Turns, Stream, Word, int]]:
     waits = []
-    for one, stream, known in turns:
+    for one, stream, known in sides:
         one._turn, one._stream, one.inside = one._turn + 1, known, True
         for word, value in one._note():
             waits.append((one, stream, word, value))

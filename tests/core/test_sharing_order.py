@@ -19,10 +19,10 @@ MUTANTS: dict[str, Mutant] = {
     "the writer does not wait for its own last version": ("if self._stream is self._told_by:", "if True:"),
     "they acquire without the lock": ("run_all(locks,", "run_all([],"),
     "several are acquired one after the other": (
-        "            waits = timeline.Lock.run_all(locks, _enter, turns)\n",
+        "            waits = timeline.Lock.run_all(locks, _enter, sides)\n",
         (
-            "            waits = []\n            for turn, lock in zip(turns, locks):\n"
-            "                waits += timeline.Lock.run_all([lock], _enter, [turn])\n"
+            "            waits = []\n            for side, lock in zip(sides, locks):\n"
+            "                waits += timeline.Lock.run_all([lock], _enter, [side])\n"
         ),
     ),
     "an acquire takes no guard": ("one._guard.acquire()", "pass"),
@@ -45,8 +45,8 @@ MUTANTS: dict[str, Mutant] = {
     "a dead writer's timeline is not stored": ("return store(word) and free", "return True"),
     "a dead one's timeline is stored once": ("return not awaited(word.lifetime)", "return True"),
     "a reader's timeline that was stored counts as its own": (
-        "if not self.lets_pass(own):",
-        "if value_of(own) < POISON and not self.lets_pass(own):",
+        "if over := writer.lets_pass(own):",
+        "if over := value_of(own) >= POISON or writer.lets_pass(own):",
     ),
 }
 

@@ -96,6 +96,25 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
             attached.acquire(timeout=5)
 
 
+def test_a_stream_that_fails_skips_its_releases_and_the_end_makes_up_for_them(host: Device) -> None:
+    with (
+        host.allocate(4096) as memory,
+        gi.share(memory.buffer.view(4)) as shared,
+        gi.attach(bytes(shared)) as attached,
+        host.create_stream() as stream,
+        host.create_semaphore(gi.TimelineFd) as gate,
+    ):
+        gate.wait(stream, 1, timeout=0.01)
+        for _ in range(2):
+            attached.acquire(stream)
+            attached.release(stream)
+        with pytest.raises(gi.SemaphoreTimeoutError):
+            stream.synchronize(timeout=10)
+        attached.close()
+        shared.acquire(timeout=10)
+        shared.release()
+
+
 def test_an_offset_in_a_capsule() -> None:
     given = np.arange(8, dtype=np.uint8)
     capsule: Any = given.__dlpack__()
