@@ -91,7 +91,7 @@ class _Turns(NoCopy):
         self._turn = 0
         """Number of the last turn."""
         self._stream: KnownStream | None = None
-        """The stream that acquired last."""
+        """The stream that acquired last, or released."""
         self._told_by: KnownStream | None = None
         """The stream that was given the last signal; None if the host signals."""
         self._guard = threading.RLock()
@@ -164,14 +164,15 @@ class _Turns(NoCopy):
 
     def _release(self, stream: Stream, known: KnownStream) -> None:
         self._check(known, enters=False)
-        if known is not self._told_by and value_of(self.own) < self._turn - 1:
-            self.own._wait_asked(stream, self._turn - 1)  # a value must not come after a greater one
+        self._stream = known
         try:
+            if known is not self._told_by and value_of(self.own) < self._turn - 1:
+                self.own._wait_asked(stream, self._turn - 1)  # a value must not come after a greater one
             self.own._signal_asked(stream, self._turn)
-        except GpuInteropError:
-            if value_of(self.own) < self._turn:  # else an interrupt struck after the signal
-                raise
-        self._leave(known)
+            self._leave(known)
+        except BaseException:  # an interrupt may have struck after the signal
+            self._give_up()
+            raise
 
     def _leave(self, told_by: KnownStream | None) -> None:
         """Note the release, once the stream has the signal."""

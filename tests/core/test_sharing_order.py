@@ -35,10 +35,6 @@ MUTANTS: dict[str, Mutant] = {
     "an acquire that fails stays in": ("one._give_up()", "pass"),
     "an acquire takes what was stored for a dead writer's": ("if now >= POISON and", "if False and"),
     "another stream signals before the earlier one": ("self.own._wait_asked(stream, self._turn - 1)", "pass"),
-    "release publishes before it signals": (
-        "        try:\n            self.own._signal_asked(stream, self._turn)",
-        "        self._leave(known)\n        try:\n            self.own._signal_asked(stream, self._turn)",
-    ),
     "a closed stream's work is not waited for": ("if not passed() or", "if"),
     "the host signals before an earlier stream": ("(value < turn - 1 and", "(False and"),
     "the host does not wait for a thread that gives a wait": ("return store(word) and free", "return store(word)"),

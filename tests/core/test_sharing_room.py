@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import itertools
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -113,6 +115,57 @@ def test_a_stream_that_fails_skips_its_releases_and_the_end_makes_up_for_them(ho
         attached.close()
         shared.acquire(timeout=10)
         shared.release()
+
+
+class Struck(BaseException):
+    """An interrupt."""
+
+
+def strikes(call: Callable[..., object], stream: gi.Stream, at: int, event: str) -> bool:
+    """Make a call that an interrupt strikes where this library calls or returns for the `at`-th time; or is it over?"""
+    left = itertools.count(at - 1, -1)
+
+    def seen(frame: FrameType, what: str, _: object) -> None:
+        code = frame.f_code
+        if what == event and "/gpuinterop/" in code.co_filename and code.co_name != "__del__" and next(left) == 0:
+            sys.setprofile(None)
+            raise Struck
+
+    sys.setprofile(seen)
+    try:
+        call(stream)
+    except Struck:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("event", ["call", "return"])
+@pytest.mark.parametrize("struck", ["acquire", "release"])
+@pytest.mark.parametrize("of", ["writer", "reader"])
+def test_an_interrupt_leaves_a_turn_that_goes_on(host: Device, of: str, struck: str, event: str) -> None:
+    for at in itertools.count(1):
+        with (
+            host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared,
+            gi.attach(bytes(shared)) as attached, host.create_stream() as stream,
+        ):  # fmt: skip
+            one, other = (shared, attached) if of == "writer" else (attached, shared)
+            for arrays in (one, other):
+                arrays.acquire(stream)
+                arrays.release(stream)
+            if struck == "release":
+                one.acquire(stream)
+            found = strikes(getattr(one, struck), stream, at, event)
+            with suppress(gi.InvalidArgumentError):  # it is in
+                one.acquire(stream)
+            one.release(stream)
+            stream.synchronize(timeout=10)
+            other.acquire(timeout=10)
+            other.release()
+        if not found:
+            break
+    assert at > 10
 
 
 def test_an_offset_in_a_capsule() -> None:
