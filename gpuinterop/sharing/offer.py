@@ -26,7 +26,7 @@ from .attachment import SharedMemory, memory_of
 from .counts import Holds
 from .descriptor import Contents, Placed
 from .loop import loop
-from .order import SLOTS, ControlPage, Side, Word, Writer
+from .order import LEFT, SLOTS, ControlPage, Side, Word, Writer
 from .origin import check, check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
 
@@ -100,7 +100,7 @@ class Offered(NoCopy, Offer):
         """Let go of the readers that have left the order, or whose process has ended."""
         if (writer := self._writer) is not None:
             self._let_go(writer, [
-                place for place, guest in self._places.copy().items() if guest.ended or writer.page.has_left(place)
+                place for place, guest in self._places.copy().items() if guest.ended or writer.page.slots[place] == LEFT
             ])  # fmt: skip
 
     def _let_go(self, writer: Writer, places: Iterable[int]) -> None:

@@ -70,10 +70,6 @@ class ControlPage(NoCopy):
         self.lock.close()  # first: it borrows the other
         self.handle.close()
 
-    def has_left(self, number: int) -> bool:
-        """Whether the reader with that slot has left the order."""
-        return bool(self.slots[number] == LEFT)
-
 
 class _Turns(NoCopy):
     """Acquires and releases, each once in turn, by one thread at a time. Another may end it at any time."""

@@ -182,7 +182,7 @@ class ControlPage:
 
     def __init__(self, page: order.ControlPage, lock: Lock) -> None:
         self.page, self.lock, self.closed = page, lock, False
-        self.words, self.slots, self.has_left = page.words, page.slots, page.has_left
+        self.words, self.slots = page.words, page.slots
 
     def close(self) -> None:
         self.closed = True
