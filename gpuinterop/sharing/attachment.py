@@ -17,6 +17,7 @@ from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
+from .._core.monitor import locked
 from .._core.registry import get_backend, search
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 class Import(Lifetime):
     """Another process's region, mapped once for all that this process has of it."""
 
-    __slots__ = ("address", "link", "numbers", "starts")
+    __slots__ = ("address", "count", "link", "numbers", "starts")
 
     def __init__(self, device: Device, region: Region, link: Link) -> None:
         backend = cast(SharingBackend, device.driver)
@@ -48,6 +49,8 @@ class Import(Lifetime):
         self.link, self.numbers = link, region.numbers
         self.starts = tuple(accumulate(region.sizes, initial=0))
         self.address = 0
+        self.count = 0
+        """Number of torch's tensors in it, which keep it as attachments do."""
 
     def find(self, region: Region) -> int | None:
         """Address of a region that begins with one of these blocks; None if it is not a part of this one."""
@@ -69,6 +72,22 @@ class Import(Lifetime):
     def _detach(self, handle: DriverHandle) -> None:
         self.link.leave(self)
         cast(Any, self.device).backend.detach_blocks(handle)
+
+
+@locked
+def keep(mapped: Import) -> bool:
+    """Count a tensor of torch's in an import; False if that has ended."""
+    if mapped.state is LIVE:
+        mapped.count += 1
+        mapped.ends_with_children = False
+    return mapped.state is LIVE
+
+
+@locked
+def let_go(mapped: Import) -> None:
+    """End an import that nothing has."""
+    if not (mapped.standing or mapped.count):
+        retire(mapped)
 
 
 class SharedMemory(Mappable):
@@ -252,8 +271,7 @@ class AttachedArrays(Arrays):
                 self._check_open()
             finally:
                 for one in imports:
-                    if not one.standing:
-                        retire(one)
+                    let_go(one)
 
     def _turns(self, timeout: float | None = None) -> Reader:
         lease: Lease = self.lifetime.handle
@@ -381,13 +399,12 @@ def _import_all(
     found = list[tuple[Import, int]]()
     try:
         for at, region in enumerate(regions):
-            if (one := _known(link, device, region)) is None:
+            if (one := known(link, device, region)) is None:
                 one = _imported(link, device, region, _handles(link, regions, at, left, came))
             found.append(one)
     except BaseException:
         for imported, _ in found:
-            if not imported.standing:
-                retire(imported)
+            let_go(imported)
         raise
     finally:
         _close_later(list(came.values()))
@@ -395,7 +412,8 @@ def _import_all(
     return found
 
 
-def _known(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
+def known(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
+    """The import that has a region, and the region's address there."""
     for one in link.imports.get((device.streams, region.numbers[0]), ()):
         if (address := one.find(region)) is not None:
             return one, address

@@ -37,10 +37,9 @@ import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.multiprocessing import reductions
@@ -48,15 +47,15 @@ from torch.multiprocessing import reductions
 from .. import system
 from .._core.device import Device
 from .._core.drain import drain
-from .._core.interchange import capsule_of, hidden_values, layout_of
+from .._core.interchange import Layout, capsule_of, hidden_values, layout_of
 from .._core.known_stream import fail_waits
 from .._core.lifetime import GONE, Lifetime, alive, retire
 from .._core.memory import Mapping
 from .._core.monitor import after_fork
-from ..backend import Block
+from ..backend import Behind, Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
-from .attachment import Import, device_for, import_all
+from .attachment import Import, device_for, import_all, keep, known
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
 from .link import Link, link_to, links
 from .loop import loop
@@ -81,17 +80,17 @@ class _Run:
         self.start, self.end, self.uses = run[0].address, run[-1].end, 0
         self.blocks = server().use(device, run)
         try:
-            kind, *region = region_of(self.blocks)
-            self.source, self.region = _source(device, cast(Any, kind)), tuple(region)
+            _, *region = region_of(self.blocks)
+            self.source, self.region = _source(device, run[0].behind), tuple(region)
         except BaseException:
             server().drop(self.blocks)
             raise
 
 
 @lru_cache
-def _source(device: Device, kind: type[Handle]) -> bytes:
+def _source(device: Device, behind: Behind) -> bytes:
     """What is sent of this process, a device, and the type of its memory's handles."""
-    contents = Contents(os.getpid(), True, device.identity, [Region(kind, (), ())], {})
+    contents = Contents(os.getpid(), True, device.identity, [Region(behind.handle_type, (), ())], {})
     return server().descriptor(Offer()) + bytes(contents)
 
 
@@ -147,16 +146,6 @@ class _Sent(Offer):
         self.place.drop(self.run)
 
 
-class _Part(Lifetime):
-    """The storages that came in one region: as long as there are some, it keeps the import."""
-
-    __slots__ = ("address", "count", "place")
-
-    def __init__(self, device: Device, mapped: Import, address: int) -> None:
-        super().__init__("received tensors", parents=(mapped,), device=device.streams)
-        self.address, self.place, self.count = address, device.info.dlpack, 0
-
-
 class _Theirs:
     """What this process has of another one's storages. It lives with the link, under whose `importing` it changes."""
 
@@ -164,8 +153,8 @@ class _Theirs:
         self.link, self.state = link, _state
         self.storages: dict[tuple[int, int], Any] = {}
         """Weak references to storages, by slot and serial."""
-        self.parts: dict[tuple[int, ...], _Part] = {}
-        """By the blocks' numbers."""
+        self.devices: dict[bytes, tuple[Device, type[Handle]]] = {}
+        """The device that maps a source's memory, and the type of its handles."""
         self.dropped: deque[_Received] = deque()
         """What the storages that are gone came by."""
         self.looks = False
@@ -185,31 +174,31 @@ class _Theirs:
                 return None
             raise _given_up()
         try:
-            if (part := self.parts.get(region[0])) is None:
-                part = self.parts[region[0]] = self._part(source, region)
-            part.count += 1
+            device, kind = self.devices.get(source) or self._device(source)
+            whole = Region(kind, *region)
+            while True:
+                found = known(link, device, whole)
+                left = system.seconds_left(_PATIENCE_S)
+                mapped, address = found or import_all(link, device, [whole], left, {})[0]
+                if keep(mapped):  # else its last attachment has ended meanwhile
+                    break
         except BaseException:
             link.drop(slot)
             raise
-        received = _Received(self, key, region[0])
-        capsule = capsule_of(layout_of(size, "uint8", None), part.address + offset, part.place, received)
+        received = _Received(self, key, mapped)
+        capsule = capsule_of(_bytes(size), address + offset, device.info.dlpack, received)
         storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         received.weak = self.storages[key] = reductions.StorageWeakRef(storage)
         self.state.received[storage._cdata] = link, (source, place)
         return storage
 
-    def _part(self, source: bytes, region: tuple[Any, ...]) -> _Part:
+    def _device(self, source: bytes) -> tuple[Device, type[Handle]]:
         _, contents = _parsed(source)
         device = device_for(contents, None)
         if not device.info.is_cpu:
             torch.cuda._lazy_init()
-        whole = [Region(contents.regions[0].kind, *region)]
-        while True:
-            (found,) = import_all(self.link, device, whole, system.seconds_left(_PATIENCE_S), {})
-            part = _Part(device, *found)
-            with suppress(ResourceClosedError):  # the last attachment of the import ends meanwhile
-                part.open()
-                return part
+        found = self.devices[source] = device, contents.regions[0].kind
+        return found
 
     def look(self) -> bool:
         """Drop what is gone, once all streams have done the work that they have now. The loop calls this."""
@@ -220,22 +209,20 @@ class _Theirs:
             return False
         self.looks = False  # first: what is dropped from now on has another look
         gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
-        streams, empty = set[Any](), list[_Part]()
+        empty = list[Import]()
         for one in gone:
-            part = self.parts[one.numbers]
-            streams.add(part.device)
-            part.count -= 1
-            if not part.count:
-                empty.append(self.parts.pop(one.numbers))
+            one.mapped.count -= 1
+            if not one.mapped.count:
+                empty.append(one.mapped)
             if (weak := one.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
                 if self.storages.get(one.key) is weak:  # else it has been received anew
                     del self.storages[one.key]
         ending = Lifetime("dropped tensors", self._drop, parents=empty)
-        ending.untracked = tuple(streams)
-        ending.create(lambda: [slot for slot, _ in [one.key for one in gone]])
-        for part in empty:
-            retire(part)
+        ending.untracked = tuple({one.mapped.device for one in gone})
+        ending.create(lambda: [one.key[0] for one in gone])
+        for mapped in empty:
+            mapped.ends_with_children = True
         retire(ending)
         loop().look_again(partial(_is_gone, ending))
         return True
@@ -249,6 +236,11 @@ class _Theirs:
         self.state.theirs.pop(self.link, None)
 
 
+@lru_cache(256)
+def _bytes(size: int) -> Layout:
+    return layout_of(size, "uint8", None)
+
+
 def _is_gone(lifetime: Lifetime) -> bool:
     drain()
     return lifetime.state in GONE
@@ -257,11 +249,11 @@ def _is_gone(lifetime: Lifetime) -> bool:
 class _Received:
     """A storage that came, as long as it lives here. The storage's memory keeps this."""
 
-    __slots__ = ("key", "numbers", "theirs", "weak")
-    weak: Any
+    __slots__ = ("key", "mapped", "theirs", "weak")
 
-    def __init__(self, theirs: _Theirs, key: tuple[int, int], numbers: tuple[int, ...]) -> None:
-        self.theirs, self.key, self.numbers, self.weak = theirs, key, numbers, None
+    def __init__(self, theirs: _Theirs, key: tuple[int, int], mapped: Import) -> None:
+        self.theirs, self.key, self.mapped = theirs, key, mapped
+        self.weak: Any = None
 
     def __del__(self) -> None:
         theirs = self.theirs

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,13 +37,42 @@ def made(count: int = 16, dtype: str = "float32") -> Any:
         return load("torch").from_dlpack(allocation.buffer.view(count, dtype))
 
 
+def both(first: bytes, second: bytes) -> int:
+    """Receive two messages, the second in another thread while the first one's storage is made; count the storages."""
+    import gpuinterop.sharing.torch
+
+    ours: Any = gpuinterop.sharing.torch
+    make, found = ours.capsule_of, list[Any]()
+
+    def receive(message: bytes) -> None:
+        rebuild, arguments = pickle.loads(message)
+        found.append(rebuild(*arguments))
+
+    other = threading.Thread(target=receive, args=(second,))
+
+    def is_at_a_lock_or_over() -> bool:
+        frame = sys._current_frames().get(other.ident or 0)
+        return not other.is_alive() or (frame is not None and frame.f_code is system.under.__code__)
+
+    def making(*arguments: Any) -> Any:
+        ours.capsule_of = make
+        other.start()
+        assert system.until(is_at_a_lock_or_over, LIMIT)
+        return make(*arguments)
+
+    ours.capsule_of = making
+    receive(first)
+    other.join(LIMIT)
+    return len({one.untyped_storage()._cdata for one in found})
+
+
 def read(pipe: Any, queue: Any) -> None:
     """In a reader: evaluate what comes through the pipe, until that is None."""
     import torch
 
     import gpuinterop.sharing.torch  # noqa: F401 - what a user writes, and nothing else
 
-    names = {"torch": torch, "kept": [], "pipe": pipe, "queue": queue, "pickle": pickle, "made": made}
+    names = {"torch": torch, "kept": [], "pipe": pipe, "queue": queue, "pickle": pickle, "made": made, "both": both}
     for asked in iter(pipe.recv, None):
         try:
             found = eval(asked, names)
@@ -116,14 +146,24 @@ def state(torch: Any) -> Iterator[Any]:
     gc.collect()
     while state.sent:
         rendezvous.server().withdraw(state.sent.popitem()[1].slot)
-    while state.clocks:
-        rendezvous.server().withdraw(state.clocks.popitem()[1].slot)
+    for clock in state.clocks.values():
+        if clock.serial:  # another process was told of it
+            rendezvous.server().withdraw(clock.slot)
+    state.clocks.clear()
     assert system.until(lambda: not (state.sent or loop()._again), LIMIT)
 
 
 def is_over(state: Any) -> bool:
     """Whether all that was sent ends by itself."""
-    return system.until(lambda: not state.sent, 10.0)
+    return system.until(lambda: not state.sent, LIMIT)
+
+
+def costs() -> tuple[int, int]:
+    """Descriptors and threads, once the loop has done what it was at: a reader has an answer before that is closed."""
+    done = threading.Event()
+    rendezvous.server().post(done.set)
+    assert done.wait(LIMIT)
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 def reduced(tensor: Any) -> bytes:
@@ -198,6 +238,12 @@ def test_a_storage_is_sent_again_before_it_is_received(torch: Any, reader: Reade
         assert len(state.sent) == 1
     assert reader("kept[-1].sum().item()") == "0.0"
     reader("kept.clear()")
+    assert is_over(state)
+
+
+def test_two_threads_that_receive_a_storage_have_one(torch: Any, reader: Reader, state: Any) -> None:
+    tensor = made()
+    assert reader(f"both({reduced(tensor)!r}, {reduced(tensor)!r})") == "1"
     assert is_over(state)
 
 
@@ -300,12 +346,12 @@ def test_many_cost_neither_descriptors_nor_threads_nor_requests(torch: Any, read
     with gi.get_backend("host").device().allocate(SIZE) as allocation:
         view = allocation.buffer.view
         reader(TAKE.format(reduced(torch.from_dlpack(view(4, "int32")))))  # the link, and the block
-        before = len(os.listdir("/proc/self/fd")), threading.active_count()
+        before = costs()
         asked = "sum(one._number for one in gpuinterop.sharing.link.links.values())"
         requests = reader(asked)
         messages = [reduced(torch.from_dlpack(view(4, "int32")).fill_(number)) for number in range(3000)]
         assert len(state.sent) == 3001
-        assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+        assert costs() == before
         for at in range(0, 3000, 500):
             for message in messages[at : at + 500]:
                 reader(TAKE.format(message))
