@@ -35,7 +35,7 @@ from __future__ import annotations
 import os
 import threading
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
@@ -65,12 +65,14 @@ from .rendezvous import Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 
-_NO_END: Final = 1 << 64
-_PATIENCE_S: Final = 60.0
-"""Seconds that a sender has to answer; one that has ended is noticed at once."""
 
 _torchs_reduce: Final[Callable[..., Any]] = reductions.reduce_tensor
 _torchs_rebuild: Final[Callable[..., Any]] = reductions.rebuild_cuda_tensor
+
+
+def _patience() -> float:
+    """Seconds that a sender has to answer; one that has ended is noticed at once."""
+    return 60.0
 
 
 class _Run:
@@ -104,7 +106,7 @@ class _Place:
 
     def use(self, start: int, end: int) -> _Run:
         """The run that bytes lie in, which is used once more. It stays as long as a storage in it does."""
-        at = bisect_right(self.runs, (start, _NO_END))
+        at = bisect_right(self.runs, (start + 1,))
         if not at or end > (run := self.runs[at - 1][2]).end:
             (found,), _ = find_runs(self.device, [(start, end, "")])
             run = _Run(self.device, found)
@@ -153,15 +155,13 @@ class _Theirs:
         self.link, self.state = link, _state
         self.storages: dict[tuple[int, int], Any] = {}
         """Weak references to storages, by slot and serial."""
-        self.devices: dict[bytes, tuple[Device, type[Handle]]] = {}
-        """The device that maps a source's memory, and the type of its handles."""
         self.dropped: deque[_Received] = deque()
         """What the storages that are gone came by."""
         self.looks = False
         """Whether the loop is going to look at them."""
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
-        """The storage of a message, which is counted; None if the link has ended."""
+        """The storage of a message, which is counted; None if it has come too late, or the link has ended."""
         slot, serial, offset, region = place
         link, key = self.link, (slot, serial)
         if (weak := self.storages.get(key)) is not None:
@@ -170,16 +170,12 @@ class _Theirs:
                 link.move(slot, 1)
                 return storage
         if not link.receive(slot, serial):
-            if link.ended:
-                return None
-            raise _given_up()
+            return None
         try:
-            device, kind = self.devices.get(source) or self._device(source)
+            device, kind = _maps(source)
             whole = Region(kind, *region)
             while True:
-                found = known(link, device, whole)
-                left = system.seconds_left(_PATIENCE_S)
-                mapped, address = found or import_all(link, device, [whole], left, {})[0]
+                mapped, address = known(link, device, whole) or import_all(link, device, [whole], _patience, {})[0]
                 if keep(mapped):  # else its last attachment has ended meanwhile
                     break
         except BaseException:
@@ -192,14 +188,6 @@ class _Theirs:
         self.state.received[storage._cdata] = link, (source, place)
         return storage
 
-    def _device(self, source: bytes) -> tuple[Device, type[Handle]]:
-        _, contents = _parsed(source)
-        device = device_for(contents, None)
-        if not device.info.is_cpu:
-            torch.cuda._lazy_init()
-        found = self.devices[source] = device, contents.regions[0].kind
-        return found
-
     def look(self) -> bool:
         """Drop what is gone, once all streams have done the work that they have now. The loop calls this."""
         return system.under(self.link.importing, self._look, limit=0)
@@ -209,21 +197,19 @@ class _Theirs:
             return False
         self.looks = False  # first: what is dropped from now on has another look
         gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
-        empty = list[Import]()
         for one in gone:
-            one.mapped.count -= 1
-            if not one.mapped.count:
-                empty.append(one.mapped)
             if (weak := one.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
                 if self.storages.get(one.key) is weak:  # else it has been received anew
                     del self.storages[one.key]
-        ending = Lifetime("dropped tensors", self._drop, parents=empty)
-        ending.untracked = tuple({one.mapped.device for one in gone})
+        counts = Counter(one.mapped for one in gone)
+        ending = Lifetime("dropped tensors", self._drop, parents=tuple(counts))
+        ending.untracked = tuple({mapped.device for mapped in counts})
         ending.create(lambda: [one.key[0] for one in gone])
-        for mapped in empty:
-            mapped.ends_with_children = True
-        retire(ending)
+        for mapped, count in counts.items():
+            mapped.count -= count
+            mapped.ends_with_children = not mapped.count
+        retire(ending)  # and the imports that nothing else has
         loop().look_again(partial(_is_gone, ending))
         return True
 
@@ -234,6 +220,16 @@ class _Theirs:
     def poison(self) -> None:
         """Forget the link, which has ended."""
         self.state.theirs.pop(self.link, None)
+
+
+@lru_cache(256)
+def _maps(source: bytes) -> tuple[Device, type[Handle]]:
+    """The device that maps a source's memory, and the type of the handles."""
+    _, contents = _parsed(source)
+    device = device_for(contents, None)
+    if not device.info.is_cpu:
+        torch.cuda._lazy_init()
+    return device, contents.regions[0].kind
 
 
 @lru_cache(256)
@@ -291,11 +287,11 @@ class _TheirClock:
     """Another process's clock, until that has ended."""
 
     def __init__(self, device: Any, key: bytes) -> None:
-        descriptor, left = Descriptor.parse(key), system.seconds_left(_PATIENCE_S)
+        descriptor = Descriptor.parse(key)
         self.device, self.key, self.heard = _place(device).device, key, _state.heard
-        link = link_to(descriptor, left, ())
-        with link.ask(ENROL, descriptor.request, left) as answer, answer.take(TimelineFd) as handle:
-            self.word = device.import_semaphore(handle)
+        link = link_to(descriptor, _patience, ())
+        with link.ask(ENROL, descriptor.request, _patience) as answer, answer.take(TimelineFd) as handle:
+            self.word = self.device.import_semaphore(handle)
         self.word.lifetime.warns = False
         self.heard[key] = self  # another thread may have done so as well
         link.watch(self)
@@ -332,8 +328,8 @@ def _forked() -> None:
     global _state  # noqa: PLW0603 - locks of the parent's threads
     _parents.append(_state)  # the tensors are the parent's: a child must not free them
     _state = _State()
-    _place.cache_clear()
-    _source.cache_clear()
+    for cache in (_place, _source, _maps):
+        cache.cache_clear()
 
 
 def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -493,30 +489,28 @@ def _parsed(source: bytes) -> tuple[Descriptor, Contents]:
 def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
     """The storage of a message, the same for all its messages. Each is counted."""
     descriptor, _ = _parsed(source)
+    storage = None
     if is_here(descriptor.process):
         slot, serial, *_ = place
         sent = server().offers.get(slot)
-        if not isinstance(sent, _Sent) or sent.serial != serial or (storage := sent.storage) is None:
-            raise _given_up()
-        server().me.move(slot, 1)
-        return storage
-    storage = None
-    while storage is None:
-        link = links.get(descriptor.process)
-        if link is None or link.ended or (theirs := _state.theirs.get(link)) is None:
-            left = system.seconds_left(_PATIENCE_S)
-            link = link_to(descriptor, left, ())
-            theirs = _state.theirs.setdefault(link, _Theirs(link))
-            link.watch(theirs)
-        storage = system.under(link.importing, theirs.storage, source, size, place)
+        if isinstance(sent, _Sent) and sent.serial == serial and (storage := sent.storage) is not None:
+            server().me.move(slot, 1)
+    else:
+        while storage is None:
+            link = links.get(descriptor.process)
+            if link is None or link.ended or (theirs := _state.theirs.get(link)) is None:
+                link = link_to(descriptor, _patience, ())
+                theirs = _state.theirs.setdefault(link, _Theirs(link))
+                link.watch(theirs)
+            storage = system.under(link.importing, theirs.storage, source, size, place)
+            if not link.ended:
+                break
+    if storage is None:
+        raise ResourceClosedError(
+            "expected a tensor that its sender still has, got one that all receivers have dropped; send it anew, and "
+            "receive each message once."
+        )
     return storage
-
-
-def _given_up() -> ResourceClosedError:
-    return ResourceClosedError(
-        "expected a tensor that its sender still has, got one that all receivers have dropped; send it anew, and "
-        "receive each message once."
-    )
 
 
 def _wait(storage: Any, key: bytes, tick: int) -> None:
