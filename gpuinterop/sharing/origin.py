@@ -115,7 +115,7 @@ def locate(
     InvalidArgumentError
         The device's driver does not know an array's memory, or cannot map all of it as one.
     """
-    runs, numbers = find_runs(device, [(*array.span, name) for name, array in arrays.items()], allowed)
+    runs, numbers = find_runs(device, [(*array.span, name) for name, array in arrays.items()], allowed, set())
     places = dict.fromkeys(arrays, (-1, 0))
     for name, number in numbers.items():
         places[name] = number, arrays[name].pointer - runs[number][0].address
@@ -123,13 +123,16 @@ def locate(
 
 
 def find_runs(
-    device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check = check_block
+    device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check, seen: set[tuple[Behind, int]]
 ) -> tuple[list[tuple[Block, ...]], dict[str, int]]:
-    """As `locate`, of arrays by their first and last addresses: the runs, and the number of each array's run."""
+    """As `locate`, of arrays by their first and last addresses: the runs, and the number of each array's run.
+
+    `seen` has the kinds of memory, and the devices, that were allowed before.
+    """
     backend = _backend_of(device)
     ask, joins = backend.find_blocks(), backend.joins_blocks
     runs, numbers = list[list[Block]](), dict[str, int]()
-    last, seen = Block(behind=Behind.NOTHING), set[tuple[Behind, int]]()
+    last = Block(behind=Behind.NOTHING)
     for start, end, name in sorted(spans):
         while (place := max(start, last.end)) < end:
             block = _asked(ask, place, name)

@@ -60,7 +60,7 @@ from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
 from .link import Link, link_to, links
 from .loop import loop
 from .order import DIED, store
-from .origin import describe, device_of, find_runs
+from .origin import check_block, describe, device_of, find_runs
 from .rendezvous import Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
@@ -103,12 +103,14 @@ class _Place:
         self.device = device_of({"": describe(torch.empty(0, device=device), "tensor")})
         self.runs: list[tuple[int, int, _Run]] = []
         """By address, with the end of each."""
+        self.seen = set[tuple[Behind, int]]()
+        """What may be shared of it."""
 
     def use(self, start: int, end: int) -> _Run:
         """The run that bytes lie in, which is used once more. It stays as long as a storage in it does."""
         at = bisect_right(self.runs, (start + 1,))
         if not at or end > (run := self.runs[at - 1][2]).end:
-            (found,), _ = find_runs(self.device, [(start, end, "")])
+            (found,), _ = find_runs(self.device, [(start, end, "")], check_block, self.seen)
             run = _Run(self.device, found)
             insort(self.runs, (run.start, run.end, run))
         run.uses += 1

@@ -150,6 +150,7 @@ def state(torch: Any) -> Iterator[Any]:
         if clock.serial:  # another process was told of it
             rendezvous.server().withdraw(clock.slot)
     state.clocks.clear()
+    state.heard.clear()
     assert system.until(lambda: not (state.sent or loop()._again), LIMIT)
 
 
@@ -357,6 +358,30 @@ def test_many_cost_neither_descriptors_nor_threads_nor_requests(torch: Any, read
                 reader(TAKE.format(message))
         assert reader("len(kept), len({one.data_ptr() for one in kept}), kept[2999][0].item()") == (3001, 1, 2999)
         assert reader(asked) == requests
+        reader("kept.clear()")
+        assert is_over(state)
+
+
+def test_a_receiver_waits_for_the_stream_of_its_sender(torch: Any, state: Any) -> None:
+    """On the host, where the calling thread is the receiver's stream."""
+    from gpuinterop.sharing import torch as ours
+
+    device, tensor = gi.get_backend("host").device(), made()
+    with (
+        reading() as reader,  # it keeps the clock of the stream
+        device.create_stream() as stream,
+        device.create_semaphore(gi.TimelineFd) as gate,
+    ):
+        reader("setattr(torch.cuda, 'current_stream', lambda index: 0)")
+        gate.wait(stream, 1)
+        clock = state.clocks[0, 0] = ours._Clock(stream)
+        rebuild, arguments = torch.multiprocessing.reductions.reduce_tensor(tensor)
+        reader.pipe.send(TAKE.format(pickle.dumps((rebuild, (*arguments[:-2], *clock.tick(tensor.device))))))
+        assert not reader.pipe.poll(0.1)
+        tensor.fill_(3)
+        gate.host_signal(1)
+        assert reader("kept[0].sum().item()") is None  # the answer to the message
+        assert reader.pipe.recv() == "48.0"
         reader("kept.clear()")
         assert is_over(state)
 
