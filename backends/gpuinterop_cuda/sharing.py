@@ -17,6 +17,8 @@ from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_
 _LEGACY_IPC, _HANDLE_TYPES, _POOL = 10, 14, 17  # CUpointer_attribute
 _ALLOCATION: Final = (11, 12, BUFFER_ID)  # RANGE_START_ADDR, RANGE_SIZE: several may lie in one mapping
 _MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID: a range may be of many
+_ASKED: Final = (MEMORY_TYPE, ORDINAL, IS_MANAGED, _LEGACY_IPC, _POOL, _HANDLE_TYPES, *_ALLOCATION)
+_NOTHING: Final = (0,) * len(_ASKED)
 _POSIX_FD: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -35,27 +37,29 @@ class Sharing(NativeSharing):
         return super().properties(device, kind, metadata)
 
     def find_blocks(self) -> Callable[[Address], Block]:
-        return self.block_at
+        """``cuPointerGetAttributes``: one call instead of nine. ``cuPointerGetAttribute`` of virtual memory's mappings."""
+        driver, count = self._driver, len(_ASKED)
+        numbers, found = (ctypes.c_int * count)(*_ASKED), (ctypes.c_uint64 * count)()
+        places = (ctypes.c_void_p * count)(*(ctypes.addressof(found) + 8 * at for at in range(count)))
+        ask = driver.function("PointerGetAttributes")
 
-    def block_at(self, address: Address) -> Block:
-        """``cuPointerGetAttribute``."""
+        def block_at(address: Address) -> Block:
+            found[:] = _NOTHING  # some attributes have fewer bytes
+            if ask(count, numbers, places, ctypes.c_void_p(address)):
+                driver.forget_error()
+            place, ordinal, managed, legacy, pool, kinds, start, size, key = found
+            if not place:
+                return Block(behind=Behind.NOTHING)
+            if place == HOST or managed:
+                return Block(behind=Behind.HOST if place == HOST else Behind.MANAGED, ordinal=ordinal)
+            if not legacy:
+                if pool:
+                    return Block(behind=Behind.POOL, ordinal=ordinal)
+                start, size, key = (pointer_attribute(driver, address, one) for one in _MAPPING)
+            behind = Behind.IPC if legacy else Behind.VMM if kinds & _POSIX_FD else Behind.CLOSED
+            return Block(behind=behind, address=start, size=size, key=key, ordinal=ordinal)
 
-        def ask(attribute: int) -> int:
-            return pointer_attribute(self._driver, address, attribute)
-
-        if not (place := ask(MEMORY_TYPE)):
-            return Block(behind=Behind.NOTHING)
-        ordinal = ask(ORDINAL)
-        if place == HOST or ask(IS_MANAGED):
-            return Block(behind=Behind.HOST if place == HOST else Behind.MANAGED, ordinal=ordinal)
-        if ask(_LEGACY_IPC):
-            behind, numbers = Behind.IPC, _ALLOCATION
-        elif ask(_POOL):
-            return Block(behind=Behind.POOL, ordinal=ordinal)
-        else:
-            behind, numbers = Behind.VMM if ask(_HANDLE_TYPES) & _POSIX_FD else Behind.CLOSED, _MAPPING
-        start, size, key = map(ask, numbers)
-        return Block(behind=behind, address=start, size=size, key=key, ordinal=ordinal)
+        return block_at
 
     def is_there(self, block: Block) -> bool:
         """``cuPointerGetAttribute``."""

@@ -461,8 +461,7 @@ static result tell(void *data, uint64_t value, size_t bytes) {
 }
 
 /* The attributes that anybody asks for, as measured: all others are refused. It needs no context. */
-static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
-    ENTER(cuPointerGetAttribute);
+static result tell_attribute(void *data, uint32_t number, uint64_t address) {
     gis_range *range = gis_range_at(address);
     NEED(data && range);
     const gis_object *object = &range->object;
@@ -504,6 +503,20 @@ static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     default:
         return INVALID_VALUE;
     }
+}
+
+static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
+    ENTER(cuPointerGetAttribute);
+    return tell_attribute(data, number, address);
+}
+
+/* Zeros, and no error, for an address that the driver does not know. */
+static result pointer_attributes(uint32_t count, const uint32_t *numbers, void **data, uint64_t address) {
+    ENTER(cuPointerGetAttributes);
+    NEED(count && numbers && data);
+    for (uint32_t at = 0; at < count; at++)
+        if (tell_attribute(data[at], numbers[at], address)) memset(data[at], 0, 4);
+    return SUCCESS;
 }
 
 /* Of virtual memory, as measured, it is the one mapping, and only with access. */
@@ -1167,6 +1180,7 @@ static const struct {
     {"cuMemHostUnregister", 4000, host_unregister},
     {"cuMemHostGetDevicePointer", 3020, host_device_pointer},
     {"cuPointerGetAttribute", 4000, pointer_attribute},
+    {"cuPointerGetAttributes", 7000, pointer_attributes},
     {"cuMemGetAddressRange", 3020, address_range},
     {"cuIpcGetMemHandle", 4010, ipc_export},
     {"cuIpcOpenMemHandle", 11000, ipc_open},
