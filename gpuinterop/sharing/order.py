@@ -70,6 +70,10 @@ class ControlPage(NoCopy):
         self.lock.close()  # first: it borrows the other
         self.handle.close()
 
+    def __del__(self) -> None:  # of a reader that was in when the writer died
+        if hasattr(self, "lock"):
+            self.close()
+
 
 class _Turns(NoCopy):
     """Acquires and releases, each once in turn, by one thread at a time. Another may end it at any time."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import inspect
 import itertools
 import mmap
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext, suppress
 from types import FrameType, SimpleNamespace
@@ -44,10 +46,22 @@ def test_bounds_of_a_control_page(host: Device) -> None:
         fcntl.fcntl(short.fd, ADD_SEALS, system.FIXED)
         with pytest.raises(gi.HandleError, match=r"expected gpuinterop\.control of"):
             ControlPage(short)
-        ControlPage(handle)
-        page.words[1] = 2
+        ControlPage(handle.duplicate()).words[1] = 2
         with pytest.raises(gi.HandleError, match="the control page of a share of this version"):
             ControlPage(handle)
+
+
+def test_a_page_that_nobody_uses_any_more_closes_itself() -> None:
+    page = ControlPage()
+    page.lock.run(int)
+    words, link = page.words, f"/proc/self/fd/{page.handle.fd}"
+    file = os.readlink(link)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        del page
+        gc.collect()
+    assert not (os.path.lexists(link) and os.readlink(link) == file)
+    assert words[1] == 1  # mapped
 
 
 def test_a_closed_pages_lock_takes_no_other_file() -> None:
@@ -126,11 +140,11 @@ def strikes(call: Callable[..., object], stream: gi.Stream, at: int, event: str)
     left = itertools.count(at - 1, -1)
 
     def seen(frame: FrameType, what: str, _: object) -> None:
-        code = frame.f_code
-        if what == event and "/gpuinterop/" in code.co_filename and code.co_name != "__del__" and next(left) == 0:
+        if what == event and "/gpuinterop/" in frame.f_code.co_filename and next(left) == 0:
             sys.setprofile(None)
             raise Struck
 
+    gc.disable()  # finalizers are not struck
     sys.setprofile(seen)
     try:
         call(stream)
@@ -138,6 +152,7 @@ def strikes(call: Callable[..., object], stream: gi.Stream, at: int, event: str)
         return True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return False
 
 
