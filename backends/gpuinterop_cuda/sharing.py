@@ -37,7 +37,7 @@ class Sharing(NativeSharing):
         return super().properties(device, kind, metadata)
 
     def find_blocks(self) -> Callable[[Address], Block]:
-        """``cuPointerGetAttributes``: one call instead of nine. ``cuPointerGetAttribute`` of virtual memory's mappings."""
+        """``cuPointerGetAttributes``; ``cuPointerGetAttribute`` of the mappings of virtual memory."""
         driver, count = self._driver, len(_ASKED)
         numbers, found = (ctypes.c_int * count)(*_ASKED), (ctypes.c_uint64 * count)()
         places = (ctypes.c_void_p * count)(*(ctypes.addressof(found) + 8 * at for at in range(count)))

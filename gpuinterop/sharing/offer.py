@@ -342,8 +342,8 @@ def share(
 ) -> ArrayShare:  # fmt: skip
     """Share arrays that exist with other processes, in place.
 
-    Asks the driver what is behind each array (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and lets readers
-    attach at this process's socket. The library makes the handles, and owns them: an IPC handle here
+    Asks the driver what is behind each array (``cuPointerGetAttributes`` / ``hipPointerGetAttribute``), and lets
+    readers attach at this process's socket. The library makes the handles, and owns them: an IPC handle here
     (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each process that attaches
     (``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``).
 
