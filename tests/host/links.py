@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 from typing import Final
 
-from gpuinterop import ipc
-from gpuinterop.ipc import HEAD, Connection
+from gpuinterop.ipc import HEAD, MAGIC, VERSION, Connection
 from gpuinterop.sharing.counts import Words
-from gpuinterop.sharing.descriptor import ATTACH, HELLO, Descriptor, boot_id
+from gpuinterop.sharing.descriptor import ATTACH, HELLO, Descriptor
 
 LIMIT: Final = 20.0
 
@@ -29,28 +27,19 @@ def connected(descriptor: bytes, *kinds: int) -> Connection:
     return connection
 
 
+def half_asked(descriptor: bytes) -> Connection:
+    """A connection over which a part of a request's head has gone."""
+    connection = connected(descriptor)
+    connection.socket.send(HEAD.pack(MAGIC, VERSION, HELLO, 1, 1, 16)[:9])
+    return connection
+
+
 def ask_on(descriptor: bytes) -> Connection:
     """Attach again and again, and read no answer, until no more request goes."""
     connection = connected(descriptor, HELLO)
     while not connection._rest:
         connection.send(ATTACH, 2, Descriptor.parse(descriptor).request)
     return connection
-
-
-def listen(folder: str) -> tuple[socket.socket, str]:
-    """A socket, and a descriptor that names it."""
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path := os.path.join(folder, "other.sock"))
-    listener.listen()
-    listener.settimeout(LIMIT)
-    return listener, bytes(Descriptor(boot_id(), bytes(16), 1, 0, bytes(16), path)).hex()
-
-
-def answer(listener: socket.socket, version: int) -> socket.socket:
-    """Answer one reader as a process of that version; the connection stays open."""
-    link, _ = listener.accept()
-    link.sendall(HEAD.pack(ipc.MAGIC, version, 0, 0, 1, 0))
-    return link
 
 
 def mutate(seed: int) -> None:

@@ -14,9 +14,7 @@ from .shells import Raised, Shell, needs_root, pair, stop
 STUCK: Final = """
 from tests.host import links
 kept += [links.connected(descriptor) for _ in range(20)]
-kept += [links.connected(descriptor, links.HELLO, links.ATTACH)]
-for one in kept[:2]:
-    one.socket.send(links.HEAD.pack(b"GIPH", 2, 1, 1, 1, 16)[:9])
+kept += [links.half_asked(descriptor), links.connected(descriptor, links.HELLO, links.ATTACH)]
 kept += [links.ask_on(large) for _ in range(4)]
 attached = gi.attach(descriptor)
 """
@@ -71,34 +69,20 @@ def test_a_stopped_process_holds_up_no_other() -> None:
         exporter.until("leases() == 0")
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        ("None", "is it alive and serving"),
-        ("listener.accept()[0].close()", "is it alive and serving|closed the connection"),
-        ("link = links.answer(listener, 9)", "version 2, got .* version 9, 0 bytes; install one"),
-    ],
-)
-def test_no_answer_and_one_of_another_version_are_peer_errors(answer: str, words: str, sockets: Path) -> None:
+@pytest.mark.parametrize("side", ["exporter", "reader"])
+def test_a_process_of_another_version_is_told_so(side: str) -> None:
     with pair() as (exporter, reader):
+        before = exporter("left()"), reader("left()")
+        other = {"exporter": exporter, "reader": reader}[side]
+        other("from gpuinterop import ipc; ipc.VERSION = 9")
+        with pytest.raises(
+            Raised, match=r"PeerError: .*version [29], got magic b'GIPH', version [29], .*; install one"
+        ):
+            reader("gi.attach(descriptor, timeout=5)")
+        other("ipc.VERSION = 2")
+        for one, had in zip((exporter, reader), before, strict=True):
+            one.until(f"grown({had}) == []")
         reader("gi.attach(descriptor).close()")
-        before = reader("left()")
-        exporter(f"from tests.host import links; listener, descriptor = links.listen({os.fspath(sockets)!r})")
-        descriptor = exporter("descriptor")
-        exporter.give(answer)
-        with pytest.raises(Raised, match=f"PeerError: .*({words})"):
-            reader(f"gi.attach(bytes.fromhex({descriptor!r}), timeout=0.3)")
-        exporter.answer()
-        reader.until(f"grown({before}) == []")
-
-
-def test_a_request_of_another_version_is_told_so() -> None:
-    with pair() as (exporter, reader):
-        before = exporter("left()")
-        reader("from tests.host import links; other = links.connected(descriptor)")
-        reader("other.socket.send(links.HEAD.pack(b'GIPH', 9, 1, 0, 1, 0))")
-        assert "version 2, got magic b'GIPH', version 9" in reader("other.receive(lambda: 20).body.decode()")
-        exporter.until(f"grown({before}) == []")
 
 
 @pytest.mark.parametrize(

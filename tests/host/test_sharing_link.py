@@ -179,10 +179,7 @@ def test_the_folder_and_the_socket(sockets: Path) -> None:
 def test_a_time_out_that_a_program_gives_all_sockets_ends_no_link() -> None:
     with pair() as (exporter, reader):
         exporter("socket.setdefaulttimeout(0.05)")
-        reader("from tests.host import links; other = links.connected(descriptor)")
-        reader(
-            "other.socket.send(links.HEAD.pack(b'GIPH', 2, links.HELLO, 0, 1, 16)[:9]); gi.attach(descriptor).close()"
-        )
+        reader("from tests.host import links; other = links.half_asked(descriptor); gi.attach(descriptor).close()")
         with pytest.raises(Raised, match="BlockingIOError"):  # it is waited for
             reader("other.socket.recv(1, socket.MSG_DONTWAIT)")
 
