@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -14,6 +15,14 @@ def page() -> Words:
     """One process's, mapped."""
     made = Words()
     made.handle.close()
+    return made
+
+
+def process(sums: Sums, theirs: Words) -> Holds:
+    made = Holds()
+    made.counts, made.theirs = page(), theirs
+    made.ring = lambda: None  # type: ignore[method-assign]
+    sums.add(made.counts)
     return made
 
 
@@ -38,10 +47,7 @@ class World:
         self.held = dict.fromkeys(others, 0)
 
     def process(self) -> Holds:
-        made = Holds()
-        made.counts, made.theirs = page(), self.page
-        made.ring = lambda: None  # type: ignore[method-assign]
-        self.sums.add(made.counts)
+        made = process(self.sums, self.page)
         rows = self.sums._each[made.counts] = Rows(self.sums._each[made.counts])
         rows.goes_on = self.beside
         return made
@@ -107,3 +113,33 @@ def test_what_is_held_or_due_does_not_end_and_all_else_does(first: int) -> None:
                 world.looks()
             assert world.ended
             assert not world.sender.receive(0, serial), "what has ended was received"
+
+
+@pytest.mark.parametrize("looks", [0, 1, 2, 3])
+def test_a_message_that_comes_again_while_its_slot_ends(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
+    """It is received, and the slot stays; or it has come too late. 0: the slot ends while it is being received."""
+    sums, came = Sums(own := page()), list[bool]()
+    reader, slot, made = process(sums, own), sums.take(), itertools.count(1)
+    sums.open(slot, 7)
+    sums.end_unheld(slot)
+    over = list[int]()
+
+    def looked(slots: Any, seen: Any = sums._seen) -> Any:
+        found = seen(slots)
+        if next(made) == looks:
+            came.append(reader.receive(slot, 7))
+        return found
+
+    def stands(*asked: int, stands: Any = reader.stands) -> Any:
+        found = stands(*asked)
+        over.extend(sums.over())
+        return found
+
+    if looks:
+        monkeypatch.setattr(sums, "_seen", looked)
+        over.extend(sums.over())
+    else:
+        monkeypatch.setattr(reader, "stands", stands)
+        came.append(reader.receive(slot, 7))
+    assert (over, came) == ([slot] if looks == 3 else [], [looks < 3])
+    assert (own.rows[0][slot] == 7) is (looks < 3)
