@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import os
 import threading
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -97,22 +97,23 @@ def _source(device: Device, behind: Behind) -> bytes:
 
 
 class _Place:
-    """A device of torch's, and the runs there that are used."""
+    """A device of torch's, and the blocks there that are used."""
 
     def __init__(self, device: Any) -> None:
         self.device = device_of({"": describe(torch.empty(0, device=device), "tensor")})
-        self.runs: list[tuple[int, int, _Run]] = []
-        """By address, with the end of each."""
+        self.runs: list[tuple[int, _Run]] = []
+        """Runs of one block, by address. It stays as long as a storage in it does; a part of several may not."""
         self.seen = set[tuple[Behind, int]]()
         """What may be shared of it."""
 
     def use(self, start: int, end: int) -> _Run:
-        """The run that bytes lie in, which is used once more. It stays as long as a storage in it does."""
+        """The run that bytes lie in, which is used once more."""
         at = bisect_right(self.runs, (start + 1,))
-        if not at or end > (run := self.runs[at - 1][2]).end:
+        if not at or end > (run := self.runs[at - 1][1]).end:
             (found,), _ = find_runs(self.device, [(start, end, "")], check_block, self.seen)
             run = _Run(self.device, found)
-            insort(self.runs, (run.start, run.end, run))
+            if len(found) == 1:
+                self.runs.insert(at, (run.start, run))
         run.uses += 1
         return run
 
@@ -120,8 +121,9 @@ class _Place:
         """Use a run once less."""
         run.uses -= 1
         if not run.uses:
-            del self.runs[bisect_left(self.runs, (run.start, run.end))]
             server().drop(run.blocks)
+            if len(run.blocks) == 1:
+                del self.runs[bisect_left(self.runs, (run.start,))]
 
 
 _place = lru_cache(_Place)
