@@ -18,6 +18,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
+from gpuinterop.backend import Behind, Block
 from gpuinterop.sharing import rendezvous
 from gpuinterop.sharing.loop import loop
 
@@ -360,6 +361,31 @@ def test_many_cost_neither_descriptors_nor_threads_nor_requests(torch: Any, read
         assert reader(asked) == requests
         reader("kept.clear()")
         assert is_over(state)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_block_of_its_own_is_asked_for_once(
+    torch: Any, state: Any, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """One of several may be freed, and be other memory, while a storage in the others is still there."""
+    from gpuinterop.sharing import torch as ours
+
+    blocks = tuple(Block(behind=Behind.VMM, address=at << 21, size=1 << 21, key=at, ordinal=0) for at in range(count))
+    asked: list[object] = []
+
+    def find_runs(*arguments: object) -> Any:
+        asked.append(arguments)
+        return [blocks], {"": 0}
+
+    monkeypatch.setattr(ours, "find_runs", find_runs)
+    place = ours._Place(torch.device("cpu"))
+    runs = [place.use(1 << 20, 1 << 21) for _ in range(2)]
+    assert len(asked) == count
+    for run in runs:
+        place.drop(run)
+    place.drop(place.use(1 << 20, 1 << 21))  # nothing is left of it
+    assert len(asked) == count + 1
+    costs()  # the loop closes the socket, which the blocks' source names
 
 
 def test_a_receiver_waits_for_the_stream_of_its_sender(torch: Any, state: Any) -> None:
