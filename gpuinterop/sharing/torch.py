@@ -82,8 +82,7 @@ class _Run:
         self.start, self.end, self.uses = run[0].address, run[-1].end, 0
         self.blocks = server().use(device, run)
         try:
-            _, *region = region_of(self.blocks)
-            self.source, self.region = _source(device, run[0].behind), tuple(region)
+            self.source, self.region = _source(device, run[0].behind), region_of(self.blocks)[1:]
         except BaseException:
             server().drop(self.blocks)
             raise
