@@ -18,7 +18,6 @@ _LEGACY_IPC, _HANDLE_TYPES, _POOL = 10, 14, 17  # CUpointer_attribute
 _ALLOCATION: Final = (11, 12, BUFFER_ID)  # RANGE_START_ADDR, RANGE_SIZE: several may lie in one mapping
 _MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID: a range may be of many
 _ASKED: Final = (MEMORY_TYPE, ORDINAL, IS_MANAGED, _LEGACY_IPC, _POOL, _HANDLE_TYPES, *_ALLOCATION)
-_NOTHING: Final = (0,) * len(_ASKED)
 _POSIX_FD: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -44,7 +43,7 @@ class Sharing(NativeSharing):
         ask = driver.function("PointerGetAttributes")
 
         def block_at(address: Address) -> Block:
-            found[:] = _NOTHING  # some attributes have fewer bytes
+            ctypes.memset(found, 0, ctypes.sizeof(found))  # some attributes have fewer bytes
             if ask(count, numbers, places, ctypes.c_void_p(address)):
                 driver.forget_error()
             place, ordinal, managed, legacy, pool, kinds, start, size, key = found

@@ -135,6 +135,8 @@ class Offered(NoCopy, Offer):
         return system.under(self._lock, self._take_place, guest)
 
     def _take_place(self, guest: Guest | Holds) -> int:
+        if self.is_over:
+            raise ResourceClosedError(f"{self.label} is closed; share the arrays anew.")
         writer = self.writer()
         place = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if place is None:
@@ -164,8 +166,6 @@ class Offered(NoCopy, Offer):
 
     def end(self) -> None:
         """End it: it is withdrawn, and nobody holds it, not even who gave up while it took its place in the order."""
-        if (writer := self._writer) is not None:
-            self._let_go(writer, list(self._places))
         if not self._has_ended():  # the server has looked just now, and looks again for each reader that leaves
             loop().look_again(self._has_ended)
 
@@ -173,6 +173,7 @@ class Offered(NoCopy, Offer):
     def _has_ended(self) -> bool:
         """End the offer that is over; False while a thread of the writer is still in."""
         if (writer := self._writer) is not None:
+            self._let_go(writer, list(self._places))  # also one that was given meanwhile
             if not writer.is_over() or self._places or self._leaving:
                 return False
             self._writer = None

@@ -455,7 +455,13 @@ class Share:
         deque(self.writer.publish_first(first), 0)
         device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"reader{number}.{len(self.watchers)}"))
         self.offer = _Namespace(
-            writer=lambda: self.writer, _writer=self.writer, label="", device=device, _places={}, _leaving=set()
+            writer=lambda: self.writer,
+            _writer=self.writer,
+            label="",
+            device=device,
+            _places={},
+            _leaving=set(),
+            is_over=False,
         )
         for name in ("_let_go", "_lets_go"):
             setattr(self.offer, name, partial(world.code[name], self.offer))

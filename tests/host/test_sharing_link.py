@@ -200,15 +200,31 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         reader("stays.release()")
 
 
+LATE: Final = """
+offer = share.lifetime.handle
+take_place, taken = offer.take_place, []
+
+def late(guest):
+    taken.append(guest)
+    while len(taken) == 2 and offers() == 2: pass
+    return take_place(guest)
+
+offer.take_place = late
+"""
+
+
 def test_a_place_in_the_order_that_its_reader_gave_up_ends_with_the_share() -> None:
+    """Also one that is given while the share ends."""
     with pair() as (exporter, reader):
         exporter("share.acquire(timeout=5); share.release(); more = gi.share(array[8:])")
+        exporter(LATE)
         reader(f"attached = gi.attach(descriptor); other = gi.attach({exporter.descriptor('more')})")
         stop(process := int(exporter("os.getpid()")))
         for _ in range(2):
             with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
                 reader("attached.acquire(timeout=0.1)")
         os.kill(process, signal.SIGCONT)
+        exporter.until("len(taken) == 2")
         reader("attached.close()")
         exporter("share.close(timeout=10)")
         assert exporter("leases()") == 1
