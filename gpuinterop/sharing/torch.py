@@ -57,7 +57,7 @@ from ..errors import GpuInteropError, PeerError, ResourceClosedError, Unsupporte
 from ..handles import Handle, TimelineFd
 from .attachment import Import, device_for, import_all, keep, known
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
-from .link import Link, link_to, links
+from .link import ENDED, Link, link_to
 from .loop import loop
 from .order import DIED, store
 from .origin import check_block, describe, device_of, find_runs
@@ -152,7 +152,7 @@ class _Sent(Offer):
 
 
 class _Theirs:
-    """What this process has of another one's storages. It lives with the link, under whose `importing` it changes."""
+    """What this process has of another one's storages. It changes under the link's `importing`."""
 
     def __init__(self, link: Link) -> None:
         self.link, self.state = link, _state
@@ -164,7 +164,7 @@ class _Theirs:
         """Whether the loop is going to look at them."""
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
-        """The storage of a message, which is counted; None if it has come too late, or the link has ended."""
+        """The storage of a message, which is counted; None if it has come too late."""
         slot, serial, offset, region = place
         link, key = self.link, (slot, serial)
         if (weak := self.storages.get(key)) is not None:
@@ -173,6 +173,8 @@ class _Theirs:
                 link.move(slot, 1)
                 return storage
         if not link.receive(slot, serial):
+            if link.ended:
+                raise PeerError(ENDED)
             return None
         try:
             device, kind = _maps(source)
@@ -221,8 +223,8 @@ class _Theirs:
             self.link.drop(slot)
 
     def poison(self) -> None:
-        """Forget the link, which has ended."""
-        self.state.theirs.pop(self.link, None)
+        """Forget the process, which has ended."""
+        self.state.theirs.pop(self.link.process, None)
 
 
 @lru_cache(256)
@@ -313,7 +315,8 @@ class _State:
         self.lock = threading.RLock()
         """Guards what is sent."""
         self.sent: dict[int, _Sent] = {}
-        self.theirs: dict[Link, _Theirs] = {}
+        self.theirs: dict[bytes, _Theirs] = {}
+        """By the number of the process that shares."""
         self.received: dict[int, tuple[Link, tuple[bytes, tuple[Any, ...]]]] = {}
         """The messages that storages came by, and the links."""
         self.clocks: dict[tuple[int, int], _Clock] = {}
@@ -492,22 +495,17 @@ def _parsed(source: bytes) -> tuple[Descriptor, Contents]:
 def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
     """The storage of a message, the same for all its messages. Each is counted."""
     descriptor, _ = _parsed(source)
-    storage = None
     if is_here(descriptor.process):
-        slot, serial, *_ = place
-        sent = server().offers.get(slot)
-        if isinstance(sent, _Sent) and sent.serial == serial and (storage := sent.storage) is not None:
-            server().me.move(slot, 1)
+        (slot, serial, *_), me, storage = place, server().me, None
+        if me.receive(slot, serial):
+            storage = server().offers[slot].storage
+            me.drop(slot)  # which rings: the message may be what is missing
     else:
-        while storage is None:
-            link = links.get(descriptor.process)
-            if link is None or link.ended or (theirs := _state.theirs.get(link)) is None:
-                link = link_to(descriptor, _patience, ())
-                theirs = _state.theirs.setdefault(link, _Theirs(link))
-                link.watch(theirs)
-            storage = system.under(link.importing, theirs.storage, source, size, place)
-            if not link.ended:
-                break
+        if (theirs := _state.theirs.get(descriptor.process)) is None:
+            link = link_to(descriptor, _patience, ())
+            theirs = _state.theirs.setdefault(descriptor.process, _Theirs(link))
+            link.watch(theirs)
+        storage = system.under(theirs.link.importing, theirs.storage, source, size, place)
     if storage is None:
         raise ResourceClosedError(
             "expected a tensor that its sender still has, got one that all receivers have dropped; send it anew, and "

@@ -74,6 +74,7 @@ def read(pipe: Any, queue: Any) -> None:
     import gpuinterop.sharing.torch  # noqa: F401 - what a user writes, and nothing else
 
     names = {"torch": torch, "kept": [], "pipe": pipe, "queue": queue, "pickle": pickle, "made": made, "both": both}
+    names["costs"] = costs
     for asked in iter(pipe.recv, None):
         try:
             found = eval(asked, names)
@@ -304,6 +305,20 @@ def test_a_tensor_comes_back_as_the_same_memory(torch: Any, reader: Reader, stat
     del tensor, back
     back = reader("kept.pop()")  # the only one that is left, on its way
     assert back.data_ptr() == address
+    assert is_over(state)
+
+
+def test_a_message_that_comes_back_last_ends_what_it_brings(torch: Any, reader: Reader, state: Any) -> None:
+    """Nobody holds the storage when it comes, and nobody rings after that."""
+    reader("take", made())
+    rebuild, arguments = reader("torch.multiprocessing.reductions.reduce_tensor(kept.pop())")
+    (slot,) = [sent.slot for sent in state.sent.values()]
+    assert system.until(lambda: not rendezvous.server().holders(slot), LIMIT)
+    reader("costs()")  # its loop has rung
+    assert system.until(lambda: not loop()._again, LIMIT)  # this one listens
+    costs()  # and has looked
+    assert len(state.sent) == 1
+    assert rebuild(*arguments).sum().item() == 0.0
     assert is_over(state)
 
 
