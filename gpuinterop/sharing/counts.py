@@ -84,9 +84,9 @@ class Holds(NoCopy):
         held[slot] += 1
         return held[slot] > 1
 
-    def drop(self, slot: int) -> None:
-        """Hold it once less, and ring where it was the last time."""
-        if not self._drop(slot):
+    def drop(self, *slots: int) -> None:
+        """Hold each once less, and ring where it was the last time."""
+        if not min(map(self._drop, slots), default=1):
             self.ring()
 
     @system.locked
@@ -171,10 +171,9 @@ class Sums(NoCopy):
 
     def forget_surplus(self, slot: int) -> None:
         """Have messages that were received twice not stand for those that are sent from now on."""
-        slots = np.array([slot])
-        balance = self._balance(self._seen(slots), slots)
-        if (balance - self._base[slots]).astype(np.int32)[0] > 0:
-            self._base[slots] = balance
+        balance = sum((int(one[_BALANCE][slot]) for one in self._each.values()), int(self._gone[slot])) & _LOW
+        if 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
+            self._base[slot] = balance
 
     def holders(self, slot: int) -> int:
         """How often a slot is held, by all processes."""

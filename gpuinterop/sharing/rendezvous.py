@@ -237,13 +237,6 @@ class Server(NoCopy):
         return found
 
     @system.locked
-    def use_again(self, block: Exported) -> bool:
-        """Use a block once more, if it is used still."""
-        if block.uses:
-            block.uses += 1
-        return bool(block.uses)
-
-    @system.locked
     def drop(self, blocks: Iterable[Exported]) -> None:
         """Use blocks no more."""
         for one in blocks:

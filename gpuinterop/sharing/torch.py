@@ -208,7 +208,7 @@ class _Theirs:
                 if self.storages.get(one.key) is weak:  # else it has been received anew
                     del self.storages[one.key]
         counts = Counter(one.mapped for one in gone)
-        ending = Lifetime("dropped tensors", self._drop, parents=tuple(counts))
+        ending = Lifetime("dropped tensors", lambda slots: self.link.drop(*slots), parents=tuple(counts))
         ending.untracked = tuple({mapped.device for mapped in counts})
         ending.create(lambda: [one.key[0] for one in gone])
         for mapped, count in counts.items():
@@ -217,10 +217,6 @@ class _Theirs:
         retire(ending)  # and the imports that nothing else has
         loop().look_again(partial(_is_gone, ending))
         return True
-
-    def _drop(self, slots: list[int]) -> None:
-        for slot in slots:
-            self.link.drop(slot)
 
     def poison(self) -> None:
         """Forget the process, which has ended."""
