@@ -63,8 +63,8 @@ _TYPES: Final = tuple(TYPES)
 def boot_id() -> bytes:
     """The kernel's number of this boot, which tells hosts, and boots of one host, apart."""
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return bytes.fromhex(file.read().strip().replace("-", ""))
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return bytes.fromhex(file.read().decode().strip().replace("-", ""))
     except (FileNotFoundError, PermissionError, ValueError):
         return bytes(16)
     except OSError as error:  # out of descriptors: it is there, and is read another time
