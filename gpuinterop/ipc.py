@@ -257,7 +257,9 @@ def _connected(connection: socket.socket, done: str) -> Iterator[Connection]:
     try:
         number = connection.fileno()
         with system.opened("dup", socket.fromfd, number, socket.AF_UNIX, socket.SOCK_STREAM) as own:
-            own.settimeout(None)  # a program may have a default
+            if own.gettimeout() is not None:  # the program's default; and the caller's socket has the same flags
+                own.settimeout(None)
+                os.set_blocking(number, connection.gettimeout() is None)
             link = Connection(own)
             try:
                 yield link

@@ -171,8 +171,9 @@ class Sums(NoCopy):
 
     def forget_surplus(self, slot: int) -> None:
         """Have messages that were received twice not stand for those that are sent from now on."""
-        balance = sum((int(one[_BALANCE][slot]) for one in self._each.values()), int(self._gone[slot])) & _LOW
-        if 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
+        seen, again = ([int(one[_BALANCE][slot]) for one in self._each.values()] for _ in range(2))
+        balance = (sum(seen) + int(self._gone[slot])) & _LOW
+        if seen == again and 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
             self._base[slot] = balance
 
     def holders(self, slot: int) -> int:

@@ -137,11 +137,9 @@ class Link(Holds):
     @system.locked
     def leave(self, one: Any) -> None:
         """Have it found no more."""
-        for number in one.numbers:
-            known = self.imports[one.device, number]
-            known.remove(one)
-            if not known:
-                del self.imports[one.device, number]
+        for key in [(one.device, number) for number in one.numbers]:
+            if rest := [other for other in self.imports.pop(key, ()) if other is not one]:
+                self.imports[key] = rest
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -164,8 +162,9 @@ class Link(Holds):
             with contextlib.suppress(OSError):
                 connection.socket.shutdown(socket.SHUT_RDWR)  # who asks is told, and closes it
             system.under(self._asking, self._close, limit=0)
-        while self.readers:
-            shown(self.readers.popitem()[0].poison)
+        with contextlib.suppress(KeyError):  # another thread may end it, too
+            while True:
+                shown(self.readers.popitem()[0].poison)
 
     def _close(self) -> None:
         """Close the connection, unless another thread asks."""

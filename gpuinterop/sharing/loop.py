@@ -18,7 +18,7 @@ from .. import system, timeline
 from .._arguments import NoCopy
 from .._core.drain import shown
 from .._core.monitor import after_fork
-from ..errors import ResourceClosedError, report
+from ..errors import GpuInteropError, ResourceClosedError, report
 
 TICK_S: Final = 0.02
 """Seconds between the looks at what has to be looked at again."""
@@ -31,7 +31,7 @@ class Loop(NoCopy):
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._passing = threading.Lock()
+        self._passing = threading.RLock()
         """Held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
@@ -67,15 +67,14 @@ class Loop(NoCopy):
     def look_again(self, look: Callable[[], object]) -> None:
         """Call `look` in the loop, again and again while it returns False."""
         self._again.append(look)
+        if system.holds(self._passing):
+            return  # this pass calls it, or the next
         try:
             self.start()
         except ResourceClosedError:
             self.exits = True
-        if self.exits and self._passing.acquire(blocking=False):  # the thread has ended: this one does what is left
-            try:
-                self._look()
-            finally:
-                self._passing.release()
+        if self.exits:  # the thread may have ended: this one does what is left
+            system.under(self._passing, self._look, limit=0)
         self.wake()
 
     def start(self) -> None:
@@ -95,11 +94,9 @@ class Loop(NoCopy):
         """Make the passes in the calling thread, where no other does, until it is over or the time has passed."""
         while True:
             rest = left()
-            if self._passing.acquire(timeout=system.SLICE if rest is None else min(rest, system.SLICE)):
-                try:
-                    self._pass(rest)
-                finally:
-                    self._passing.release()
+            system.under(
+                self._passing, self._pass, rest, limit=system.SLICE if rest is None else min(rest, system.SLICE)
+            )
             if rest == 0 or over():
                 return
 
@@ -117,6 +114,8 @@ class Loop(NoCopy):
             self._look()
 
     def _pass(self, timeout: float | None) -> None:
+        if not system.holds(self._passing):
+            return
         patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # a lock that a peer holds is tried again
         limits = [TICK_S if self._again else _LONG_S, *([] if timeout is None else [timeout])]
         try:
@@ -124,11 +123,14 @@ class Loop(NoCopy):
                 if (call := self._calls.get(fd)) is not None:
                     call(events)
             self._look()
-            shown(self.on_pass)
+            with contextlib.suppress(GpuInteropError):  # of the next call that needs it
+                self.on_pass()
         finally:
             timeline.patience.seconds = patience
 
     def _look(self) -> None:
+        if not system.holds(self._passing):
+            return
         for _ in range(len(self._again)):
             if shown(self._again[0]) is False:
                 self._again.append(self._again[0])

@@ -157,7 +157,7 @@ class Offered(NoCopy, Offer):
     def close(self) -> None:
         """Let no reader in any more."""
         self.leave()
-        server().withdraw(self.slot)
+        server().withdraw(self)
 
     def leave(self) -> None:
         """The writer releases, and does not acquire again."""
@@ -253,14 +253,15 @@ class ArrayShare(Arrays):
     def serve(self, timeout: float | None = None) -> None:
         """Serve readers in the calling thread, where the share was made with ``threaded=False``.
 
-        It serves all shares of this process, and returns after `timeout` seconds, or when the last share is closed.
+        It serves all shares of this process, and returns after `timeout` seconds, or when the last share that was made
+        so is closed.
         Readers attach, enrol and are dropped only meanwhile, so call it again and again: a reader that waits for an
         answer gives up after the time-out of its `attach`, and the writer waits for a dead reader until the next call.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds; 0 serves what has come. Default: until the last share of this process is closed.
+            Seconds; 0 serves what has come. Default: until the last such share is closed.
 
         Raises
         ------

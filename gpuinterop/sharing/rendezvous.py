@@ -191,15 +191,19 @@ class Server(NoCopy):
     def abandon(self, offer: Offer) -> None:
         """Take back an offer that its caller does not get."""
         if offer.serial:
-            self.withdraw(offer.slot)
+            self.withdraw(offer)
         else:
             offer.end()
 
-    def withdraw(self, slot: int) -> None:
+    def withdraw(self, offer: Offer) -> None:
         """Let no reader in any more, and end the offer once nobody holds it and all its messages have come."""
-        system.under(self._lock, self._sums.close, slot)
+        system.under(self._lock, self._withdraw, offer)
         self.look()  # the program may not serve any more
         loop().wake()
+
+    def _withdraw(self, offer: Offer) -> None:
+        if self.offers.get(offer.slot) is offer:  # else it has ended, and another has the slot
+            self._sums.close(offer.slot)
 
     @system.locked
     def send(self, offer: Offer) -> bool:
@@ -243,10 +247,12 @@ class Server(NoCopy):
             one.uses -= 1
             if not one.uses:
                 del self._blocks[one.device, one.block], self._numbers[one.number]
+                for guest in list(self._guests):
+                    guest.blocks.discard(one.number)
 
     def serve(self, timeout: float | None) -> None:
-        """Serve in the calling thread for `timeout` seconds, or until the last share is closed."""
-        loop().run(system.seconds_left(timeout), lambda: not self.offers)
+        """Serve in the calling thread for `timeout` seconds, or until the last offer that no thread serves is over."""
+        loop().run(system.seconds_left(timeout), lambda: all(one.threaded for one in list(self.offers.values())))
 
     def _rung(self, _events: int) -> None:
         """Add up the counts, and then not again for a moment, however often it rings."""
@@ -298,11 +304,12 @@ class Server(NoCopy):
         """Make the socket anew where something, as a cleaner of /tmp, has removed it: descriptors name it."""
         if not os.path.exists(self._path):
             gone, place = self._listener, os.path.dirname(self._path)
-            os.makedirs(place, 0o700, exist_ok=True)
+            users = any(one.users for one in self.offers.values())
+            system.call(f"mkdir({place})", os.makedirs, place, 0o711 if users else 0o700, True)
             self._listener, _ = self._listen(place)
             loop().unwatch(gone.fileno())
             gone.close()
-            if any(one.users for one in self.offers.values()):
+            if users:
                 _open_to_all(self._path)
 
     def _unlink(self) -> None:

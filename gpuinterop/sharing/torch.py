@@ -133,6 +133,8 @@ class _Sent(Offer):
 
     def __init__(self, storage: Any) -> None:
         self.storage, self.place, start = storage, _place(storage.device), storage.data_ptr()
+        self.span = start, storage.nbytes()
+        """Its memory, which `resize_` replaces."""
         self.run = run = self.place.use(start, start + storage.nbytes())
         try:
             server().enter(self, 1)
@@ -186,7 +188,7 @@ class _Theirs:
         except BaseException:
             link.drop(slot)
             raise
-        received = _Received(self, key, mapped)
+        received = _Received(self, key, mapped, None if device.info.is_cpu else device.info.dlpack[1])
         capsule = capsule_of(_bytes(size), address + offset, device.info.dlpack, received)
         storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         received.weak = self.storages[key] = reductions.StorageWeakRef(storage)
@@ -201,7 +203,11 @@ class _Theirs:
         if not system.holds(self.link.importing):  # a thread waits for the other process: the loop must not
             return False
         self.looks = False  # first: what is dropped from now on has another look
-        gone = [self.dropped.popleft() for _ in range(len(self.dropped))]
+        came = [self.dropped.popleft() for _ in range(len(self.dropped))]
+        gone = [one for one in came if one.work is None or one.work.query()]
+        if len(gone) < len(came):
+            self.looks = True
+            self.dropped.extend(one for one in came if one not in gone)
         for one in gone:
             if (weak := one.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
@@ -216,7 +222,7 @@ class _Theirs:
             mapped.ends_with_children = not mapped.count
         retire(ending)  # and the imports that nothing else has
         loop().look_again(partial(_is_gone, ending))
-        return True
+        return not self.looks
 
     def poison(self) -> None:
         """Forget the process, which has ended."""
@@ -246,16 +252,23 @@ def _is_gone(lifetime: Lifetime) -> bool:
 class _Received:
     """A storage that came, as long as it lives here. The storage's memory keeps this."""
 
-    __slots__ = ("key", "mapped", "theirs", "weak")
+    __slots__ = ("gpu", "key", "mapped", "theirs", "weak", "work")
 
-    def __init__(self, theirs: _Theirs, key: tuple[int, int], mapped: Import) -> None:
-        self.theirs, self.key, self.mapped = theirs, key, mapped
+    def __init__(self, theirs: _Theirs, key: tuple[int, int], mapped: Import, gpu: int | None) -> None:
+        self.theirs, self.key, self.mapped, self.gpu = theirs, key, mapped, gpu
         self.weak: Any = None
+        self.work: Any = None
+        """What the current stream had been given when the storage was dropped, as torch's own waits for that."""
 
     def __del__(self) -> None:
         theirs = self.theirs
+        if theirs.state is not _state:  # it is a parent's, which drops it
+            return
+        if self.gpu is not None and not (loop().exits or torch.cuda.is_current_stream_capturing()):
+            stream = torch.cuda.current_stream(self.gpu)
+            self.work = None if stream.query() else stream.record_event()
         theirs.dropped.append(self)
-        if not theirs.looks and theirs.state is _state:  # else it is a parent's, which drops it
+        if not theirs.looks:
             theirs.looks = True
             loop().look_again(theirs.look)
 
@@ -276,8 +289,8 @@ class _Clock(Offer):
             server().enter(self, 0)
             self.descriptor = server().descriptor(self)
             _state.heard[self.descriptor] = self
-        self.word.signal(self.stream, self.ticks + 1)
         self.ticks += 1
+        self.word.signal(self.stream, self.ticks)
         return self.descriptor, self.ticks
 
     def enrol(self, guest: object) -> tuple[int, Sequence[Handle]]:
@@ -454,7 +467,7 @@ def _sent(storage: Any) -> tuple[bytes, tuple[Any, ...]]:
     """Count one more message of a storage. Where it is: the source; and slot, serial, offset and blocks."""
     if (came := _state.received.get(storage._cdata)) is None:
         sent = _state.sent.get(storage._cdata)
-        if sent is None or not server().send(sent):
+        if sent is None or sent.span != (storage.data_ptr(), storage.nbytes()) or not server().send(sent):
             sent = _state.sent[storage._cdata] = _Sent(storage)
         return sent.message
     link, message = came

@@ -130,6 +130,7 @@ def one_reader(torch: Any) -> Iterator[Reader]:
     with reading() as reader:
         reader(TAKE.format(reduced(made())))  # the link stays
         reader("kept.clear()")
+        assert is_over(sys.modules["gpuinterop.sharing.torch"]._state)
         yield reader
 
 
@@ -147,10 +148,10 @@ def state(torch: Any) -> Iterator[Any]:
     yield (state := ours._state)
     gc.collect()
     while state.sent:
-        rendezvous.server().withdraw(state.sent.popitem()[1].slot)
+        rendezvous.server().withdraw(state.sent.popitem()[1])
     for clock in state.clocks.values():
         if clock.serial:  # another process was told of it
-            rendezvous.server().withdraw(clock.slot)
+            rendezvous.server().withdraw(clock)
     state.clocks.clear()
     state.heard.clear()
     assert system.until(lambda: not (state.sent or loop()._again), LIMIT)
@@ -447,5 +448,6 @@ def _on_a_gpu(torch: Any, reader: Reader, state: Any) -> None:
     assert reader("kept[1].sum().item(), kept[0].data_ptr() + 16 == kept[1].data_ptr()") == ((1 << 20) - 4, True)
     reader("kept[0].fill_(3).sum().item()")
     assert tensor.sum().item() == 3 << 20
-    reader("kept.clear()")
+    reader("torch.cuda._sleep(1 << 30), kept[0].add_(1), kept.clear()")
     assert is_over(state)
+    assert reader("torch.cuda.current_stream().query()") == "True"  # a reader's work keeps what the reader drops
