@@ -25,7 +25,7 @@ from ...sharing import ArrayShare, AttachedArrays, attach, share
 from .clock import OURS, NotMeasured, Times, why
 from .rig import Bench
 
-__all__ = ["BY_HAND", "BY_NAME", "FRAME", "START_S", "TORCH", "Party"]
+__all__ = ["BY_HAND", "BY_NAME", "START_S", "TORCH", "Party"]
 
 PATIENCE_S: Final = 10.0
 """How long an answer may take. A process that takes longer prints its stacks, and ends."""
@@ -33,7 +33,6 @@ START_S: Final = 60.0
 """How long it may take where the process starts, or imports torch."""
 TURNS: Final = 50
 """Calls that one time of `Work.turns` is the mean of."""
-FRAME: Final = 1 << 16
 BY_HAND, BY_NAME, TORCH = "by hand", "shared_memory", "torch"
 Calls: TypeAlias = Mapping[str, Callable[[], Any]]
 """What is called, by figure."""
@@ -161,8 +160,6 @@ class Work:
         self._arrays: dict[str, Any] = {}
         self._shares: list[ArrayShare] = []
         self._held: list[AttachedArrays] = []
-        self._opened: list[Any] = []
-        """Blocks by hand that stay open."""
         self._tensors: Any = None
         self._events: list[Any] = []
 
@@ -170,8 +167,6 @@ class Work:
         """Let go of everything."""
         for one in (*self._held, *self._shares):
             one.close()
-        for block in self._opened:
-            self._hand.shut(block)
         for block in self._blocks:
             self._hand.free(block)
 
@@ -214,26 +209,6 @@ class Work:
             raise DeviceNotFoundError("its backend has no calls by hand for this")
         return [self._hand.export(block) for block in self._blocks]
 
-    def create(self, nbytes: int, rounds: int) -> Times:
-        """New memory of the host that others can have."""
-
-        def ours() -> Mapping[str, float]:
-            def call() -> tuple[Any, ArrayShare]:
-                memory = self.device.allocate(nbytes)
-                return memory, share(memory.buffer.view(nbytes, "uint8"))
-
-            took, (memory, shared) = timed(call)
-            shared.close()
-            memory.close()
-            return {"create": took}
-
-        def by_name() -> Mapping[str, float]:
-            took, block = timed(lambda: self._hand.allocate(nbytes))
-            self._hand.free(block)
-            return {"create": took}
-
-        return Times().rounds(rounds, {OURS: ours, BY_NAME: by_name})
-
     # -- the attaching process -------------------------------------------------------------------------------------
 
     def hold(self, descriptor: bytes) -> None:
@@ -263,17 +238,15 @@ class Work:
         self._events[0].record()
         return bytes(self._events[0].ipc_handle())
 
-    def turns(self, theirs: Any, rounds: int) -> Times:
+    def turns(self, event: bytes | None, rounds: int) -> Times:
         """Acquire and release what is held or shared, and make the calls that do as much.
 
         Parameters
         ----------
-        theirs : bytes or str, optional
-            The other process's event, or the name of its pages. Without it, this process's own are used.
+        event : bytes, optional
+            The other process's. Without it, this process's own is used, if there is one.
         rounds : int
         """
-        arrays = (self._held or self._shares)[0]
-        contenders = (self._on_host if self.is_host else self._on_streams)(arrays, theirs)
 
         def run(calls: Calls, settle: Callable[[], Any]) -> Mapping[str, float]:
             took = dict.fromkeys(calls, 0.0)
@@ -283,16 +256,16 @@ class Work:
             settle()
             return took
 
-        return Times().rounds(rounds, {name: partial(run, *found) for name, found in contenders.items()})
+        return Times().rounds(rounds, {name: partial(run, *found) for name, found in self._turns(event).items()})
 
-    def _on_streams(self, arrays: Any, event: bytes | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
+    def _turns(self, event: bytes | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
+        arrays = (self._held or self._shares)[0]
+
         def ours(stream: Any) -> tuple[Calls, Callable[[], Any]]:
-            return (
-                {"acquire": lambda: arrays.acquire(stream), "release": lambda: arrays.release(stream)},
-                stream.synchronize,
-            )
+            calls = {"acquire": lambda: arrays.acquire(stream), "release": lambda: arrays.release(stream)}
+            return calls, stream.synchronize if stream else gc.collect
 
-        found = {OURS: ours(self.device.create_stream())}
+        found = {OURS: ours(None if self.is_host else self.device.create_stream())}
         if event or self._events:
             torch = self._torch()
             stream = torch.cuda.Stream()
@@ -311,38 +284,6 @@ class Work:
                 lambda: self.by_hand.synchronize(native),
             )
         return found
-
-    def _on_host(self, arrays: Any, name: str | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
-        """Those of the calling thread, and a frame that is written or read, beside one with a sequence word."""
-        import numpy as np
-
-        if name is not None:
-            self._opened.append(self._hand.open(name))
-        pages = (self._opened or self._blocks)[0]
-        field, frame = np.asarray(arrays.view)[:FRAME], np.ones(FRAME, np.uint8)
-        word, theirs = np.frombuffer(pages.buf, np.uint64, 1), np.frombuffer(pages.buf, np.uint8, FRAME, 8)
-        to, at = (frame, field) if name else (field, frame)
-
-        def in_turn() -> None:
-            arrays.acquire()
-            to[:] = at
-            arrays.release()
-
-        def write() -> None:
-            word[0] += 1
-            theirs[:] = frame
-            word[0] += 1
-
-        def read() -> None:
-            before = None
-            while before is None or before % 2 or word[0] != before:
-                before = int(word[0])
-                frame[:] = theirs
-
-        return {
-            OURS: ({"acquire": arrays.acquire, "release": arrays.release, "frame": in_turn}, gc.collect),
-            BY_NAME: ({"frame": read if name else write}, gc.collect),
-        }
 
     # -- tensors of torch ------------------------------------------------------------------------------------------
 

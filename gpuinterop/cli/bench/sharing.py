@@ -15,7 +15,7 @@ from ...exporters.vulkan.device import Device as VulkanDevice
 from ...exporters.vulkan.drivers import Instance
 from ...vulkan._buffer import import_array
 from .clock import OURS, Figure, NotMeasured, Times
-from .party import BY_HAND, FRAME, START_S, TORCH, Party
+from .party import BY_HAND, START_S, TORCH, Party
 
 if TYPE_CHECKING:
     from .rig import Bench
@@ -27,23 +27,11 @@ PATIENCE_S: Final = 10.0
 """How long imports into Vulkan may go on."""
 
 
-class _Processes(ExitStack):
-    """New processes, which end with this.
-
-    Parameters
-    ----------
-    bench : Bench
-    """
-
-    def __init__(self, bench: Bench) -> None:
-        super().__init__()
-        if sys.platform != "linux":
-            raise DeviceNotFoundError("expected Linux, where processes share arrays")
-        self._backend = bench.backend.name
-
-    def start(self, count: int) -> list[Party]:
-        """Make so many, which start when they are asked."""
-        return [self.enter_context(Party(self._backend)) for _ in range(count)]
+def _start(scope: ExitStack, bench: Bench, count: int) -> list[Party]:
+    """Make so many processes, which start when they are asked, and end with the scope."""
+    if sys.platform != "linux":
+        raise DeviceNotFoundError("expected Linux, where processes share arrays")
+    return [scope.enter_context(Party(bench.backend.name)) for _ in range(count)]
 
 
 def _begin(parties: Sequence[Party], what: str, *arguments: object) -> None:
@@ -58,27 +46,27 @@ def tensors(bench: Bench) -> Iterator[Figure]:
         raise DeviceNotFoundError("expected torch and a GPU, whose tensors its reductions send as handles")
     counts = (40, 160) if bench.quick else (400, 1600)
     groups = [(count, size) for size in ("16 KiB", "1 MiB") for count in counts]
-    with _Processes(bench) as processes:
+    with ExitStack() as scope:
         pairs: dict[str, list[Party]] = {}
         for count, size in [*groups, (4, "256 MiB")]:
-            times = _with_torch(processes, pairs)
+            times = _with_torch(scope, bench, pairs)
             sends = {name: partial(_send, pair, count, size) for name, pair in pairs.items()}
             times.rounds(bench.rounds(20), sends)
             yield times.figure("dump", f"torch: dump {count:,} tensors of {size}", "list")
             yield times.figure("load", f"torch: load {count:,} tensors of {size}", "list")
-        times = _with_torch(processes, pairs)
+        times = _with_torch(scope, bench, pairs)
         for name, (party, _) in pairs.items():
             with times.measuring(name):
                 times.update(party("pool", name == OURS, bench.rounds(200), seconds=START_S))
         yield times.figure("pool", "torch: a pool's task with a tensor each way", "task")
 
 
-def _with_torch(processes: _Processes, pairs: dict[str, list[Party]]) -> Times:
+def _with_torch(scope: ExitStack, bench: Bench, pairs: dict[str, list[Party]]) -> Times:
     """Start two processes for each contender, unless they are there; the times tell why one cannot."""
     times, answers = Times(), {}
     for name in (OURS, TORCH):
         if name not in pairs or any(party.ended for party in pairs[name]):
-            pairs[name] = processes.start(2)
+            pairs[name] = _start(scope, bench, 2)
             answers[name] = [party.ask("torch", name == OURS, seconds=START_S) for party in pairs[name]]
     for name, asked in answers.items():  # side by side
         with times.measuring(name):
@@ -107,8 +95,8 @@ def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> I
     rounds, each, times = bench.rounds(10), Times(), Times()
     for blocks in (few, many):
         count, times = blocks * parts, Times()
-        with _Processes(bench) as processes, times.measuring(OURS):
-            sender, receiver = processes.start(2)
+        with ExitStack() as scope, times.measuring(OURS):
+            sender, receiver = _start(scope, bench, 2)
             sender("make", blocks, parts, nbytes, seconds=START_S)
             times.update(sender("shares", rounds))
             times.update(receiver("opens", "", sender("share"), _handles(times, sender), rounds))
@@ -132,43 +120,36 @@ def _handles(times: Times, sender: Party) -> list[Any]:
 
 def one(bench: Bench) -> Iterator[Figure]:
     """An array is attached, as the first between two processes and later, and closed."""
-    is_host, rounds = bench.device.info.is_cpu, bench.rounds(300)
-    times = Times()
-    with _Processes(bench) as processes, times.measuring(OURS):
-        receiver, *senders = processes.start(4 if bench.quick else 9)
+    rounds, times = bench.rounds(300), Times()
+    with ExitStack() as scope, times.measuring(OURS):
+        receiver, *senders = _start(scope, bench, 4 if bench.quick else 9)
         _begin(senders, "make", 2, 1, 2 * MIB)
         for sender in senders:
             times.update(receiver("opens", "", sender("share", "0.0"), _handles(times, sender)[1:], 1))
     yield times.figure("attach", "attach the first array between two processes, 2 MiB")
     for size, nbytes in (("2 MiB", 2 * MIB), ("1 GiB", 1 << 30)):
         times = Times()
-        with _Processes(bench) as processes, times.measuring(OURS):
-            sender, receiver = processes.start(2)
+        with ExitStack() as scope, times.measuring(OURS):
+            sender, receiver = _start(scope, bench, 2)
             sender("make", 3, 2, nbytes, seconds=START_S)
             receiver("hold", sender("share", "0.0"))
             handles = _handles(times, sender)[2:]
             for key, name in ((" another", "1.0"), (" the same", "0.1")):
                 times.update(receiver("opens", key, sender("share", name), handles, rounds))
-            if is_host:
-                times.update(sender("create", nbytes, rounds))
         for key in ("another", "the same"):
             yield times.figure(f"attach {key}", f"attach an array of {key} block, {size}")
             yield times.figure(f"close {key}", f"close an array of {key} block, {size}")
-        if is_host:
-            yield times.figure("create", f"allocate and share an array, {size}")
 
 
 def order(bench: Bench) -> Iterator[Figure]:
-    """The writer and a reader acquire and release; on the host with frames as well."""
-    is_host, setting, theirs = bench.device.info.is_cpu, Times(), None
-    with _Processes(bench) as processes:
-        sender, receiver = processes.start(2)
+    """The writer and a reader acquire and release."""
+    setting, theirs = Times(), None
+    with ExitStack() as scope:
+        sender, receiver = _start(scope, bench, 2)
         with setting.measuring(OURS):
-            sender("make", 1, 1, 2 * FRAME, seconds=START_S)
+            sender("make", 1, 1, PART, seconds=START_S)
             receiver("hold", sender("share", "0.0"), seconds=START_S)
-            if is_host:
-                (theirs,) = sender("handles")
-        if not is_host:
+        if not bench.device.info.is_cpu:
             with setting.measuring(f"{TORCH}'s IPC event"):
                 _begin([sender, receiver], "torch", False)
                 theirs = sender("event")
@@ -179,9 +160,6 @@ def order(bench: Bench) -> Iterator[Figure]:
                 times.update(party("turns", its, bench.rounds(100), seconds=START_S))
             yield times.figure("acquire", f"acquire, the {side}")
             yield times.figure("release", f"release, the {side}")
-            if is_host:
-                done = "read" if side == "reader" else "written"
-                yield times.figure("frame", f"a frame of {FRAME >> 10} KiB is {done}", "frame")
 
 
 def into_vulkan(bench: Bench) -> Iterator[Figure]:
