@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, islice
@@ -23,7 +23,7 @@ from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from ..ipc import MAX_FDS
+from ..ipc import MAX_FDS, Message
 from .arrays import Arrays
 from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .link import Left, Link, link_to
@@ -158,12 +158,8 @@ class Lease(NoCopy):
         known = link.known.get(key) if self._is_known and not link.ended else None
         if known is None or not link.stands(one.slot, one.serial):
             with link.ask(ATTACH, one.request, left) as answer:
-                numbers, known = Contents.answered(answer.body)
-                kinds = {number: region.kind for region in known.regions for number in region.numbers}
-                if len(numbers) != len(answer.fds) or not kinds.keys() >= set(numbers):
-                    raise PeerError(f"expected {len(numbers)} descriptors of the share's, got {len(answer.fds)}.")
-                for number in numbers:
-                    self.came[number] = answer.take(cast("type[FdHandle]", kinds[number]))
+                known = Contents.parse(answer.body)
+                _take(answer, islice(_by_descriptor(known.regions), len(answer.fds)), self.came)
             link.known[key] = known
         return known, None
 
@@ -426,15 +422,21 @@ def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, came: d
     if region.kind is IpcMemHandle:
         return [IpcMemHandle(region.data)]
     while not came.keys() >= set(region.numbers):
-        later = (one for one in islice(regions, at, None) if one.kind is not IpcMemHandle)
-        kinds = {number: one.kind for one in later for number in one.numbers if number not in came}
-        asked = list(kinds)[:MAX_FDS]
-        with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *asked), left) as answer:
-            if len(answer.fds) != len(asked):
-                raise PeerError(f"expected {len(asked)} descriptors, the sharing process sent {len(answer.fds)}.")
-            for number in asked:
-                came[number] = answer.take(cast("type[FdHandle]", kinds[number]))
+        missing = (one for one in _by_descriptor(islice(regions, at, None)) if one[0] not in came)
+        asked = list(islice(missing, MAX_FDS))
+        with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *(number for number, _ in asked)), left) as answer:
+            _take(answer, asked, came)
     return [came.pop(number) for number in region.numbers]
+
+
+def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
+    """Number and type of each block that travels as a descriptor."""
+    return ((number, one.kind) for one in regions if issubclass(one.kind, FdHandle) for number in one.numbers)
+
+
+def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], came: dict[int, FdHandle]) -> None:
+    for number, kind in blocks:
+        came[number] = answer.take(kind)
 
 
 def _close_later(handles: Sequence[Handle]) -> None:

@@ -9,8 +9,8 @@ A link's messages are those of `gpuinterop.ipc`. The process that attaches asks;
 kind    body and descriptors                               answer
 ======  =================================================  ==========================================================
 HELLO   the sharing process's number; a page of counts     nothing; its page of counts, and the eventfd that rings
-ATTACH  serial, slot, token                                u32 count and u64 numbers of blocks, `Contents`; a descriptor
-                                                           for each of those blocks
+ATTACH  serial, slot, token                                `Contents`; descriptors of the first blocks that travel as
+                                                           such, unless the process had blocks of the share before
 BLOCKS  u64 numbers of blocks                              nothing; a descriptor for each
 ENROL   serial, slot, token                                u32 place; the writer's timeline, the reader's, the page
 ======  =================================================  ==========================================================
@@ -132,14 +132,10 @@ def _cut(raw: bytes) -> InvalidArgumentError:
 
 # -- what is shared ----------------------------------------------------------------------------------------------------
 
-_CONTENTS: Final = struct.Struct("<IBB16s8s16sIII")
-_MOST: Final = ipc.MAX_BODY - 8 * ipc.MAX_FDS - 8
-"""Bytes of contents: an answer has numbers of blocks before them."""
-_COUNT: Final = struct.Struct("<I")
+_CONTENTS: Final = struct.Struct("<I??16s8s16sIII")
 _LAYOUT: Final = struct.Struct("<BB")
 _REGION: Final = struct.Struct("<BI")
 _ARRAY: Final = struct.Struct("<iqIBI")
-_UUID, _LUID, _CPU = 1, 2, 4
 
 
 class Region(NamedTuple):
@@ -197,9 +193,8 @@ class Contents:
             _ARRAY.pack(at, offset, layouts.setdefault(layout, len(layouts)), read_only, len(name))
             for (at, offset, layout, read_only), name in zip(self.arrays.values(), names, strict=True)
         ]
-        known = (one.uuid is not None and _UUID) | (one.luid is not None and _LUID) | (one.is_cpu and _CPU)
         ids = one.uuid or b"", one.luid or b"", (one.pci_bus_id or "").encode()
-        parts = [_CONTENTS.pack(self.pid, self.single, known, *ids, len(layouts), len(self.regions), len(arrays))]
+        parts = [_CONTENTS.pack(self.pid, self.single, one.is_cpu, *ids, len(layouts), len(self.regions), len(arrays))]
         for layout in layouts:
             count = len(layout.shape)
             parts.append(_LAYOUT.pack(_TYPES.index(layout.dtype.name), count))
@@ -209,29 +204,19 @@ class Contents:
             parts.append(_REGION.pack(_KINDS.index(region.kind), count))
             parts.append(struct.pack(f"<{2 * count}Q64s", *region.numbers, *region.sizes, region.data))
         found = b"".join(parts + arrays + names)
-        if len(found) > _MOST:
+        if len(found) > ipc.MAX_BODY:
             raise InvalidArgumentError(
                 "arrays",
-                f"expected arrays whose names and layouts take {_MOST} bytes or fewer, got {len(found)}; share "
+                f"expected arrays whose names and layouts take {ipc.MAX_BODY} bytes or fewer, got {len(found)}; share "
                 "them in parts.",
             )
         return found
 
     @classmethod
-    def answered(cls, body: bytes) -> tuple[tuple[int, ...], Self]:
-        """The numbers of the blocks whose descriptors an answer brings, and the contents."""
-        try:
-            (count,) = _COUNT.unpack_from(body)
-            numbers = struct.unpack_from(f"<{count}Q", body, _COUNT.size)
-        except struct.error as error:
-            raise PeerError(f"the sharing process's answer cannot be meant: {error}.") from None
-        return numbers, cls.parse(body[_COUNT.size + 8 * count :])
-
-    @classmethod
     def parse(cls, data: bytes) -> Self:
         """Read what a sharing process says; `PeerError` for anything that it cannot mean."""
         try:
-            pid, single, known, uuid, luid, pci, *counts = _CONTENTS.unpack_from(data)
+            pid, single, is_cpu, uuid, luid, pci, *counts = _CONTENTS.unpack_from(data)
             at, layouts, regions = _CONTENTS.size, list[Layout](), list[Region]()
             for _ in range(counts[0]):
                 dtype, count = _LAYOUT.unpack_from(data, at)
@@ -257,9 +242,9 @@ class Contents:
             raise PeerError(f"the sharing process's answer cannot be meant: {str(error)[:200]}.") from None
         device = DeviceIdentity(
             name="a device of another process",
-            uuid=uuid if known & _UUID else None,
-            luid=luid if known & _LUID else None,
+            uuid=uuid if any(uuid) else None,
+            luid=luid if any(luid) else None,
             pci_bus_id=pci.rstrip(b"\0").decode("ascii", "replace") or None,
-            is_cpu=bool(known & _CPU),
+            is_cpu=is_cpu,
         )
-        return cls(pid, bool(single), device, regions, placed)
+        return cls(pid, single, device, regions, placed)

@@ -364,7 +364,8 @@ class Server(NoCopy):
         try:
             body = self._asked(guest, message, handles)
         except Exception as error:  # also a driver's, or one of an array's library
-            _close_all(handles)
+            for handle in handles:
+                handle.close()
             which = type(error) if type(error) in ERRORS else ERRORS[-1]
             text = str(error) if which is type(error) else f"{type(error).__name__}: {error}"
             kind, body, handles = FAILED + ERRORS.index(which), text.encode(errors="replace")[:MAX_ERROR], []
@@ -399,21 +400,13 @@ class Server(NoCopy):
             place, found = offer.enrol(guest)
             handles.extend(found)
             return int(place).to_bytes(4, "little")
-        fresh = [one for one in offer.blocks if one.number not in guest.blocks]
-        guest.blocks.update(one.number for one in fresh)
-        beside = [one for one in fresh if one.block.behind.handle_type is not IpcMemHandle][:MAX_FDS]
         contents: bytes = offer.contents()
-        handles.extend(one.export() for one in beside)
-        return struct.pack(f"<I{len(beside)}Q", len(beside), *(one.number for one in beside)) + contents
-
-
-def _close_all(handles: Sequence[Handle]) -> None:
-    for handle in handles:
-        handle.close()
-
-
-def _wake_up() -> None:
-    """Do nothing: the loop then looks whether it still has something to do."""
+        numbers = [one.number for one in offer.blocks]
+        if guest.blocks.isdisjoint(numbers):  # else it asks for those that it does not have
+            beside = [one for one in offer.blocks if one.block.behind.handle_type is not IpcMemHandle]
+            handles.extend(one.export() for one in beside[:MAX_FDS])
+        guest.blocks.update(numbers)
+        return contents
 
 
 # -- users, and the folder ---------------------------------------------------------------------------------------------
