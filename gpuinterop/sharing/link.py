@@ -111,9 +111,7 @@ class Link(Holds):
             if not system.until(connects, left()):
                 raise TimeoutError
         except OSError as error:
-            if isinstance(error, FileNotFoundError | ConnectionRefusedError):
-                raise PeerError(_why_not_there(error, place)) from None
-            raise _lost(error) from None
+            raise _lost(error, place) from None
         link.settimeout(None)  # Python itself would wait before a call that is not to wait
         check_peer(link, users)
         self.counts, self._connection = Words(), Connection(link)
@@ -197,16 +195,14 @@ def _link_of(process: bytes) -> Link:
     return link
 
 
-def _why_not_there(error: OSError, path: str) -> str:
+def _lost(error: OSError, path: str = "") -> PeerError:
     if isinstance(error, ConnectionRefusedError):
-        return f"the process that listened at {path} has ended; ask for a new descriptor."
-    return (
-        f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder is "
-        f"not mounted in this container; mount it, and name it in {VARIABLE}."
-    )
-
-
-def _lost(error: OSError) -> PeerError:
+        return PeerError(f"the process that listened at {path} has ended; ask for a new descriptor.")
+    if isinstance(error, FileNotFoundError):
+        return PeerError(
+            f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder "
+            f"is not mounted in this container; mount it, and name it in {VARIABLE}."
+        )
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
     if isinstance(error, PermissionError):
         return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")

@@ -12,7 +12,7 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from .. import system, timeline
 from .._arguments import NoCopy
@@ -20,6 +20,7 @@ from .._core.drain import shown
 from .._core.monitor import after_fork
 from ..errors import GpuInteropError, ResourceClosedError, report
 
+T = TypeVar("T", bound=Any)
 TICK_S: Final = 0.02
 """Seconds between the looks at what has to be looked at again."""
 _LONG_S: Final = 5.0
@@ -42,11 +43,7 @@ class Loop(NoCopy):
         self.exits = False
         """Whether the interpreter exits."""
         self._epoll = system.call("epoll_create", select.epoll)
-        try:
-            self._wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except BaseException:
-            self._epoll.close()
-            raise
+        self._wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, lambda _: os.eventfd_read(self._wake))
 
     def watch(self, fd: int, call: Callable[[int], object], events: int = select.EPOLLIN) -> None:
@@ -142,24 +139,27 @@ class Loop(NoCopy):
         os.close(self._wake)
 
 
-_loops: list[Loop] = []
-_making = threading.RLock()
+class One(Generic[T]):
+    """What a process has one of: a call returns it, and makes it on first use. A child of a fork makes its own."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make, self.made, self.lock = make, list[T](), threading.RLock()
+        after_fork(self._forked)
+
+    def __call__(self) -> T:
+        return self.made[0] if self.made else system.under(self.lock, self._first)
+
+    def _first(self) -> T:
+        if not self.made:
+            self.made.append(self._make())
+        return self.made[0]
+
+    def _forked(self) -> None:
+        for one in self.made:
+            one.forget()
+        self.made.clear()
+        self.lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-def loop() -> Loop:
-    """Return this process's, made on first use."""
-    return _loops[0] if _loops else system.under(_making, _first)
-
-
-def _first() -> Loop:
-    if not _loops:
-        _loops.append(Loop())
-    return _loops[0]
-
-
-@after_fork
-def _forked() -> None:
-    for one in _loops:
-        one.forget()
-    _loops.clear()
-    _making._at_fork_reinit()  # type: ignore[attr-defined]
+loop: Final = One(Loop)
+"""This process's loop."""

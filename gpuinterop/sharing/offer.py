@@ -9,7 +9,7 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Final
+from typing import Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_timeout
@@ -19,6 +19,7 @@ from .._core.interchange import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.stream import Stream
+from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
 from .arrays import Arrays
@@ -27,7 +28,7 @@ from .counts import Holds
 from .descriptor import Contents, Placed
 from .loop import loop
 from .order import LEFT, SLOTS, ControlPage, Side, Word, Writer
-from .origin import check, check_pointers, describe, device_of, locate
+from .origin import check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
 
 _ALIGNMENT: Final = 256
@@ -69,7 +70,9 @@ class Offered(NoCopy, Offer):
 
     def check(self) -> None:
         """Raise `ResourceClosedError` if an array's library has given its memory away."""
-        check(self.device, self.arrays, [one.block for one in self.blocks])
+        check_pointers(self.arrays)
+        if not all(cast(SharingBackend, self.device.driver).is_there(one.block) for one in self.blocks):
+            raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
 
     def check_some(self) -> None:
         """Raise if one of the next few arrays has other memory now: readers would never see what is written there."""
@@ -150,10 +153,6 @@ class Offered(NoCopy, Offer):
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def memory(self, parent: Lifetime) -> tuple[SharedMemory, Sequence[int]]:
-        """The memory as this process has it already."""
-        return memory_of(self.device, self.told.regions, self.addresses, (parent,))
-
     def close(self) -> None:
         """Let no reader in any more."""
         self.leave()
@@ -192,11 +191,6 @@ class Offered(NoCopy, Offer):
         else:
             server().serve(0.0)
         return self.is_over
-
-    def what_holds(self) -> str:
-        """The reason why the share goes on, for messages."""
-        count = server().holders(self.slot)
-        return f"{count} reader(s) are attached" if count else "it has not been ended yet"
 
 
 class ArrayShare(Arrays):
@@ -316,11 +310,15 @@ class ArrayShare(Arrays):
             offer.leave()
         super().close(timeout)
         if timeout is not None and not system.until(offer.serves_out, limit):
-            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {offer.what_holds()}.")
+            count = server().holders(offer.slot)
+            raise ResourceBusyError(
+                f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
+            )
 
     def _shared_memory(self) -> tuple[SharedMemory, Sequence[int]]:
         if self._placed is None:
-            self._placed = self.lifetime.use(lambda offer: offer.memory(self.lifetime))
+            addresses = self.lifetime.use(lambda offer: offer.addresses)
+            self._placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
         return self._placed
 
     def _turns(self, timeout: float | None = None) -> Writer:
@@ -432,7 +430,7 @@ def share(
     try:
         return ArrayShare(offer, order, label)
     except BaseException:
-        server().abandon(offer)
+        server().withdraw(offer)
         raise
 
 

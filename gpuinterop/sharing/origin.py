@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from .._core.device import Device
 from .._core.interchange import CPU, HOST_TYPES, Described, described, overlap
@@ -155,13 +154,6 @@ def find_runs(
     return list(map(tuple, runs)), numbers
 
 
-def check(device: Device, arrays: Mapping[str, Described], blocks: Iterable[Block]) -> None:
-    """Raise `ResourceClosedError` if an array's library has given its memory away."""
-    check_pointers(arrays)
-    if not all(map(_backend_of(device).is_there, blocks)):
-        raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
-
-
 def check_pointers(arrays: Mapping[str, Described]) -> None:
     """Raise `ResourceClosedError` if an array, of torch, has other memory now."""
     for name, array in arrays.items():
@@ -192,8 +184,9 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
         "pass copy=True and use share.view."
     )
     pools = (
-        f"allocate by another pool: torch with {_torch_variable()}=expandable_segments:True or without "
-        "backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass copy=True."
+        "allocate by another pool: torch with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 "
+        "PYTORCH_CUDA_ALLOC_CONF) or without backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass "
+        "copy=True."
     )
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),
@@ -202,12 +195,3 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
     }
     reason, way_out = reasons.get(behind, ("which no call exports.", allocate))
     return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)
-
-
-def _torch_variable() -> str:
-    """The variable that this process's torch reads for its allocator."""
-    torch: Any = sys.modules.get("torch")
-    version = tuple(map(int, str(getattr(torch, "__version__", "2.9")).split(".")[:2]))
-    if version >= (2, 9):
-        return "PYTORCH_ALLOC_CONF"
-    return "PYTORCH_HIP_ALLOC_CONF" if getattr(torch.version, "hip", None) else "PYTORCH_CUDA_ALLOC_CONF"

@@ -47,7 +47,7 @@ from .descriptor import (
     Region,
     boot_id,
 )
-from .loop import TICK_S, loop
+from .loop import TICK_S, One, loop
 
 VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
 _OVERFLOW: Final = 65534
@@ -188,15 +188,11 @@ class Server(NoCopy):
         self._look_at_socket()
         return bytes(Descriptor(boot_id(), self.nonce, offer.serial, offer.slot, offer.token, self._path))
 
-    def abandon(self, offer: Offer) -> None:
-        """Take back an offer that its caller does not get."""
-        if offer.serial:
-            self.withdraw(offer)
-        else:
-            offer.end()
-
     def withdraw(self, offer: Offer) -> None:
         """Let no reader in any more, and end the offer once nobody holds it and all its messages have come."""
+        if not offer.serial:  # it has let nobody in
+            offer.end()
+            return
         system.under(self._lock, self._withdraw, offer)
         self.look()  # the program may not serve any more
         loop().wake()
@@ -492,31 +488,15 @@ def _check_open(place: str) -> None:
 
 # -- the one of this process -------------------------------------------------------------------------------------------
 
-_servers: list[Server] = []
-_making = threading.RLock()
-
-
-def server() -> Server:
-    """Return this process's, made on first use."""
-    return _servers[0] if _servers else system.under(_making, _first)
-
-
-def _first() -> Server:
-    if not _servers:
-        _servers.append(Server())
-    return _servers[0]
+server: Final = One(Server)
+"""This process's server."""
 
 
 def is_here(process: bytes) -> bool:
     """Whether a number is this process's."""
-    return any(one.nonce == process for one in _servers)
+    return any(one.nonce == process for one in server.made)
 
 
 @after_fork
 def _forked() -> None:
-    """Give back what the child shares with its parent; that goes on."""
-    for one in _servers:
-        one.forget()
-    _servers.clear()
-    for lock in (_making, driver_lock):
-        lock._at_fork_reinit()  # type: ignore[attr-defined]
+    driver_lock._at_fork_reinit()  # type: ignore[attr-defined]

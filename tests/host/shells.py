@@ -61,13 +61,13 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 def leases():
-    return sum(int(rows[1].sum()) for one in rendezvous._servers for rows in list(one._sums._each.values()))
+    return sum(int(rows[1].sum()) for one in rendezvous.server.made for rows in list(one._sums._each.values()))
 
 def rests():
     return not loop()._again
 
 def offers():
-    return sum(len(one.offers) for one in rendezvous._servers)
+    return sum(len(one.offers) for one in rendezvous.server.made)
 
 def fill(room):
     # Leave room for so many descriptors.

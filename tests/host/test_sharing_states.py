@@ -172,8 +172,8 @@ def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
                     os._exit(7)
         """)
         reader("thread = threading.Thread(target=forks)")
-        reader("import gpuinterop.sharing.link as link, gpuinterop.sharing.loop as loops")
-        reader("with driver_lock, rendezvous._making, link._connecting, loops._making: thread.start(); thread.join()")
+        reader("import gpuinterop.sharing.link as link; from gpuinterop.sharing.rendezvous import server")
+        reader("with driver_lock, server.lock, link._connecting, loop.lock: thread.start(); thread.join()")
         assert reader("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 7
 
 
