@@ -196,6 +196,8 @@ class Lease(NoCopy):
 
     def end(self) -> None:
         """Hold the share no more, once the reader is out."""
+        for handle in self.came.values():
+            handle.close()
         self.leave()
         if self.reader is None:
             self.link.drop(self.descriptor.slot)
@@ -254,12 +256,11 @@ class AttachedArrays(Arrays):
     def _map(self, offer: Offered | None, left: Left) -> None:
         lease: Lease = self.lifetime.handle
         regions, imports = self._contents.regions, list[Import]()
+        addresses = offer.addresses if offer is not None else []
         while True:
             if offer is None:
                 found = import_all(lease.link, self.device, regions, left, lease.came)
                 imports, addresses = [one for one, _ in found], [address for _, address in found]
-            else:
-                addresses = offer.addresses
             try:
                 self._memory, self._starts = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
                 return
@@ -348,14 +349,6 @@ def attach(
         check_device(device, "device")
     drain()
     lease = Lease(found, limit, allowed)
-    try:
-        return _attached(lease, device, label, left)
-    finally:
-        for handle in lease.came.values():
-            handle.close()
-
-
-def _attached(lease: Lease, device: Device | None, label: str | None, left: Left) -> AttachedArrays:
     try:
         contents, offer = lease.contents(left)
         if offer is None:

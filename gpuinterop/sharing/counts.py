@@ -147,18 +147,15 @@ class Sums(NoCopy):
         if (found := self._each.pop(counts, None)) is not None:
             self._gone[: self._high] += found[_BALANCE][: self._high]
 
-    def take(self) -> int:
-        """A slot that is free."""
-        if self._high == SLOTS and not self._free:
-            raise InvalidArgumentError("arrays", f"expected {SLOTS:,} shares at once or fewer, got one more.")
-        if self._free:
-            return heapq.heappop(self._free)
-        self._high += 1
-        return self._high - 1
-
-    def open(self, slot: int, serial: int) -> None:
-        """Have a slot stand for a serial."""
+    def take(self, serial: int) -> int:
+        """A slot that was free, and stands for a serial now."""
+        if not self._free:
+            if self._high == SLOTS:
+                raise InvalidArgumentError("arrays", f"expected {SLOTS:,} shares at once or fewer, got one more.")
+            self._free, self._high = [self._high], self._high + 1
+        slot = heapq.heappop(self._free)
         self._serials[slot] = serial & _LOW
+        return slot
 
     def close(self, slot: int) -> None:
         """Have a slot stand for nothing, and end once nobody holds it."""

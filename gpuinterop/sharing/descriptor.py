@@ -28,7 +28,6 @@ messages that it has sent may still come.
 from __future__ import annotations
 
 import functools
-import hmac
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -90,13 +89,7 @@ class Descriptor(NamedTuple):
         """Read a descriptor, from anywhere."""
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("descriptor", f"expected bytes(share), got {type(data).__name__}.")
-        raw = bytes(data)
-        if len(raw) < 5 or not raw.startswith(MAGIC):
-            raise InvalidArgumentError(
-                "descriptor",
-                f"expected bytes(share), got {len(raw)} other bytes; is the file written whole, by os.replace?",
-            )
-        found, rest = cls.split(raw)
+        found, rest = cls.split(raw := bytes(data))
         if rest:
             raise _cut(raw)
         return found
@@ -104,6 +97,8 @@ class Descriptor(NamedTuple):
     @classmethod
     def split(cls, raw: bytes) -> tuple[Self, bytes]:
         """The descriptor that bytes begin with, and what follows it."""
+        if len(raw) < 5 or not raw.startswith(MAGIC):
+            raise _cut(raw)
         if raw[4] != VERSION:
             raise InvalidArgumentError(
                 "descriptor", f"expected version {VERSION}, got {raw[4]}; install one version on both sides."
@@ -121,13 +116,11 @@ class Descriptor(NamedTuple):
         """The body of a request for this share."""
         return SHARE.pack(self.serial, self.slot, self.token)
 
-    def opens(self, token: bytes) -> bool:
-        """Whether a token that came is this one's."""
-        return hmac.compare_digest(self.token, token)
-
 
 def _cut(raw: bytes) -> InvalidArgumentError:
-    return InvalidArgumentError("descriptor", f"expected all bytes of a share, got {len(raw)}.")
+    return InvalidArgumentError(
+        "descriptor", f"expected all of bytes(share), got {len(raw)} bytes; is a file written whole, by os.replace?"
+    )
 
 
 # -- what is shared ----------------------------------------------------------------------------------------------------

@@ -117,8 +117,6 @@ class Link(Holds):
         self.counts, self._connection = Words(), Connection(link)
         self._owned.callback(self._connection.discard)
         with self.ask(HELLO, self.process, left, [self.counts.handle]) as answer:
-            if len(answer.fds) != 2:
-                raise PeerError(f"expected a page of counts and an eventfd, got {len(answer.fds)} descriptor(s).")
             with answer.take(OpaqueFd) as page:
                 self.theirs = Words(page)
             self.bell = self._owned.enter_context(answer.take(EventFd))
@@ -175,7 +173,6 @@ class Link(Holds):
 
 links: Final[dict[bytes, Link]] = {}
 """The links of this process, by the number of the process that shares."""
-_connecting: Final = threading.RLock()
 
 ENDED: Final = "the process that shared the arrays has ended; discard what was read since."
 
@@ -183,16 +180,12 @@ ENDED: Final = "the process that shared the arrays has ended; discard what was r
 def link_to(descriptor: Descriptor, left: Left, users: Collection[int]) -> Link:
     """The link to a process that shares; the first call connects."""
     while True:
-        link, rest = system.under(_connecting, _link_of, descriptor.process), left()
+        process, rest = descriptor.process, left()
+        link = links.get(process) or links.setdefault(process, Link(process))
         system.under(link._asking, link.connect, descriptor, left, users, limit=-1 if rest is None else rest)
-        if not link.ended:  # another thread's call may have failed
+        if not link.ended:
             return link
-
-
-def _link_of(process: bytes) -> Link:
-    if (link := links.get(process)) is None or link.ended:
-        link = links[process] = Link(process)
-    return link
+        link.end()  # another thread's call has failed, and has yet to say so
 
 
 def _lost(error: OSError, path: str = "") -> PeerError:
@@ -216,4 +209,3 @@ def _forked() -> None:
         if link._connection is not None:
             link._connection.socket.close()
     links.clear()
-    _connecting._at_fork_reinit()  # type: ignore[attr-defined]

@@ -423,7 +423,7 @@ def share(
     allowed = users_of(users)
     drain()
     device = device_of(found)
-    order = _on(device, stream)
+    order = stream if stream is None or isinstance(stream, Stream) else device.wrap_stream(stream)
     if copy:
         found = _copied(device, found, order)
     offer = Offered(device, found, single=single, users=allowed, threaded=threaded)
@@ -432,10 +432,6 @@ def share(
     except BaseException:
         server().withdraw(offer)
         raise
-
-
-def _on(device: Device, stream: object) -> Stream | None:
-    return stream if stream is None or isinstance(stream, Stream) else device.wrap_stream(stream)
 
 
 def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | None) -> dict[str, Described]:

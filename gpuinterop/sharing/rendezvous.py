@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hmac
 import itertools
 import os
 import secrets
@@ -19,6 +20,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from multiprocessing.util import Finalize
 from typing import Any, Final, cast
 
@@ -58,24 +60,13 @@ CLOSED: Final = "the share was closed; ask its process for a new descriptor."
 
 
 class Offer:
-    """What has a slot: by default something that is not attached, and has no order. The loop calls the methods."""
+    """What has a slot. It has `contents`, if it is attached, and `enrol`, if it has an order. The loop calls these."""
 
     token = secrets.token_bytes(16)
     serial = slot = 0
     users: Collection[int] = ()
     threaded = True
     blocks: Sequence[Exported] = ()
-
-    def contents(self) -> bytes:
-        """What a process that attaches is told."""
-        raise PeerError("expected the descriptor of a share, got another.")
-
-    def enrol(self, guest: Guest | Holds) -> tuple[int, Sequence[Handle]]:
-        """A place in the order: its number, and the handles."""
-        raise PeerError("expected the descriptor of something that has an order, got another.")
-
-    def look(self) -> None:
-        """See which readers have left the order."""
 
     def end(self) -> None:
         """End it."""
@@ -87,7 +78,6 @@ class Exported:
     def __init__(self, number: int, device: Device, block: Block) -> None:
         self.number, self.device, self.block = number, device, block
         self.uses = 0
-        self.data = b""
 
     def export(self) -> Handle:
         """A handle for another process."""
@@ -97,18 +87,16 @@ class Exported:
             handle.trusted = True  # this process's own file blocks no close
         return handle
 
-    @property
-    def handle_data(self) -> bytes:
-        """The handle itself, where it is not a descriptor: it is made once."""
-        if not self.data and self.block.behind.handle_type is IpcMemHandle:
-            self.data = cast(IpcMemHandle, self.export()).data
-        return self.data
+    @cached_property
+    def data(self) -> bytes:
+        """The handle itself, where it is not a descriptor."""
+        return cast(IpcMemHandle, self.export()).data if self.block.behind.handle_type is IpcMemHandle else b""
 
 
 def region_of(blocks: Sequence[Exported]) -> Region:
     """Blocks at consecutive addresses, as other processes are told of them."""
     kind, sizes = blocks[0].block.behind.handle_type, tuple(one.block.size for one in blocks)
-    return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].handle_data)
+    return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].data)
 
 
 class Guest(NoCopy):
@@ -163,9 +151,9 @@ class Server(NoCopy):
         if offer.users:
             _check_open(os.path.dirname(self._path))
             system.call(f"chmod({self._path})", _open_to_all, self._path)
-        offer.serial, offer.slot = next(self._serials), self._sums.take()
-        self.offers[offer.slot] = offer
-        self._sums.open(offer.slot, offer.serial)
+        serial = next(self._serials)
+        offer.slot = self._sums.take(serial)
+        self.offers[offer.slot], offer.serial = offer, serial
         if messages:
             self._send(offer, messages)
 
@@ -175,7 +163,7 @@ class Server(NoCopy):
         offer = self.offers.get(one.slot)
         if offer is None or offer.serial != one.serial or not (attached or self.me.stands(one.slot, one.serial)):
             raise ResourceClosedError(CLOSED)
-        if not one.opens(offer.token):
+        if not hmac.compare_digest(one.token, offer.token):
             raise PeerError("the token is not this share's; take the descriptor as it came.")
         return offer
 
@@ -378,8 +366,6 @@ class Server(NoCopy):
             handles.append(OpaqueFd.adopt_duplicate(self.me.counts.handle.fd))
             handles.append(EventFd.adopt_duplicate(self.me.bell.fd))
             return b""
-        if guest.counts is None:
-            raise PeerError("expected a process that says hello first; use gpuinterop.attach.")
         if message.kind == BLOCKS:
             numbers = [number for (number,) in struct.iter_unpack("<Q", message.body)]
             blocks = [self._numbers.get(number) for number in numbers]

@@ -53,8 +53,7 @@ class World:
         return made
 
     def begin(self, serial: int) -> None:
-        self.serial, self.slot, self.due, self.closed = serial, self.sums.take(), 0, False
-        self.sums.open(self.slot, serial)
+        self.serial, self.slot, self.due, self.closed = serial, self.sums.take(serial), 0, False
         for _ in range(self.random.randrange(1, 3)):
             self.send(self.sender)
         self.sums.end_unheld(self.slot)
@@ -119,8 +118,7 @@ def test_what_is_held_or_due_does_not_end_and_all_else_does(first: int) -> None:
 def test_a_message_that_comes_again_while_its_slot_ends(monkeypatch: pytest.MonkeyPatch, looks: int) -> None:
     """It is received, and the slot stays; or it has come too late. 0: the slot ends while it is being received."""
     sums, came = Sums(own := page()), list[bool]()
-    reader, slot, made = process(sums, own), sums.take(), itertools.count(1)
-    sums.open(slot, 7)
+    reader, slot, made = process(sums, own), sums.take(7), itertools.count(1)
     sums.end_unheld(slot)
     over = list[int]()
 
