@@ -121,6 +121,8 @@ class Server(NoCopy):
         """The offers whose order has readers."""
         self._lock = threading.RLock()
         """Held to change offers, counts and blocks; the rest is the loop's."""
+        self._users: frozenset[int] = frozenset()
+        """Those of all shares."""
         self._serials = itertools.count(1)
         self._guests: dict[Guest, None] = {}
         self._blocks: dict[tuple[Device, Block], Exported] = {}
@@ -149,8 +151,8 @@ class Server(NoCopy):
         if offer.threaded:
             loop().start()  # first: it may fail
         if offer.users:
-            _check_open(os.path.dirname(self._path))
             system.call(f"chmod({self._path})", _open_to_all, self._path)
+            self._users = self._users.union(offer.users)
         serial = next(self._serials)
         offer.slot = self._sums.take(serial)
         self.offers[offer.slot], offer.serial = offer, serial
@@ -288,12 +290,11 @@ class Server(NoCopy):
         """Make the socket anew where something, as a cleaner of /tmp, has removed it: descriptors name it."""
         if not os.path.exists(self._path):
             gone, place = self._listener, os.path.dirname(self._path)
-            users = any(one.users for one in self.offers.values())
-            system.call(f"mkdir({place})", os.makedirs, place, 0o711 if users else 0o700, True)
+            system.call(f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
             self._listener, _ = self._listen(place)
             loop().unwatch(gone.fileno())
             gone.close()
-            if users:
+            if self._users:
                 _open_to_all(self._path)
 
     def _unlink(self) -> None:
@@ -358,6 +359,7 @@ class Server(NoCopy):
     def _asked(self, guest: Guest, message: Message, handles: list[Handle]) -> bytes:
         """The body of the answer; adds its handles."""
         if message.kind == HELLO:
+            check_peer(guest.connection.socket, self._users)
             if message.body != self.nonce:
                 raise PeerError("another process has this address now; ask for a new descriptor.")
             with message.take(OpaqueFd) as page:
@@ -461,15 +463,6 @@ def _open_to_all(path: str) -> None:
         os.chmod(f"/proc/self/fd/{file}", 0o666)
     finally:
         os.close(file)
-
-
-def _check_open(place: str) -> None:
-    """Refuse a folder that other users cannot enter."""
-    mode = system.call(f"stat({place})", os.stat, place).st_mode
-    if not mode & (stat.S_IXGRP | stat.S_IXOTH):
-        raise InvalidArgumentError(
-            "users", f"expected a folder that they can enter, got {place} (mode {mode & 0o777:o}); set {VARIABLE}."
-        )
 
 
 # -- the one of this process -------------------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
                 with pytest.raises(Raised, match=f"PeerError: .*{words}"):
                     reader("gi.attach(descriptor, timeout=5, users=(0,))")
                 assert exporter("leases()") == 0
+                assert exporter("len(rendezvous.server()._sums._each)") == 1  # it has not got the page of counts
                 return
             with pytest.raises(Raised, match="PeerError: expected a process of user 1234, got one of user 0"):
                 reader("gi.attach(descriptor, timeout=5)")
