@@ -28,8 +28,8 @@ class Arrays(Resource, NotAnArray):
 
     _as_array = "numpy.asarray(arrays.view), or numpy.asarray(arrays[name]) of several"
     _contents: Contents
-    _memory: SharedMemory
-    _starts: Sequence[int]
+    _placed: tuple[SharedMemory, Sequence[int]] | None = None
+    """The memory of all regions, and the offset of each there."""
     device: Device
     """The device that has them."""
     _last: Stream | None = None
@@ -129,7 +129,7 @@ class Arrays(Resource, NotAnArray):
         ...     shared.transport
         'OpaqueFd'
         """
-        return self._contents.transport
+        return ", ".join(sorted({region.kind.__name__ for region in self._contents.regions}))
 
     @property
     def way(self) -> str:
@@ -244,16 +244,16 @@ class Arrays(Resource, NotAnArray):
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""
         region, offset, layout, _ = self._contents.arrays[name]
-        memory, starts = self._shared_memory()
+        memory, starts = self._placed or self._place_all()
         if region < 0:
             return memory.buffer, 0
         if offset + layout.low < 0 or offset + layout.high > self._contents.regions[region].size:
             raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it anew.")
         return memory.buffer, starts[region] + offset
 
-    def _shared_memory(self) -> tuple[SharedMemory, Sequence[int]]:
-        """The memory of all regions, and the offset of each there."""
-        return self._memory, self._starts
+    def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
+        """Find `_placed`, where the first view does so."""
+        raise NotImplementedError
 
     def _turns(self, timeout: float | None = None) -> Writer | Reader:
         """The place in the order, which the first call takes, within `timeout` seconds."""

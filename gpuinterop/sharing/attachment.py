@@ -141,7 +141,7 @@ class Lease(NoCopy):
         self._is_known = self.link.hold(descriptor.slot)  # then its memory is what it was
         self.came: dict[int, FdHandle] = {}
         """Descriptors of blocks, by number, until they are mapped."""
-        self._enrolling = threading.RLock()
+        self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
         self.label: str
@@ -163,11 +163,9 @@ class Lease(NoCopy):
             link.known[key] = known
         return known, None
 
+    @system.locked
     def turns(self, timeout: float | None) -> Reader:
         """The reader's place in the order, taken on first use, within `timeout` seconds."""
-        return self.reader or system.under(self._enrolling, self._first, timeout)
-
-    def _first(self, timeout: float | None) -> Reader:
         self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
 
@@ -262,7 +260,7 @@ class AttachedArrays(Arrays):
                 found = import_all(lease.link, self.device, regions, left, lease.came)
                 imports, addresses = [one for one, _ in found], [address for _, address in found]
             try:
-                self._memory, self._starts = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
+                self._placed = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
                 return
             except ResourceClosedError:  # the last attachment of an import ends meanwhile, or this one is closed
                 self._check_open()

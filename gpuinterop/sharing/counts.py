@@ -84,16 +84,14 @@ class Holds(NoCopy):
         held[slot] += 1
         return held[slot] > 1
 
+    @system.locked
     def drop(self, *slots: int) -> None:
         """Hold each once less, and ring where it was the last time."""
-        if not min(map(self._drop, slots), default=1):
-            self.ring()
-
-    @system.locked
-    def _drop(self, slot: int) -> int:
         held = self.counts.rows[_HELD]
-        held[slot] -= 1
-        return held[slot]
+        for slot in slots:
+            held[slot] -= 1
+        if not all(held[slot] for slot in slots):
+            self.ring()
 
     def ring(self) -> None:
         """Have the process that shares look who holds what, and who has left the order."""

@@ -175,11 +175,6 @@ class Contents:
     regions: Sequence[Region]
     arrays: Mapping[str, Placed]
 
-    @property
-    def transport(self) -> str:
-        """The types of its handles."""
-        return ", ".join(sorted({region.kind.__name__ for region in self.regions}))
-
     def __bytes__(self) -> bytes:
         one, layouts, names = self.device, dict[Layout, int](), [name.encode() for name in self.arrays]
         arrays = [

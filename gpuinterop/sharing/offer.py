@@ -56,8 +56,8 @@ class Offered(NoCopy, Offer):
         except BaseException:
             server().drop(self.blocks)
             raise
-        self._movable = tuple(name for name, one in arrays.items() if one.data_ptr is not None)
-        self._looked = 0
+        self.movable = [name for name, one in arrays.items() if one.data_ptr is not None]
+        self._next = itertools.cycle(self.movable)
         self._lock = threading.RLock()
         self._writer: Writer | None = None
         self._places: dict[int, Guest | Holds] = {}
@@ -76,10 +76,8 @@ class Offered(NoCopy, Offer):
 
     def check_some(self) -> None:
         """Raise if one of the next few arrays has other memory now: readers would never see what is written there."""
-        first, self._looked = self._looked, self._looked + _LOOKS
-        if self._looked >= len(self._movable):
-            self._looked = 0
-        check_pointers({name: self.arrays[name] for name in self._movable[first : first + _LOOKS]})
+        names = itertools.islice(self._next, min(_LOOKS, len(self.movable)))
+        check_pointers({name: self.arrays[name] for name in names})
 
     def contents(self) -> bytes:
         self.check()
@@ -217,7 +215,6 @@ class ArrayShare(Arrays):
         self.device, self._contents = device, offer.told
         offer.label = self.label
         self._immutable = next((name for name, one in offer.told.arrays.items() if one.read_only), None)
-        self._placed: tuple[SharedMemory, Sequence[int]] | None = None
         if stream is not None:
             offer.writer(stream)
         server().enter(offer, 0)
@@ -315,11 +312,10 @@ class ArrayShare(Arrays):
                 f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
             )
 
-    def _shared_memory(self) -> tuple[SharedMemory, Sequence[int]]:
-        if self._placed is None:
-            addresses = self.lifetime.use(lambda offer: offer.addresses)
-            self._placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
-        return self._placed
+    def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
+        addresses = self.lifetime.use(lambda offer: offer.addresses)
+        self._placed = placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
+        return placed
 
     def _turns(self, timeout: float | None = None) -> Writer:
         if self._immutable is not None:
@@ -331,7 +327,7 @@ class ArrayShare(Arrays):
         return offer._writer or self.lifetime.use(Offered.writer)
 
     def _side(self, stream: object, timeout: float | None) -> Side:
-        if self.lifetime.handle._movable:
+        if self.lifetime.handle.movable:
             self.lifetime.use(Offered.check_some)
         return super()._side(stream, timeout)
 
