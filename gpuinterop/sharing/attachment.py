@@ -7,9 +7,9 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, count, islice
 from struct import pack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_timeout
@@ -129,6 +129,9 @@ def memory_of(
     return SharedMemory(device, first, end - first, parents), [at - first for at in addresses]
 
 
+_numbers: Final = count()
+
+
 class Lease(NoCopy):
     """A hold of a share, until its reader has released and its arrays are gone."""
 
@@ -139,6 +142,8 @@ class Lease(NoCopy):
         # Of this process the link only counts.
         self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
         self._is_known = self.link.hold(descriptor.slot)  # then its memory is what it was
+        self._number = next(_numbers).to_bytes(8, "little")
+        """The reader's: it gets one place, however often it asks."""
         self.came: dict[int, FdHandle] = {}
         """Descriptors of blocks, by number, until they are mapped."""
         self._lock = threading.RLock()
@@ -171,13 +176,13 @@ class Lease(NoCopy):
 
     def _enrolled_here(self) -> Reader:
         offer = server().find(self.descriptor, True)
-        place = offer.take_place(server().me)
+        place = offer.take_place(server().me, self._number)
         writer = offer.writer()
         return Reader(writer.page, writer.own, writer.leases[place], place, self.label, lent=True)
 
     def _enrolled(self, timeout: float | None) -> Reader:
         left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
-        with self.link.ask(ENROL, self.descriptor.request, left) as answer, ExitStack() as undo:
+        with self.link.ask(ENROL, self.descriptor.request + self._number, left) as answer, ExitStack() as undo:
             place = int.from_bytes(answer.body, "little")
             with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second:
                 control = ControlPage(undo.enter_context(answer.take(OpaqueFd)))

@@ -57,6 +57,10 @@ class Words(NoCopy):
             memory.words(ctypes.c_uint32, SLOTS, row * SLOTS) for row in range(3)
         ]
 
+    def holds(self, slot: int) -> bool:
+        """Whether the process holds a slot."""
+        return bool(self.rows[_HELD][slot])
+
     def arrays(self) -> list[Any]:
         """The rows, for NumPy."""
         return [np.frombuffer(cast(Any, row), np.uint32) for row in self.rows]

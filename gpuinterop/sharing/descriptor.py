@@ -12,7 +12,7 @@ HELLO   the sharing process's number; a page of counts     nothing; its page of 
 ATTACH  serial, slot, token                                `Contents`; descriptors of the first blocks that travel as
                                                            such, unless the process had blocks of the share before
 BLOCKS  u64 numbers of blocks                              nothing; a descriptor for each
-ENROL   serial, slot, token                                u32 place; the writer's timeline, the reader's, the page
+ENROL   serial, slot, token, the reader's number           u32 place; the writer's timeline, the reader's, the page
 ======  =================================================  ==========================================================
 
 A failure is answered by kind FAILED and the number of its error's type, with the error's text.

@@ -60,8 +60,8 @@ class Offered(NoCopy, Offer):
         self._next = itertools.cycle(self.movable)
         self._lock = threading.RLock()
         self._writer: Writer | None = None
-        self._places: dict[int, Guest | Holds] = {}
-        """The process of each reader that has a place in the order."""
+        self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
+        """The process of each reader that has a place in the order, and the reader's number there."""
         self._leaving: set[Word] = set()
         """The timelines of readers that have left, for which streams may still wait."""
         self.is_over = False
@@ -83,8 +83,8 @@ class Offered(NoCopy, Offer):
         self.check()
         return self._body
 
-    def enrol(self, guest: Guest | Holds) -> tuple[int, Sequence[Handle]]:
-        place = self.take_place(guest)
+    def enrol(self, guest: Guest | Holds, number: bytes) -> tuple[int, Sequence[Handle]]:
+        place = self.take_place(guest, number)
         writer = self.writer()
         try:
             with ExitStack() as undo:
@@ -98,11 +98,12 @@ class Offered(NoCopy, Offer):
             raise
 
     def look(self) -> None:
-        """Let go of the readers that have left the order, or whose process has ended."""
+        """Let go of the readers that have left the order, or whose process has ended or has detached."""
         if (writer := self._writer) is not None:
-            self._let_go(writer, [
-                place for place, guest in self._places.copy().items() if guest.ended or writer.page.slots[place] == LEFT
-            ])  # fmt: skip
+            for place, (guest, _) in self._places.copy().items():
+                attached = not guest.ended and guest.counts is not None and guest.counts.holds(self.slot)
+                if writer.page.slots[place] == LEFT or not attached:
+                    self._let_go(writer, [place])
 
     def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
@@ -131,21 +132,24 @@ class Offered(NoCopy, Offer):
             self._writer = made  # not before: a reader would wait for a version that is never published
         return self._writer
 
-    def take_place(self, guest: Guest | Holds) -> int:
+    def take_place(self, guest: Guest | Holds, number: bytes) -> int:
         """A reader's place in the order. The loop calls it, and threads of this process that attach here."""
-        return system.under(self._lock, self._take_place, guest)
+        return system.under(self._lock, self._take_place, guest, number)
 
-    def _take_place(self, guest: Guest | Holds) -> int:
+    def _take_place(self, guest: Guest | Holds, number: bytes) -> int:
         if self.is_over:
             raise ResourceClosedError(f"{self.label} is closed; share the arrays anew.")
         writer = self.writer()
+        for taken, reader in self._places.items():
+            if reader == (guest, number):  # it has not waited for an earlier answer
+                return taken
         place = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         own: Word = self.device.create_semaphore(TimelineFd)
         writer.page.slots[place] = 0
         writer.leases[place] = own
-        self._places[place] = guest
+        self._places[place] = guest, number
         server().ordered[self] = None
         return place
 

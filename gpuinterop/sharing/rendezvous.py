@@ -377,11 +377,11 @@ class Server(NoCopy):
             return b""
         if message.kind not in (ATTACH, ENROL):
             raise PeerError(f"expected a request of this version, got one of kind {message.kind}.")
-        serial, slot, token = SHARE.unpack(message.body)
+        serial, slot, token = SHARE.unpack_from(message.body)
         offer = self.find(Descriptor(b"", self.nonce, serial, slot, token, ""), message.kind == ENROL)
         check_peer(guest.connection.socket, offer.users)
         if message.kind == ENROL:
-            place, found = offer.enrol(guest)
+            place, found = offer.enrol(guest, message.body[SHARE.size :])
             handles.extend(found)
             return int(place).to_bytes(4, "little")
         contents: bytes = offer.contents()

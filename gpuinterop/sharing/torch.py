@@ -293,7 +293,7 @@ class _Clock(Offer):
         self.word.signal(self.stream, self.ticks)
         return self.descriptor, self.ticks
 
-    def enrol(self, guest: object) -> tuple[int, Sequence[Handle]]:
+    def enrol(self, guest: object, number: bytes) -> tuple[int, Sequence[Handle]]:
         return 0, [self.word.export()]
 
 

@@ -462,10 +462,14 @@ class Share:
             _places={},
             _leaving=set(),
             is_over=False,
+            slot=0,
         )
         for name in ("_let_go", "_lets_go"):
             setattr(self.offer, name, partial(world.code[name], self.offer))
-        self.guests = {process: SimpleNamespace(ended=False) for process in world.processes}
+        self.guests = {
+            process: SimpleNamespace(ended=False, counts=SimpleNamespace(holds=lambda slot: True))
+            for process in world.processes
+        }
 
     def arrays(self, process: Process) -> Any:
         return _Namespace(
@@ -480,7 +484,9 @@ class Share:
         def serve() -> Steps:
             try:
                 if process not in self.ended:
-                    answer.append((yield from self.world.code["_take_place"](self.offer, self.guests[process])))
+                    answer.append(
+                        (yield from self.world.code["_take_place"](self.offer, self.guests[process], process.name))
+                    )
             except PeerError:
                 answer.append(None)
 

@@ -160,6 +160,21 @@ def test_an_interrupt_gives_no_descriptor_two_owners(monkeypatch: pytest.MonkeyP
     assert at > 100
 
 
+@pytest.mark.parametrize("default", [None, 0.05])
+def test_the_callers_socket_keeps_its_flags(default: float | None) -> None:
+    for limit in (None, 0.0, 5.0):
+        here, there = socket.socketpair()
+        with here, there, gi.OpaqueFd.adopt(os.memfd_create("kept")) as handle:
+            here.settimeout(limit)
+            before = os.get_blocking(here.fileno())
+            socket.setdefaulttimeout(default)
+            try:
+                gi.ipc.send_handle(here, handle)
+            finally:
+                socket.setdefaulttimeout(None)
+            assert os.get_blocking(here.fileno()) is before
+
+
 def test_a_silent_peer_is_a_timeout_and_one_that_is_gone_an_error(pair: Pair) -> None:
     """A socket that does not wait takes what is there."""
     here, there = socket.socketpair()

@@ -183,6 +183,16 @@ def test_an_interrupt_leaves_a_turn_that_goes_on(host: Device, of: str, struck: 
     assert at > 10
 
 
+def test_a_slot_is_withdrawn_only_by_its_offer(host: Device) -> None:
+    with host.allocate(4096) as memory:
+        with gi.share(memory.buffer.view(4)) as one:
+            offer = one.lifetime.handle
+        with gi.share(memory.buffer.view(4)) as other:
+            assert other.lifetime.handle.slot == offer.slot
+            offer.close()
+            gi.attach(bytes(other)).close()
+
+
 def test_an_offset_in_a_capsule() -> None:
     given = np.arange(8, dtype=np.uint8)
     capsule: Any = given.__dlpack__()

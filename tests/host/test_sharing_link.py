@@ -200,14 +200,30 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         reader("stays.release()")
 
 
+def test_a_reader_has_one_place_in_the_order_however_often_it_asks_and_none_once_it_has_detached() -> None:
+    with pair() as (exporter, reader):
+        exporter("share.acquire(timeout=5); share.release(); offer = share.lifetime.handle")
+        for last in ("attached.close()", "attached.acquire(timeout=5); attached.release()"):
+            reader("attached = gi.attach(descriptor)")
+            stop(process := int(exporter("os.getpid()")))
+            for _ in range(2):
+                with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+                    reader("attached.acquire(timeout=0.1)")
+            os.kill(process, signal.SIGCONT)
+            reader(last)
+            exporter.until(f"len(offer._places) == {'acquire' in last:d}")
+        reader("attached.close()")
+        exporter.until("not offer._places")
+
+
 LATE: Final = """
 offer = share.lifetime.handle
 take_place, taken = offer.take_place, []
 
-def late(guest):
+def late(guest, number):
     taken.append(guest)
     while len(taken) == 2 and offers() == 2: pass
-    return take_place(guest)
+    return take_place(guest, number)
 
 offer.take_place = late
 """

@@ -249,6 +249,7 @@ def test_a_loop_of_the_users() -> None:
         exporter("since = time.monotonic(); share.serve(0.2); assert time.monotonic() >= since + 0.2")
         reader("attached.close()")
         exporter("while leases(): share.serve(0.05)")
+        exporter("threading.Timer(0.05, share.close).start(); more = gi.share(array); share.serve()")
         exporter("share.close(timeout=5)")
 
 
