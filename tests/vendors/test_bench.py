@@ -63,9 +63,6 @@ NOT_SHARED = {
     "sharing tensors of torch": "expected torch and a GPU",
     "sharing with vulkan": "expected a Vulkan driver of Simulated",
 }
-if VENDOR.name == "hip":
-    no_hand = [*OPENED, *(name for name in SHARING if name.startswith("all views"))]
-    NOT_SHARED |= dict.fromkeys(no_hand, "by hand: its backend has no calls by hand for this")
 IN_C = {name: [*contenders, "C"] for name, contenders in ALWAYS.items() if name.startswith("import + map")}
 TIMES = ALWAYS | SHARING | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})
 REASONS = PROBLEMS | NOT_SHARED | (NO_SEMAPHORES if VENDOR.name == "hip" else {})

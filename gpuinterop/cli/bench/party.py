@@ -50,12 +50,9 @@ class Party:
 
     def __init__(self, backend: str) -> None:
         self._process = ProcessPoolExecutor(1, get_context("spawn"), _start, (backend,))
-        self.ended = True
-        """Whether there is no process: it starts when it is asked."""
 
     def ask(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Future[Any]:
         """Ask for a method of `Work`; the result may take so long."""
-        self.ended = False
         return self._process.submit(_do, what, arguments, seconds)
 
     def __call__(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Any:
@@ -69,7 +66,6 @@ class Party:
         try:
             return self.ask(what, *arguments, seconds=seconds).result()
         except BrokenProcessPool:
-            self.ended = True
             raise NotMeasured(f"it failed: its process ended; {what!r} may take {seconds:g} s", True) from None
 
     def __enter__(self) -> Self:
@@ -77,8 +73,7 @@ class Party:
 
     def __exit__(self, *exc_info: object) -> None:
         with suppress(NotMeasured):
-            if not self.ended:
-                self("close")
+            self("close")
         self._process.shutdown()
 
 
@@ -200,13 +195,11 @@ class Work:
             self._shares.pop().close()
             return {"share": took}
 
-        by_hand = {} if self.is_host else {BY_HAND: lambda: {"share": timed(self.handles)[0]}}
+        by_hand = {} if self.is_host or self._hand is None else {BY_HAND: lambda: {"share": timed(self.handles)[0]}}
         return Times().rounds(rounds, {OURS: ours, **by_hand})
 
     def handles(self) -> list[Any]:
-        """The handle of each block, by hand."""
-        if self._hand is None:
-            raise DeviceNotFoundError("its backend has no calls by hand for this")
+        """The handle of each block, by hand; none where its backend has no calls by hand for this."""
         return [self._hand.export(block) for block in self._blocks]
 
     # -- the attaching process -------------------------------------------------------------------------------------

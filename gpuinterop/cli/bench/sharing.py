@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceNotFoundError
 from ...exporters.vulkan.device import Device as VulkanDevice
 from ...exporters.vulkan.drivers import Instance
 from ...vulkan._buffer import import_array
 from .clock import OURS, Figure, NotMeasured, Times
-from .party import BY_HAND, START_S, TORCH, Party
+from .party import START_S, TORCH, Party
 
 if TYPE_CHECKING:
     from .rig import Bench
@@ -47,32 +47,22 @@ def tensors(bench: Bench) -> Iterator[Figure]:
     counts = (40, 160) if bench.quick else (400, 1600)
     groups = [(count, size) for size in ("16 KiB", "1 MiB") for count in counts]
     with ExitStack() as scope:
-        pairs: dict[str, list[Party]] = {}
+        setting, pairs = Times(), {name: _start(scope, bench, 2) for name in (OURS, TORCH)}
+        for name, pair in pairs.items():
+            with setting.measuring(name):
+                _begin(pair, "torch", name == OURS)
         for count, size in [*groups, (4, "256 MiB")]:
-            times = _with_torch(scope, bench, pairs)
-            sends = {name: partial(_send, pair, count, size) for name, pair in pairs.items()}
-            times.rounds(bench.rounds(20), sends)
+            times = Times()
+            times.update(setting)
+            times.rounds(bench.rounds(20), {name: partial(_send, pair, count, size) for name, pair in pairs.items()})
             yield times.figure("dump", f"torch: dump {count:,} tensors of {size}", "list")
             yield times.figure("load", f"torch: load {count:,} tensors of {size}", "list")
-        times = _with_torch(scope, bench, pairs)
+        times = Times()
+        times.update(setting)
         for name, (party, _) in pairs.items():
             with times.measuring(name):
                 times.update(party("pool", name == OURS, bench.rounds(200), seconds=START_S))
         yield times.figure("pool", "torch: a pool's task with a tensor each way", "task")
-
-
-def _with_torch(scope: ExitStack, bench: Bench, pairs: dict[str, list[Party]]) -> Times:
-    """Start two processes for each contender, unless they are there; the times tell why one cannot."""
-    times, answers = Times(), {}
-    for name in (OURS, TORCH):
-        if name not in pairs or any(party.ended for party in pairs[name]):
-            pairs[name] = _start(scope, bench, 2)
-            answers[name] = [party.ask("torch", name == OURS, seconds=START_S) for party in pairs[name]]
-    for name, asked in answers.items():  # side by side
-        with times.measuring(name):
-            for answer in asked:
-                answer.result()
-    return times
 
 
 def _send(pair: Sequence[Party], count: int, size: str) -> Mapping[str, float]:
@@ -99,7 +89,7 @@ def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> I
             sender, receiver = _start(scope, bench, 2)
             sender("make", blocks, parts, nbytes, seconds=START_S)
             times.update(sender("shares", rounds))
-            times.update(receiver("opens", "", sender("share"), _handles(times, sender), rounds))
+            times.update(receiver("opens", "", sender("share"), sender("handles"), rounds))
         name = OURS if blocks == many else f"gpuinterop, {count:,} arrays"
         with each.measuring(name):
             for took in times.sums("share", "attach", "views"):
@@ -110,14 +100,6 @@ def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> I
     yield each.figure("each", f"share + attach + all views, {arrays}, each", "array")
 
 
-def _handles(times: Times, sender: Party) -> list[Any]:
-    """Handles by hand; none, and a note why, if there are none."""
-    found: list[Any] = []
-    with times.measuring(BY_HAND):
-        found = sender("handles")
-    return found
-
-
 def one(bench: Bench) -> Iterator[Figure]:
     """An array is attached, as the first between two processes and later, and closed."""
     rounds, times = bench.rounds(300), Times()
@@ -125,7 +107,7 @@ def one(bench: Bench) -> Iterator[Figure]:
         receiver, *senders = _start(scope, bench, 4 if bench.quick else 9)
         _begin(senders, "make", 2, 1, 2 * MIB)
         for sender in senders:
-            times.update(receiver("opens", "", sender("share", "0.0"), _handles(times, sender)[1:], 1))
+            times.update(receiver("opens", "", sender("share", "0.0"), sender("handles")[1:], 1))
     yield times.figure("attach", "attach the first array between two processes, 2 MiB")
     for size, nbytes in (("2 MiB", 2 * MIB), ("1 GiB", 1 << 30)):
         times = Times()
@@ -133,7 +115,7 @@ def one(bench: Bench) -> Iterator[Figure]:
             sender, receiver = _start(scope, bench, 2)
             sender("make", 3, 2, nbytes, seconds=START_S)
             receiver("hold", sender("share", "0.0"))
-            handles = _handles(times, sender)[2:]
+            handles = sender("handles")[2:]
             for key, name in ((" another", "1.0"), (" the same", "0.1")):
                 times.update(receiver("opens", key, sender("share", name), handles, rounds))
         for key in ("another", "the same"):
