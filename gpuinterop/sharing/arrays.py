@@ -276,8 +276,9 @@ class Arrays(Resource, NotAnArray):
             pointer, owner = foreign_pointer(stream)
             known = None if (last := self._last) is None or last._ptr != pointer else last.known
             # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
-            if last is None or known is None or known.failure is not None or (owner is None and pointer):
-                self._last = last = self.device.wrap_stream(stream)
+            if last is None or known is None or known.failure is not None:
+                last = self.device.wrap_stream(stream)
+                self._last = None if owner is None and pointer else last
             elif not pointer:  # of each device
                 check_foreign_device(self.device, stream)
             stream = last
