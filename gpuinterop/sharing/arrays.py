@@ -153,8 +153,9 @@ class Arrays(Resource, NotAnArray):
         """
         regions = self._contents.regions
         pieces, whole = sum(len(region.numbers) for region in regions), sum(region.size for region in regions)
-        each = ((at, offset, layout) for at, offset, layout, _ in self._contents.arrays.values())
-        spans = sorted((at, offset + layout.low, offset + layout.high) for at, offset, layout in each)
+        spans = sorted(
+            (at, offset + one.low, offset + one.high) for at, offset, one, _ in self._contents.arrays.values()
+        )
         spanned, reached = 0, (-1, 0)
         for region, start, end in spans:  # arrays may have bytes in common
             first = max((region, start), reached)
@@ -312,7 +313,7 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     ...         arrays.release(stream)
     ...     stream.synchronize(timeout=10)
     """
-    ordered = sorted(dict.fromkeys(arrays), key=_key)
+    ordered = sorted(dict.fromkeys(arrays), key=lambda one: (one.key, id(one)))
     sides = [one._side(stream, timeout) for one in ordered]
     locks = {one.key: turns.page.lock for one, (turns, *_) in zip(ordered, sides, strict=True)}
     kinds = {(one.key, type(turns)) for one, (turns, *_) in zip(ordered, sides, strict=True)}
@@ -321,7 +322,3 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
             "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
         )
     acquire_all(sides, list(locks.values()), timeout)
-
-
-def _key(arrays: Arrays) -> tuple[tuple[bytes, int], int]:
-    return arrays.key, id(arrays)

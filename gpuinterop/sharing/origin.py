@@ -134,7 +134,11 @@ def find_runs(
     last = Block(behind=Behind.NOTHING)
     for start, end, name in sorted(spans):
         while (place := max(start, last.end)) < end:
-            block = _asked(ask, place, name)
+            try:
+                block = ask(place)
+            except HandleError as error:
+                problem = f"expected memory that can be shared, got some that cannot: {error}"
+                raise InvalidArgumentError(name or "array", problem) from None
             if (block.behind, block.ordinal) not in seen:
                 allowed(device, block, name)
                 seen.add((block.behind, block.ordinal))
@@ -167,14 +171,6 @@ def _backend_of(device: Device) -> SharingBackend:
     if not isinstance(backend, SharingBackend):
         device.capabilities.require((Operation.EXPORT_ARRAY, OpaqueFd if device.info.is_cpu else VmmFd))
     return cast(SharingBackend, backend)
-
-
-def _asked(ask: Callable[[int], Block], address: int, name: str) -> Block:
-    try:
-        return ask(address)
-    except HandleError as error:
-        problem = f"expected memory that can be shared, got some that cannot: {error}"
-        raise InvalidArgumentError(name or "array", problem) from None
 
 
 def _gap(cell: Cell, behind: Behind) -> Capability:
