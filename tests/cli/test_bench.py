@@ -254,7 +254,10 @@ def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
     before = (docs / copy.name).read_text(encoding="utf-8")
     begin, end = before.index(page.BEGIN) + len(page.BEGIN), before.index(page.END)
     copy.write_text(f"{before[:begin]}\nwhat was there\n{before[end:]}", encoding="utf-8")
-    runs = (str(docs / "performance" / f"{name}.json") for name in ("h200", "h200-sharing", "two-cores", "two-cores-sharing"))
+    runs = (
+        str(docs / "performance" / f"{name}.json")
+        for name in ("h200", "h200-sharing", "two-cores", "two-cores-sharing")
+    )
     done = invoke("bench", "--page", str(copy), *runs)
     assert (done.exit_code, done.output) == (0, "")
     for name in ("performance.md", "performance.svg"):
