@@ -203,11 +203,14 @@ class _Theirs:
         if not system.holds(self.link.importing):  # a thread waits for the other process: the loop must not
             return False
         self.looks = False  # first: what is dropped from now on has another look
-        came = [self.dropped.popleft() for _ in range(len(self.dropped))]
-        gone = [one for one in came if one.work is None or one.work.query()]
-        if len(gone) < len(came):
-            self.looks = True
-            self.dropped.extend(one for one in came if one not in gone)
+        gone = list[_Received]()
+        for _ in range(len(self.dropped)):
+            one = self.dropped.popleft()
+            if one.work is None or one.work.query():
+                gone.append(one)
+            else:
+                self.looks = True
+                self.dropped.append(one)
         for one in gone:
             if (weak := one.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
