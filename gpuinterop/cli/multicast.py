@@ -214,7 +214,7 @@ def _ended(step: Step, outcome: str, begun: float, detail: str) -> Step:
     return step
 
 
-_Lines: TypeAlias = "queue.SimpleQueue[dict[str, str] | None]"
+_Lines: TypeAlias = "queue.Queue[dict[str, str] | None]"
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def _child(
     backend: str, team: Sequence[Device], errors: IO[str]
 ) -> Generator[tuple[subprocess.Popen[bytes], _Lines], None, None]:
     """The process, and what it says: objects, and None at the end. It is gone when the block ends."""
-    lines: _Lines = queue.SimpleQueue()
+    lines: _Lines = queue.Queue()
     with ExitStack() as scope:
         # SIGTERM, and the end of the terminal, end this block as Ctrl-C does; SIGKILL the child notices itself.
         scope.enter_context(_ended_by(signal.SIGTERM, signal.SIGHUP))

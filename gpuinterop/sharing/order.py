@@ -36,6 +36,7 @@ from .._core.stream_memory import refuse_capture
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, SemaphoreTimeoutError, again
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
+from .link import ENDED
 from .loop import loop
 
 Word = ExternalSemaphore[Timeline]
@@ -48,7 +49,6 @@ POISON: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
 LEFT: Final = 2**64 - 1
 """What a reader's slot says once the reader has left the order."""
-DIED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
 class ControlPage(NoCopy):
@@ -142,7 +142,7 @@ class _Turns(NoCopy):
             else:
                 word.wait(stream, value, timeout=timeout)
         if now >= POISON and word is self.writer:  # another process may have noticed first
-            self.failure = self.failure or PeerError(DIED)
+            self.failure = self.failure or PeerError(ENDED)
             raise again(self.failure)
         system.fence()  # later loads come after that of the value
 
@@ -274,7 +274,7 @@ class Reader(_Turns):
 
     def poison(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
-        self.failure = error = PeerError(DIED)
+        self.failure = error = PeerError(ENDED)
         # Another reader may have stored it: which waits have passed by that, nothing tells.
         fail_waits(self.writer.lifetime, error, passed=value_of(self.writer) >= POISON)
         loop().look_again(partial(self.lets_pass, self.writer))

@@ -59,7 +59,7 @@ from .attachment import Import, device_for, import_all, keep, known
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
 from .link import ENDED, Link, link_to
 from .loop import loop
-from .order import DIED, store
+from .order import store
 from .origin import check_block, describe, device_of, find_runs
 from .rendezvous import Offer, is_here, region_of, server
 
@@ -316,7 +316,7 @@ class _TheirClock:
     def poison(self) -> None:
         """The process has ended: fail the streams that wait for it, and have them go on."""
         self.heard.pop(self.key, None)
-        fail_waits(self.word.lifetime, PeerError(DIED))
+        fail_waits(self.word.lifetime, PeerError(ENDED))
         loop().look_again(partial(store, self.word))
 
 

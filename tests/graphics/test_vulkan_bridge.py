@@ -185,7 +185,7 @@ def test_close_waits_for_a_call_of_another_thread(
         "counter": endpoint.counter,
         "signal": lambda: endpoint.signal(1),
     }
-    news: queue.SimpleQueue[str] = queue.SimpleQueue()
+    news: queue.Queue[str] = queue.Queue()
     calls: list[str] = []
     seen: list[str] = []
     real, wait = context.functions, system.until
