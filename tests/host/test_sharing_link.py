@@ -203,6 +203,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
 def test_a_reader_has_one_place_in_the_order_however_often_it_asks_and_none_once_it_has_detached() -> None:
     with pair() as (exporter, reader):
         exporter("share.acquire(timeout=5); share.release(); offer = share.lifetime.handle")
+        reader("from gpuinterop.sharing.descriptor import BLOCKS")
         for last in ("attached.close()", "attached.acquire(timeout=5); attached.release()"):
             reader("attached = gi.attach(descriptor)")
             stop(process := int(exporter("os.getpid()")))
@@ -210,6 +211,8 @@ def test_a_reader_has_one_place_in_the_order_however_often_it_asks_and_none_once
                 with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
                     reader("attached.acquire(timeout=0.1)")
             os.kill(process, signal.SIGCONT)
+            reader("attached.lifetime.handle.link.ask(BLOCKS, b'', lambda: 5.0)")  # it has answered both
+            assert exporter("len(offer._places)") == 1
             reader(last)
             exporter.until(f"len(offer._places) == {'acquire' in last:d}")
         reader("attached.close()")
