@@ -391,7 +391,7 @@ def _import_all(
     found = list[tuple[Import, int]]()
     try:
         for at, region in enumerate(regions):
-            if (one := known(link, device, region)) is None:
+            if (one := import_of(link, device, region)) is None:
                 one = _imported(link, device, region, _handles(link, regions, at, left, came))
             found.append(one)
     except BaseException:
@@ -404,7 +404,7 @@ def _import_all(
     return found
 
 
-def known(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
+def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
     """The import that has a region, and the region's address there."""
     for one in link.imports.get((device.streams, region.numbers[0]), ()):
         if (address := one.find(region)) is not None:

@@ -162,7 +162,7 @@ class Sums(NoCopy):
     def close(self, slot: int) -> None:
         """Have a slot stand for nothing, and end once nobody holds it."""
         self._serials[slot] = 0
-        self._ends[slot] = True
+        self.end_unheld(slot)
 
     def end_unheld(self, slot: int) -> None:
         """Have what a slot stands for end once nobody holds it and all its messages have come."""

@@ -183,10 +183,11 @@ class Server(NoCopy):
         if not offer.serial:  # it has let nobody in
             offer.end()
             return
-        system.under(self._lock, self._withdraw, offer)
+        self._withdraw(offer)
         self.look()  # the program may not serve any more
         loop().wake()
 
+    @system.locked
     def _withdraw(self, offer: Offer) -> None:
         if self.offers.get(offer.slot) is offer:  # else it has ended, and another has the slot
             self._sums.close(offer.slot)

@@ -55,7 +55,7 @@ from .._core.monitor import after_fork
 from ..backend import Behind, Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
-from .attachment import Import, device_for, import_all, keep, known
+from .attachment import Import, device_for, import_all, import_of, keep
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
 from .link import ENDED, Link, link_to
 from .loop import loop
@@ -182,7 +182,7 @@ class _Theirs:
             device, kind = _maps(source)
             whole = Region(kind, *region)
             while True:
-                mapped, address = known(link, device, whole) or import_all(link, device, [whole], _patience, {})[0]
+                mapped, address = import_of(link, device, whole) or import_all(link, device, [whole], _patience, {})[0]
                 if keep(mapped):  # else its last attachment has ended meanwhile
                     break
         except BaseException:
