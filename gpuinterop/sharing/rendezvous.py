@@ -442,15 +442,17 @@ def _is_our_socket(found: os.stat_result) -> bool:
 
 
 def _tidy(place: str) -> None:
-    """Remove the sockets of this user's processes that were killed."""
+    """Remove the sockets of this user's processes that were killed.
+
+    Those that live notice nothing: a stream socket refuses one of datagrams without its listener.
+    """
     with contextlib.suppress(OSError), os.scandir(place) as files:
         for file in files:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
                 if not (file.name.startswith("gpuinterop-") and file.name.endswith(".sock")):
                     continue
                 if not _is_our_socket(file.stat(follow_symlinks=False)):
                     continue
-                probe.setblocking(False)
                 if probe.connect_ex(file.path) == errno.ECONNREFUSED:
                     os.unlink(file.path)
 

@@ -271,6 +271,16 @@ def test_a_busy_exporter_keeps_its_socket(sockets: Path) -> None:
         assert path.exists()
 
 
+def test_a_process_that_looks_for_dead_sockets_connects_to_no_live_one(sockets: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, Shell() as exporter:
+        listener.bind(os.fspath(sockets / "gpuinterop-live.sock"))
+        listener.listen()
+        listener.setblocking(False)
+        exporter("gi.share(array()).close()")
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
 @pytest.mark.parametrize("side", ["exporter", "reader"])
 def test_a_close_beside_an_acquire_that_waits(side: str) -> None:
     with pair() as (exporter, reader):
