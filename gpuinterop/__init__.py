@@ -51,7 +51,9 @@ _NAMES = {
         "OpaqueWin32Kmt", "SciSync", "SyncFd", "Timeline", "TimelineFd", "TimelineWin32", "VmmFd",
     ),
     "gpuinterop.handoff": ("Handoff",),
-    "gpuinterop.sharing": ("ArrayShare", "AttachedArrays", "attach", "share"),
+    "gpuinterop.sharing": (
+        "ArrayShare", "AttachedArrays", "Frame", "Publisher", "Subscription", "attach", "publish", "share", "subscribe",
+    ),
 }  # fmt: skip
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -156,7 +158,17 @@ if TYPE_CHECKING:
         VmmFd as VmmFd,
     )
     from .handoff import Handoff as Handoff
-    from .sharing import ArrayShare as ArrayShare, AttachedArrays as AttachedArrays, attach as attach, share as share
+    from .sharing import (
+        ArrayShare as ArrayShare,
+        AttachedArrays as AttachedArrays,
+        Frame as Frame,
+        Publisher as Publisher,
+        Subscription as Subscription,
+        attach as attach,
+        publish as publish,
+        share as share,
+        subscribe as subscribe,
+    )
 
 
 def __getattr__(name: str) -> Any:

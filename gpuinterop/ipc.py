@@ -407,10 +407,10 @@ class Connection(NoCopy):
         self._rest.clear()
 
 
-def peer_user(connection: socket.socket) -> int:
-    """The user of the process at the other end, in this user namespace (SO_PEERCRED)."""
-    _, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return int(user)
+def peer(connection: socket.socket) -> tuple[int, int]:
+    """PID and user of the process at the other end, in this process's namespaces (SO_PEERCRED); PID 0 of no process."""
+    pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
 
 
 def _check_connection(connection: object) -> None:

@@ -118,7 +118,7 @@ class Layout:
         self.blank: Any = None
         """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
 
-    def array(self, address: int, read_only: bool, whose: str) -> Any:
+    def array(self, address: int, read_only: bool, whose: object) -> Any:
         """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
         import numpy as np
 
@@ -127,7 +127,7 @@ class Layout:
         except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
             raise BufferError(f"expected a shape that NumPy can describe, got {whose}: {error}.") from None
 
-    def blank_array(self, whose: str) -> Any:
+    def blank_array(self, whose: object) -> Any:
         """An array for a capsule, at no address yet."""
         if self.blank is None:
             self.blank = self.array(_NOWHERE, False, whose).view(_exported())
@@ -369,7 +369,7 @@ class View:
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        array = layout.blank_array(repr(self))
+        array = layout.blank_array(self)
         array.hold = buffer.hold()  # before the wait below: the buffer may be closed meanwhile
         array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
@@ -474,7 +474,7 @@ class View:
                 f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, whose newest version adds "
                 f"{self._layout.dtype.name} to NumPy, or use torch.from_dlpack(view).",
             ) from None
-        array = self._layout.array(self._pointer, self.read_only, repr(self))
+        array = self._layout.array(self._pointer, self.read_only, self)
         array.base.hold = self._buffer.hold()
         self._buffer._wait_for_users()  # CPU consumers have no streams
         array = array.view(own)

@@ -24,7 +24,7 @@ from .votes import Vote, blamed, listed
 
 def is_our_user(connection: socket.socket) -> bool:
     """Whether the process at the other end of a Unix socket is of the same user."""
-    return ipc.peer_user(connection) == os.geteuid()
+    return ipc.peer(connection)[1] == os.geteuid()
 
 
 def host() -> str:

@@ -41,6 +41,18 @@ from __future__ import annotations
 
 from .arrays import acquire
 from .attachment import AttachedArrays, attach
+from .frames import Frame, Publisher, Subscription, publish, subscribe
 from .offer import ArrayShare, share
 
-__all__ = ["ArrayShare", "AttachedArrays", "acquire", "attach", "share"]
+__all__ = [
+    "ArrayShare",
+    "AttachedArrays",
+    "Frame",
+    "Publisher",
+    "Subscription",
+    "acquire",
+    "attach",
+    "publish",
+    "share",
+    "subscribe",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from .._arguments import NotAnArray
 from .._core.device import Device
@@ -12,12 +12,34 @@ from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
-from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .order import Reader, Side, Writer, acquire_all
 
 if TYPE_CHECKING:
     from .attachment import SharedMemory
+
+T = TypeVar("T")
+
+
+class Access(Generic[T]):
+    """What ``write`` and ``read`` return: acquires where a ``with`` begins, and releases where it ends."""
+
+    __slots__ = ("_accessed", "_stream", "_timeout")
+
+    def __init__(self, accessed: Any, stream: object, timeout: float | None) -> None:
+        self._accessed, self._stream, self._timeout = accessed, stream, timeout
+
+    def __enter__(self) -> T:
+        self._stream = self._accessed._stream(self._stream)
+        return cast(T, self._accessed._begin(self._stream, self._timeout))
+
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
+        try:
+            self._accessed._end(self._stream, error is None)
+        except GpuInteropError:
+            if error is None:
+                raise
 
 
 class Arrays(Resource, NotAnArray):
@@ -241,6 +263,30 @@ class Arrays(Resource, NotAnArray):
         """
         bound = self._stream(stream)
         self._turns().release(bound)
+
+    @property
+    def version(self) -> int:
+        """Number of the newest version that the writer has published; while this side reads, of the one that it reads.
+
+        The writer's stream may still be working on it. A reader's first look asks as its first `acquire` does.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared:
+        ...     with shared.write():
+        ...         buffer.fill(7)
+        ...     shared.version
+        1
+        """
+        return self._turns().version
+
+    def _begin(self, stream: object, timeout: float | None) -> View | Self:
+        self.acquire(stream, timeout=timeout)
+        return self.view if self._contents.single else self
+
+    def _end(self, stream: object, whole: bool) -> None:
+        if not self.closed:  # else `close` has released
+            self.release(stream)
 
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""

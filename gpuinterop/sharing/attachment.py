@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, count, islice
 from struct import pack
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
+from .._core.interchange import View
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
 from .._core.monitor import locked
 from .._core.registry import get_backend, search
+from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
+from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS, Message
-from .arrays import Arrays
+from .arrays import Access, Arrays
 from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
-from .link import Left, Link, link_to
+from .link import ENDED, Left, Link, link_to
 from .loop import loop
-from .order import ControlPage, Reader
+from .order import ControlPage, FrameReader, Reader, Word, Writer
 from .rendezvous import driver_lock, is_here, server, users_of
 
 if TYPE_CHECKING:
@@ -149,6 +152,8 @@ class Lease(NoCopy):
         self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
+        self.buffers = 0
+        """Of frames, the number of slots."""
         self.label: str
         """That of the arrays."""
 
@@ -178,19 +183,29 @@ class Lease(NoCopy):
         offer = server().find(self.descriptor, True)
         place = offer.take_place(server().me, self._number)
         writer = offer.writer()
-        return Reader(writer.page, writer.own, writer.leases[place], place, self.label, lent=True)
+        return self._reader(writer.page, writer.own, writer.leases[place], place, writer)
 
     def _enrolled(self, timeout: float | None) -> Reader:
         left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
         with self.link.ask(ENROL, self.descriptor.request + self._number, left) as answer, ExitStack() as undo:
             place = int.from_bytes(answer.body, "little")
             with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second:
-                control = ControlPage(undo.enter_context(answer.take(OpaqueFd)))
+                control = ControlPage(undo.enter_context(answer.take(OpaqueFd)), max(1, self.buffers))
                 writer, own = (undo.enter_context(self.device.import_semaphore(one)) for one in (first, second))
-            reader = Reader(control, writer, own, place, self.label)
+            reader = self._reader(control, writer, own, place, None)
             self.link.watch(reader)
             undo.pop_all()
             return reader
+
+    def _reader(self, page: ControlPage, writer: Word, own: Word, place: int, lender: Writer | None) -> Reader:
+        return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
+
+    def check(self) -> None:
+        """Raise if the writer has ended, or has closed the share."""
+        if self.link.ended:
+            raise PeerError(ENDED)
+        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):
+            raise ResourceClosedError("the process that shared the arrays has closed the share.")
 
     def leave(self) -> None:
         """Release, and do not acquire again."""
@@ -255,6 +270,100 @@ class AttachedArrays(Arrays):
         if not self.closed:
             lease.leave()
         super().close(timeout)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the writer has closed the share, or has died: no newer version will come.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared:
+        ...     attached = gi.attach(bytes(shared))
+        ...     attached.ended
+        False
+        >>> attached.ended
+        True
+        >>> attached.close()
+        """
+        lease: Lease = self.lifetime.handle
+        return lease.link.ended or not lease.link.stands(lease.descriptor.slot, lease.descriptor.serial)
+
+    def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
+        """Acquire in a ``with``, which gives the array, or all by name; release at each of its exits.
+
+        Parameters
+        ----------
+        stream, timeout
+            See `acquire`.
+
+        Raises
+        ------
+        GpuInteropError
+            See `acquire`.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(2)) as shared, gi.attach(bytes(shared)) as attached:
+        ...     with attached.read() as array:
+        ...         np.asarray(array)
+        array([0, 0], dtype=uint8)
+        """
+        return Access(self, stream, timeout)
+
+    def wait(self, *, newer_than: int, timeout: float | None = None) -> int:
+        """Block the calling thread until the writer has published a newer version.
+
+        The writer's stream may still be working on it: `acquire` makes a stream wait for that.
+
+        Parameters
+        ----------
+        newer_than : int
+            Number of a version; -1 is older than all.
+        timeout : float, optional
+            Seconds to wait. Default: no limit.
+
+        Returns
+        -------
+        int
+            The newest version.
+
+        Raises
+        ------
+        SemaphoreTimeoutError
+            `timeout` passed.
+        ResourceClosedError
+            The writer has closed the share, or `close` was called, and no newer version is there.
+        PeerError
+            The writer has died, and no newer version is there.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
+        ...     with shared.write():
+        ...         buffer.fill(7)
+        ...     attached.wait(newer_than=0, timeout=10)
+        1
+        """
+        left = system.seconds_left(check_timeout(timeout))
+        page = self._turns(timeout).page
+        spins = time.monotonic() + system.SPIN_S
+        while True:
+            found, seen = page.newest()
+            if found > newer_than:
+                return found
+            self._check()
+            if (rest := left()) == 0:
+                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} after {timeout:g} s.")
+            if time.monotonic() < spins:
+                system.relax()
+            else:
+                page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
+
+    def _check(self) -> None:
+        """Raise if no newer version will come."""
+        self._check_open()
+        lease: Lease = self.lifetime.handle
+        lease.check()
 
     def _map(self, offer: Offered | None, left: Left) -> None:
         lease: Lease = self.lifetime.handle
@@ -343,6 +452,14 @@ def attach(
         ...
     gpuinterop.errors.ResourceClosedError: the share was closed...
     """
+    return attached(descriptor, timeout, device, users, label)
+
+
+def attached(
+    descriptor: bytes, timeout: float | None, device: Device | None, users: Iterable[int], label: str | None, *,
+    frames: bool = False,
+) -> AttachedArrays:  # fmt: skip
+    """Attach a share, or the slots of frames."""
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
         raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")
@@ -354,22 +471,23 @@ def attach(
     lease = Lease(found, limit, allowed)
     try:
         contents, offer = lease.contents(left)
+        lease.buffers = len(contents.arrays) if frames else 0
         if offer is None:
             used = device_for(contents, device)
         elif device in (None, offer.device):
             used = offer.device
         else:
             raise InvalidArgumentError("device", f"expected {offer.device!r} in the sharing process, got {device!r}.")
-        attached = AttachedArrays(used, contents, lease, label)
+        arrays = AttachedArrays(used, contents, lease, label)
     except BaseException:
         lease.end()
         raise
     try:
-        attached._map(offer, left)
+        arrays._map(offer, left)
     except BaseException:
-        attached.close()
+        arrays.close()
         raise
-    return attached
+    return arrays
 
 
 def import_all(

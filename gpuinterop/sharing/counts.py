@@ -160,9 +160,8 @@ class Sums(NoCopy):
         return slot
 
     def close(self, slot: int) -> None:
-        """Have a slot stand for nothing, and end once nobody holds it."""
+        """Have a slot stand for nothing."""
         self._serials[slot] = 0
-        self.end_unheld(slot)
 
     def end_unheld(self, slot: int) -> None:
         """Have what a slot stands for end once nobody holds it and all its messages have come."""

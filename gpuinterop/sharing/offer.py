@@ -9,25 +9,25 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, Self, cast
 
 from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
-from .._core.interchange import Described
+from .._core.interchange import Described, View
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.stream import Stream
 from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
-from .arrays import Arrays
+from .arrays import Access, Arrays
 from .attachment import SharedMemory, memory_of
 from .counts import Holds
 from .descriptor import Contents, Placed
 from .loop import loop
-from .order import LEFT, SLOTS, ControlPage, Side, Word, Writer
+from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
 from .origin import check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
 
@@ -40,9 +40,13 @@ class Offered(NoCopy, Offer):
     """The part of a share that readers get. It lives until the share is closed and nobody holds it."""
 
     def __init__(
-        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool
-    ) -> None:
+        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool,
+        buffers: int = 0,
+    ) -> None:  # fmt: skip
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
+        self.buffers = buffers
+        """Of frames, the number of slots."""
+        self._is_written = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
@@ -126,7 +130,9 @@ class Offered(NoCopy, Offer):
         if self._writer is None:
             with ExitStack() as undo:
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
-                made = Writer(undo.enter_context(closing(ControlPage())), own, self.label)
+                page = undo.enter_context(closing(ControlPage(buffers=max(1, self.buffers))))
+                arguments = page, own, self.label
+                made = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
                 made.publish_first(stream)
                 undo.pop_all()
             self._writer = made  # not before: a reader would wait for a version that is never published
@@ -146,12 +152,39 @@ class Offered(NoCopy, Offer):
         place = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
-        own: Word = self.device.create_semaphore(TimelineFd)
-        writer.page.slots[place] = 0
+        pid = os.getpid() if isinstance(guest, Holds) else guest.pid
+        own: Word = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
+        for buffer in range(max(1, self.buffers)):
+            writer.page.slots[SLOTS * buffer + place] = 0
         writer.leases[place] = own
         self._places[place] = guest, number
         server().ordered[self] = None
         return place
+
+    def begin_to_write(self) -> None:
+        """Raise if another share of the same bytes is written: each knows only its own readers."""
+        if self._is_written:
+            return
+        self._is_written = True  # first: another thread may look
+        if rival := next(filter(self._is_rival, list(server().offers.values())), None):
+            self._is_written = False
+            raise InvalidArgumentError(
+                "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
+            )
+
+    def _is_rival(self, other: Any) -> bool:
+        """Whether another offer is a share that is open and written, and has a byte in common."""
+        if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
+            return False
+        if not (other._is_written and server().me.stands(other.slot, other.serial)):
+            return False
+        ends = [0, 0]
+        spans = [(*one.span, which) for which in (0, 1) for one in (self, other)[which].arrays.values()]
+        for start, end, which in sorted(spans):
+            if start < min(end, ends[1 - which]):
+                return True
+            ends[which] = max(end, ends[which])
+        return False
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
@@ -161,9 +194,11 @@ class Offered(NoCopy, Offer):
         server().withdraw(self)
 
     def leave(self) -> None:
-        """The writer releases, and does not acquire again."""
-        if self._writer is not None:
-            self._writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
+        """The writer releases, and does not acquire again; readers that wait are told."""
+        server().shut(self, ends=False)
+        if (writer := self._writer) is not None:
+            writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
+            writer.page.wake()
 
     def end(self) -> None:
         """End it: it is withdrawn, and nobody holds it, not even who gave up while it took its place in the order."""
@@ -316,6 +351,31 @@ class ArrayShare(Arrays):
                 f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
             )
 
+    def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
+        """Acquire in a ``with``, which gives the array, or all by name; release at each of its exits.
+
+        Also after an exception, because the arrays have changed in place: what was written is the next version.
+
+        Parameters
+        ----------
+        stream, timeout
+            See `acquire`.
+
+        Raises
+        ------
+        GpuInteropError
+            See `acquire`.
+
+        Examples
+        --------
+        >>> with gi.share({"weight": buffer.view(4), "bias": buffer.view(4, offset=4)}) as shared:
+        ...     with shared.write() as arrays:  # a GPU: write(torch.cuda.current_stream())
+        ...         np.asarray(arrays["bias"])[:] = 7
+        ...     shared.version
+        1
+        """
+        return Access(self, stream, timeout)
+
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
         addresses = self.lifetime.use(lambda offer: offer.addresses)
         self._placed = placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
@@ -331,9 +391,12 @@ class ArrayShare(Arrays):
         return offer._writer or self.lifetime.use(Offered.writer)
 
     def _side(self, stream: object, timeout: float | None) -> Side:
-        if self.lifetime.handle.movable:
+        offer: Offered = self.lifetime.handle
+        if offer.movable:
             self.lifetime.use(Offered.check_some)
-        return super()._side(stream, timeout)
+        side = super()._side(stream, timeout)
+        offer.begin_to_write()
+        return side
 
 
 def share(
@@ -426,9 +489,17 @@ def share(
     order = stream if stream is None or isinstance(stream, Stream) else device.wrap_stream(stream)
     if copy:
         found = _copied(device, found, order)
-    offer = Offered(device, found, single=single, users=allowed, threaded=threaded)
+    return share_described(device, found, order, label, single=single, users=allowed, threaded=threaded)
+
+
+def share_described(
+    device: Device, arrays: Mapping[str, Described], stream: Stream | None, label: str | None, *, single: bool = False,
+    users: Collection[int] = (), threaded: bool = True, buffers: int = 0,
+) -> ArrayShare:  # fmt: skip
+    """Share arrays, or the slots of frames."""
+    offer = Offered(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
     try:
-        return ArrayShare(offer, order, label)
+        return ArrayShare(offer, stream, label)
     except BaseException:
         server().withdraw(offer)
         raise

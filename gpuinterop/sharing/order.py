@@ -1,12 +1,14 @@
 """The order of one writer and many readers, on timelines of our own.
 
-The sharing process has a control page, a sealed memfd of one page, that each reader maps. Its words are of 8 bytes::
+The sharing process has a control page, a sealed memfd, that each reader maps. Its words are of 8 bytes::
 
     0      magic GIPORDER
     1      version 1
-    2      turn: 2v once value v of the writer's timeline publishes the newest version; 2v - 1 while it writes that
-    3      zero
-    8 ...  one slot a reader: how often it has acquired
+    2      turn: 2v once value v of the writer's timeline publishes the newest version; 2v - 1 while it writes that.
+           The top byte is the number of the buffer that has the version. The lower four bytes are a futex
+    3      what the writer's timeline had come to when the writer died
+    4      1 once a thread may sleep until `turn` changes
+    8 ...  for each buffer a row of one slot a reader: the reader's last turn that uses the buffer
 
 The writer's timeline is at n + 1 once version n is there; each reader's is at k once it has released k times.
 
@@ -15,6 +17,12 @@ writer that acquires makes `turn` odd, reads the slots, and waits for the last v
 released. Both do so under the page's lock, which the kernel frees at its holder's death. A release needs no lock.
 A process that acquires several shares at once holds all their locks meanwhile. Each store is one word, so that a
 death between two leaves a state that the survivors can go on with: they then store the dead one's timeline.
+
+**Frames** (`FrameWriter`, `FrameReader`) have several buffers, and no lock. A reader claims the newest buffer: it
+writes `POISON` into its slot there, and then looks whether that buffer is still the newest one. The writer publishes
+another buffer first, and then looks at the slots of those that it may write next. So one of the two sees the other. A
+reader that reads what it has claimed writes its turn there, which the writer's stream can wait for: it was published,
+so all that it waits for was given to streams before. The writer never takes the newest buffer, and `turn` is never odd.
 """
 
 from __future__ import annotations
@@ -22,10 +30,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from .. import system, timeline
 from .._arguments import NoCopy, check_timeout
@@ -42,7 +52,10 @@ from .loop import loop
 Word = ExternalSemaphore[Timeline]
 
 _HEAD: Final = [int.from_bytes(b"GIPORDER", "little"), 1]
-_TURN, _SLOTS = 2, 8
+_TURN, _REACHED, _ASLEEP, _SLOTS = 2, 3, 4, 8
+_BUFFER: Final = 56
+"""The first bit of a buffer's number in `turn`."""
+MAX_BUFFERS: Final = 256
 SLOTS: Final = system.PAGE // 8 - _SLOTS
 """Number of readers of a share that can be in at once."""
 POISON: Final = timeline.MAX_DEVICE_VALUE
@@ -54,16 +67,39 @@ LEFT: Final = 2**64 - 1
 class ControlPage(NoCopy):
     """The page: made here, or another process's, whose handle it takes over. It is mapped until its words are gone."""
 
-    def __init__(self, handle: OpaqueFd | None = None) -> None:
-        memory = Memfd("gpuinterop.control", system.PAGE, handle)
+    def __init__(self, handle: OpaqueFd | None = None, buffers: int = 1) -> None:
+        memory = Memfd("gpuinterop.control", system.PAGE * buffers, handle)
         self.handle = memory.handle
-        self.words = memory.words(ctypes.c_uint64, 3)
-        self.slots = memory.words(ctypes.c_uint64, SLOTS, _SLOTS)
+        self.words = memory.words(ctypes.c_uint64, 5)
+        self.slots = memory.words(ctypes.c_uint64, SLOTS * buffers, _SLOTS)
+        self._futex = ctypes.addressof(self.words) + 8 * _TURN
+        self.wake = system.futex_waker(self._futex)
+        """Makes the threads look again that wait for a version."""
         if handle is None:
             self.words[:2] = _HEAD
         elif self.words[:2] != _HEAD:
             raise HandleError("handle: expected the control page of a share of this version, got another page.")
         self.lock = timeline.Lock(self.handle.fd, "a share's control page")
+
+    def newest(self) -> tuple[int, int]:
+        """The newest version, and the word that says so."""
+        word = self.words[_TURN]
+        return (word & (1 << _BUFFER) - 1) // 2 - 1, word
+
+    def sleep(self, seen: int, seconds: float) -> None:
+        """Sleep until `turn` may be another word than the one seen."""
+        self.words[_ASLEEP] = 1
+        system.full_fence()  # `publish` sees that, or this what it has published
+        if self.words[_TURN] == seen:
+            system.futex_wait(self._futex, seen & 0xFFFFFFFF, seconds)
+
+    def publish(self, turn: int, buffer: int) -> None:
+        """Tell of a version, and wake the threads that wait for it."""
+        self.words[_TURN] = 2 * turn | buffer << _BUFFER
+        system.full_fence()
+        if self.words[_ASLEEP]:
+            self.words[_ASLEEP] = 0
+            self.wake()
 
     def close(self) -> None:
         """Close its descriptors."""
@@ -153,7 +189,7 @@ class _Turns(NoCopy):
             if self.failure is not None:
                 raise again(self.failure)
             if (rest := left()) == 0:
-                who = "the writer" if word is self.writer else "a reader"
+                who = "the writer" if word is self.writer else word.label
                 raise SemaphoreTimeoutError(
                     f"{self.label} was not free in {timeout:g} s: {who} is between acquire and release, or its stream "
                     "is still at work."
@@ -217,10 +253,20 @@ def _end_of(stream: KnownStream) -> Callable[[], bool]:
 class Writer(_Turns):
     """The process that shares."""
 
+    taken = 0
+    """The buffer that is written."""
+
     def __init__(self, page: ControlPage, own: Word, label: str) -> None:
         super().__init__(page, own, own, label)
         self.leases: dict[int, Word] = {}
         """The timeline of each reader that may acquire, by its slot."""
+        self.thread = 0
+        """The thread that acquired last."""
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return self.page.newest()[0]
 
     def publish_first(self, stream: Stream | None) -> None:
         """Publish version 0, after what the stream was given."""
@@ -232,41 +278,147 @@ class Writer(_Turns):
         self._leave(None if stream is None else stream._known_as())
 
     def _note(self) -> Sequence[tuple[Word, int]]:
+        self.thread = threading.get_ident()
+        waits = self._take()
+        if self._stream is not self._told_by:
+            waits.append((self.own, self._turn - 1))  # the last version may come from another stream
+        return waits
+
+    def _take(self) -> list[tuple[Word, int]]:
+        """Take a buffer to write; return whose release is to be waited for."""
         self.page.words[_TURN] = 2 * self._turn - 1
-        counts = [(lease, self.page.slots[slot]) for slot, lease in self.leases.copy().items()]
-        readers = [(lease, min(count, POISON)) for lease, count in counts if count != LEFT]  # who has left has released
-        if self._stream is self._told_by:
-            return readers
-        return [(self.own, self._turn - 1), *readers]  # the last version may come from another stream
+        return self._uses(0)
+
+    def _uses(self, buffer: int) -> list[tuple[Word, int]]:
+        """The readers of a buffer that have not released it, and the turn in which each will have."""
+        slots, first = self.page.slots, SLOTS * buffer
+        found = []
+        for slot, lease in self.leases.copy().items():
+            count = min(slots[first + slot], POISON)
+            if slots[slot] != LEFT and value_of(lease) < count:  # who has left has released
+                found.append((lease, count))
+        system.fence()  # later loads come after those of the values
+        return found
 
     def _leave(self, told_by: KnownStream | None) -> None:
-        self.page.words[_TURN] = 2 * self._turn
+        self.page.publish(self._turn, self.taken)
         self._told_by, self.inside = told_by, False
+
+
+class FrameWriter(Writer):
+    """The process that publishes frames, each in a buffer that no reader uses."""
+
+    whole = False
+    """Whether the release publishes what was written."""
+
+    def __init__(self, page: ControlPage, own: Word, label: str, buffers: int) -> None:
+        super().__init__(page, own, label)
+        self._written = [0] * buffers
+        """The turn in which each buffer was published last."""
+        self._readers: list[tuple[Word, int]] = []
+        """Who uses the buffer that is taken."""
+        self._warned = False
+
+    def begin(self, stream: Stream, timeout: float | None) -> None:
+        """Acquire a buffer, which `taken` is then: one that nobody uses, or whose readers' streams will release it."""
+        system.under(self._guard, self._begin, stream, system.seconds_left(check_timeout(timeout)))
+
+    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
+        known = stream._known_as()
+        self._check(known, enters=True)
+        for pause in system.pauses():
+            if (holders := self._find()) is None:
+                break
+            if self.failure is not None:
+                raise again(self.failure)
+            if left() == 0:
+                raise SemaphoreTimeoutError(f"{self.label} had no slot that is free; in use by {holders}.")
+            time.sleep(pause)
+        acquire_all([(self, stream, known)], (), left())
+
+    def _find(self) -> str | None:
+        """Find a buffer to take; return who holds all of them, if there is none."""
+        newest = self.page.words[_TURN] >> _BUFFER
+        system.full_fence()  # who claims another buffer from now on sees that it is not the newest
+        others = [one for one in range(len(self._written)) if one != newest]
+        others.sort(key=self._written.__getitem__)
+        used = dict[int, list[tuple[Word, int]]]()
+        for self.taken in others:
+            self._readers = used[self.taken] = self._uses(self.taken)
+            if not self._readers:
+                return None
+        holders = ", ".join(dict.fromkeys(lease.label for uses in used.values() for lease, _ in uses))
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.label} has {len(others) + 1} slots, all in use; the writer waits for {holders}. Publish with "
+                "more slots: the readers that may read at once + 2.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        for self.taken, self._readers in used.items():
+            if all(turn < POISON for _, turn in self._readers):  # no claims: streams will release it
+                return None
+        return holders
+
+    def _take(self) -> list[tuple[Word, int]]:
+        self.whole = False
+        return self._readers  # who has written a claim since then sees that the buffer is not the newest
+
+    def _leave(self, told_by: KnownStream | None) -> None:
+        if self.whole:
+            self._written[self.taken] = self._turn
+            super()._leave(told_by)
+        self._told_by, self.inside = told_by, False
+
+    def _give_up(self) -> None:
+        self.whole = False
+        super()._give_up()
 
 
 class Reader(_Turns):
     """One attachment that acquires."""
 
     def __init__(
-        self, page: ControlPage, writer: Word, own: Word, slot: int, label: str, *, lent: bool = False
+        self, page: ControlPage, writer: Word, own: Word, slot: int, label: str, lender: Writer | None = None
     ) -> None:
         super().__init__(page, writer, own, label)
         if slot >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {slot!r}.")
         self._slot = slot
-        self._lent = lent
-        """Whether words and page are the writer's, which closes them."""
+        self._lender = lender
+        """The writer, where it is of this process: words and page are its, and it closes them."""
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """The version that is read; the newest one, if none is."""
+        return self._version if self.inside else self.page.newest()[0]
 
     def _note(self) -> Sequence[tuple[Word, int]]:
+        writer, stream = self._lender, cast(KnownStream, self._stream)
+        if (
+            writer is not None
+            and writer.inside
+            and writer._stream is stream
+            and (stream.pointer or writer.thread == threading.get_ident())
+        ):
+            raise InvalidArgumentError(
+                "order",
+                f"expected {writer.label} to be released, the same stream still writes it; release it, or "
+                f"{self.label} waits for ever.",
+            )
         self.page.slots[self._slot] = self._turn
-        return [(self.writer, min((self.page.words[_TURN] + 1) // 2, POISON))]
+        value = min((self.page.words[_TURN] + 1) // 2, POISON)
+        self._version = value - 1
+        return [(self.writer, value)]
 
     def close_if_released(self) -> bool:
         """Leave the order, and close the words and the control page, if the reader has released."""
         if not self.is_over():
             return False
         self.page.slots[self._slot] = LEFT
-        if not self._lent:
+        if self._lender is None:
             self.own.close()
             self.writer.close()
             self.page.close()
@@ -275,9 +427,56 @@ class Reader(_Turns):
     def poison(self) -> None:
         """The writer has died: fail the streams that wait for it, and have them go on."""
         self.failure = error = PeerError(ENDED)
+        if (reached := value_of(self.writer)) < POISON:
+            self.page.words[_REACHED] = reached
         # Another reader may have stored it: which waits have passed by that, nothing tells.
-        fail_waits(self.writer.lifetime, error, passed=value_of(self.writer) >= POISON)
+        fail_waits(self.writer.lifetime, error, passed=reached >= POISON)
         loop().look_again(partial(self.lets_pass, self.writer))
+
+
+class FrameReader(Reader):
+    """One subscription: it claims a frame, and reads that in its next turn."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.buffer = 0
+        """The buffer that is claimed."""
+        self._before: int | None = None
+        """What the slot there has said before; None if none is claimed."""
+
+    def claim(self, newer_than: int) -> int | None:
+        """Claim the newest frame, in place of the one that is claimed; its number, or None if there is no newer one."""
+        slots = self.page.slots
+        while True:
+            number, word = self.page.newest()
+            if number <= newer_than:
+                return None
+            self.unclaim()
+            self.buffer = word >> _BUFFER
+            at = SLOTS * self.buffer + self._slot
+            self._before = slots[at]
+            slots[at] = POISON
+            system.full_fence()  # the writer sees the claim, or this sees what the writer has published
+            if self.page.words[_TURN] == word:
+                self._version = number
+                return number
+
+    def claims(self, number: int) -> bool:
+        """Whether a frame is claimed, and not read yet."""
+        return self._before is not None and self._version == number
+
+    def unclaim(self) -> None:
+        """Claim no frame; one that is read is not a claim any more."""
+        if self._before is not None:
+            self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._before, None
+
+    def is_whole(self) -> bool:
+        """Whether the writer, which has died, had written the frame."""
+        return bool(self.page.words[_REACHED] > self._version)
+
+    def _note(self) -> Sequence[tuple[Word, int]]:
+        self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._turn, None
+        return [(self.writer, self._version + 1)]
 
 
 Side = tuple[_Turns, Stream, KnownStream]

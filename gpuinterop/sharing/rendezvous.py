@@ -32,7 +32,7 @@ from .._core.monitor import after_fork
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import EventFd, FdHandle, Handle, IpcMemHandle, OpaqueFd
-from ..ipc import MAX_FDS, Connection, Message, peer_user
+from ..ipc import MAX_FDS, Connection, Message, peer
 from .counts import Holds, Sums, Words
 from .descriptor import (
     ATTACH,
@@ -103,7 +103,8 @@ class Guest(NoCopy):
     """A process that has a link to this one."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.connection, self.user = Connection(link), peer_user(link)
+        self.connection = Connection(link)
+        self.pid, self.user = peer(link)
         self.counts: Words | None = None
         self.blocks: set[int] = set()
         """What a process of another user may ask for: the blocks of the shares that it has attached."""
@@ -183,14 +184,17 @@ class Server(NoCopy):
         if not offer.serial:  # it has let nobody in
             offer.end()
             return
-        self._withdraw(offer)
+        self.shut(offer, ends=True)
         self.look()  # the program may not serve any more
         loop().wake()
 
     @system.locked
-    def _withdraw(self, offer: Offer) -> None:
+    def shut(self, offer: Offer, *, ends: bool) -> None:
+        """Let no reader in any more; end the offer once nobody holds it, if it ends."""
         if self.offers.get(offer.slot) is offer:  # else it has ended, and another has the slot
             self._sums.close(offer.slot)
+            if ends:
+                self._sums.end_unheld(offer.slot)
 
     @system.locked
     def send(self, offer: Offer) -> bool:
@@ -399,7 +403,7 @@ class Server(NoCopy):
 
 def check_peer(link: socket.socket, users: Collection[int]) -> None:
     """Refuse the other side's user, unless it is this process's own or one of `users`; pids are not looked at."""
-    user, mine = peer_user(link), os.geteuid()
+    (_, user), mine = peer(link), os.geteuid()
     if user == _OVERFLOW or (user != mine and user not in users):
         raise PeerError(
             f"expected a process of user {mine}, got one of user {user}"

@@ -13,6 +13,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from functools import cache, partial
+from itertools import repeat
 from random import Random
 from types import GeneratorType, SimpleNamespace
 from typing import Any
@@ -26,12 +27,14 @@ Mutant = tuple[str, str]
 Kernel = Callable[[], bool]
 
 _SOURCES = (
-    *(order._Turns, order.Writer, order.Reader, order.acquire_all, order._enter, order.store),
+    *(order._Turns, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
+    *(order.acquire_all, order._enter, order.store),
     *(offer.Offered.look, offer.Offered._let_go, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
 )
-_PAGES = [order.ControlPage() for _ in range(2)]
+_BUFFERS = 3
+_PAGES = [order.ControlPage(buffers=_BUFFERS) for _ in range(2)]
 """The pages of all worlds' shares: new ones for each would take as long as the rest."""
-_MOST = 30_000
+_MOST = 60_000
 """Turns of the scheduler after which what has not ended hangs."""
 
 
@@ -49,7 +52,7 @@ class _Stops(ast.NodeTransformer):
     def __init__(self, tree: ast.AST) -> None:
         self.names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self.names = {name for name in self.names if not name.startswith("__")}
-        self.names |= {"run", "run_all", "wait", "_wait_asked", "host_wait", "under"}
+        self.names |= {"run", "run_all", "wait", "_wait_asked", "host_wait", "under", "newest"}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node if node.name == "__init__" else self.generic_visit(node)
@@ -92,11 +95,19 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         "server": lambda: Thread.now.process,
         "loop": lambda: Thread.now.process,
         "system": SimpleNamespace(
-            under=_under, holds=lambda lock: lock.holder is Thread.now, fence=lambda: None, SLICE=3, seconds_left=_left
+            under=_under,
+            holds=lambda lock: lock.holder is Thread.now,
+            fence=lambda: None,
+            full_fence=lambda: None,
+            SLICE=3,
+            seconds_left=_left,
+            pauses=lambda: repeat(0.0),
         ),
-        "threading": SimpleNamespace(RLock=Lock),
+        "threading": SimpleNamespace(RLock=Lock, get_ident=lambda: Thread.now),
         "value_of": lambda word: order.POISON if word.closed else word.cell[0],
         "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),
+        "time": SimpleNamespace(sleep=lambda _: None),
+        "warnings": SimpleNamespace(warn=lambda *_, **__: None),
     }
     module = ast.Module(body, [])
     exec(compile(ast.fix_missing_locations(_Stops(module).visit(module)), order.__file__, "exec"), namespace)
@@ -107,6 +118,7 @@ class Lock:
     """One that its holder may take again, and that is free once its holder is dead."""
 
     holder: Thread | None = None
+    times = 0
 
     def run(self, call: Callable[..., Any], *arguments: Any) -> Steps:
         if self.holder is Thread.now:
@@ -115,17 +127,18 @@ class Lock:
         try:
             return (yield from _run(call, *arguments))
         finally:
-            self.holder = None
+            self.holder, self.times = None, 0
 
     def acquire(self) -> Steps:
-        while self.holder is not None:
+        while self.holder not in (None, Thread.now):
             yield
-        self.holder = Thread.now
+        self.holder, self.times = Thread.now, self.times + 1
 
     def release(self) -> Steps:
         if self.holder is not Thread.now:
             raise RuntimeError
-        self.holder = None
+        self.times -= 1
+        self.holder = self.holder if self.times else None
         yield
 
 
@@ -183,6 +196,14 @@ class ControlPage:
     def __init__(self, page: order.ControlPage, lock: Lock) -> None:
         self.page, self.lock, self.closed = page, lock, False
         self.words, self.slots = page.words, page.slots
+        self.publish = page.publish
+
+    def newest(self) -> Steps:
+        """Tell late, now and then."""
+        found = self.page.newest()
+        for _ in range(Thread.now.process.world.random.choice((0, 0, 60))):
+            yield
+        return found
 
     def close(self) -> None:
         self.closed = True
@@ -192,7 +213,7 @@ class Word:
     """A timeline as one process has it; the value is in a cell that all share."""
 
     def __init__(self, process: Process, name: str, cell: list[int] | None = None) -> None:
-        self.process, self.name, self.closed, self.lifetime = process, name, False, self
+        self.process, self.name, self.label, self.closed, self.lifetime = process, name, name, False, self
         self.cell = [0] if cell is None else cell
         self.tell = process.world.tell
 
@@ -268,7 +289,7 @@ class Stream:
     device = SimpleNamespace(info=SimpleNamespace(is_cpu=True))
 
     def __init__(self, process: Process, name: str, *, host: bool = False) -> None:
-        self.name, self.host, self._ptr = f"{process.name}.{name}", host, int(not host)
+        self.process, self.name, self.host, self._ptr = process, f"{process.name}.{name}", host, int(not host)
         self.passed = self.given = 0
         self.queue: deque[Callable[[], bool]] = deque()
         self.waits: list[tuple[Word, int]] = []
@@ -355,7 +376,7 @@ class Process:
         if random.random() < 0.15:  # another thread closes at some time
             self.threads.append(Thread(self, "other", self._end(random.randrange(60))))
             self.world.actors.append(self.threads[-1])
-        for _ in range(1 + random.randrange(4)):
+        for _ in range(1 + random.randrange(self.world.most_rounds)):
             if not (yield from self._round(random)):
                 break
         yield from self._end(0)
@@ -371,6 +392,9 @@ class Process:
         noticed = any(self in share.noticed for share in shares)
         floors = [share.released for share in shares]
         try:
+            if isinstance(frames := shares[0], Frames):
+                yield from frames.round(self, stream, timeout)
+                return True
             try:
                 yield from self.world.code["acquire"]([share.arrays(self) for share in shares], stream, timeout=timeout)
             except GpuInteropError:
@@ -441,6 +465,8 @@ class _Namespace(SimpleNamespace):
 class Share:
     """One share: its bytes, and what may be seen of them when."""
 
+    prefix, more = "", tuple[int, ...]()
+
     def __init__(self, world: World, number: int, home: Process) -> None:
         self.world, self.number, self.home = world, number, home
         self.version, self.written, self.released, self.writing = -1, 0, 0, False
@@ -448,12 +474,15 @@ class Share:
         self.misled: list[tuple[Process, Stream]] = []
         self.noticed, self.watchers, self.left, self.ended = (set[Process]() for _ in range(4))
         page, self.lock = _PAGES[number], Lock()
-        page.words[2] = page.slots[0] = page.slots[1] = 0
-        self.writer = world.code["Writer"](ControlPage(page, self.lock), Word(home, f"writer{number}"), "")
+        page.words[2] = 0
+        page.slots[: 2 * _BUFFERS] = [0] * 2 * _BUFFERS
+        self.writer = self._made("Writer", ControlPage(page, self.lock), Word(home, f"writer{number}"), "", *self.more)
         home.turns[self] = self.writer
         (first := world.random.choice(home.streams)).give(partial(self._write, 0))
         deque(self.writer.publish_first(first), 0)
-        device = SimpleNamespace(create_semaphore=lambda kind: Word(home, f"reader{number}.{len(self.watchers)}"))
+        device = SimpleNamespace(
+            create_semaphore=lambda kind, label: Word(home, f"reader{number}.{len(self.watchers)}")
+        )
         self.offer = _Namespace(
             writer=lambda: self.writer,
             _writer=self.writer,
@@ -463,13 +492,17 @@ class Share:
             _leaving=set(),
             is_over=False,
             slot=0,
+            buffers=_BUFFERS,
         )
         for name in ("_let_go", "_lets_go"):
             setattr(self.offer, name, partial(world.code[name], self.offer))
         self.guests = {
-            process: SimpleNamespace(ended=False, counts=SimpleNamespace(holds=lambda slot: True))
+            process: SimpleNamespace(ended=False, pid=0, counts=SimpleNamespace(holds=lambda slot: True))
             for process in world.processes
         }
+
+    def _made(self, kind: str, *arguments: Any) -> Any:
+        return self.world.code[self.prefix + kind](*arguments)
 
     def arrays(self, process: Process) -> Any:
         return _Namespace(
@@ -499,10 +532,14 @@ class Share:
         place, writer = answer[0], self.writer
         words = (Word(process, word.name, word.cell) for word in (writer.own, writer.leases[place]))
         page = ControlPage(writer.page.page, self.lock)
-        process.turns[self] = self.world.code["Reader"](page, *words, place, process.name)
+        process.turns[self] = self._made("Reader", page, *words, place, process.name)
         if self.home.dead:
             process.jobs.append(partial(self.notices, process))
         return True
+
+    def forget(self, process: Process) -> None:
+        """A process dies."""
+        self.reading = {one: reader for one, reader in self.reading.items() if reader is not process}
 
     def ends(self, process: Process) -> None:
         """The writer's loop learns of the end of a lease."""
@@ -558,15 +595,90 @@ class Share:
         return True
 
 
+class Frames(Share):
+    """One name's frames: what each buffer has, and who uses it."""
+
+    prefix, more = "Frame", (_BUFFERS,)
+
+    def __init__(self, world: World, number: int, home: Process) -> None:
+        super().__init__(world, number, home)
+        self.content, self.used = [0] * _BUFFERS, [list[Stream]() for _ in range(_BUFFERS)]
+        self.seen: dict[Process, int] = {}
+        self.dropped = set[int]()
+
+    def forget(self, process: Process) -> None:
+        self.used = [[stream for stream in users if stream.process is not process] for users in self.used]
+
+    def round(self, process: Process, stream: Stream, timeout: float | None) -> Steps:
+        """Write a frame, or read one."""
+        turns, code, random = process.turns[self], self.world.code, self.world.random
+        writes = process is self.home
+        if not writes:
+            if (found := (yield from turns.claim(self.seen.get(process, 0)))) is None:
+                yield
+                return
+            self.seen[process] = found
+            for _ in range(random.choice((0, 0, 100))):
+                yield
+            if random.random() < 0.2:
+                return  # it takes the next one
+        try:
+            if writes:
+                yield from turns.begin(stream, timeout)
+            else:
+                yield from code["acquire_all"]([(turns, stream, stream)], [], timeout)
+        except PeerError:
+            if (yield from turns.is_whole()) and self.content[turns.buffer] != found:
+                raise Wrong(f"{process.name} takes frame {found} for whole") from None
+            raise
+        number, buffer = (turns._turn - 1, turns.taken) if writes else (found, turns.buffer)
+        process.computing = stream.host
+        stream.give(partial(self._begins, stream, buffer, number))
+        yield
+        stream.give(partial(self._ends, stream, buffer, number))
+        process.computing = False
+        if writes:
+            turns.whole = random.random() < 0.8
+            if not turns.whole:
+                self.dropped.add(number)
+        others = [one for one in process.streams if not (one.closed or one.host or stream.host)]
+        behind = random.choice([stream, *others])
+        if behind is not stream:
+            behind.follow(stream)
+        yield from turns.release(behind)
+
+    def _begins(self, stream: Stream, buffer: int, number: int) -> bool:
+        users, content, writes = self.used[buffer], self.content[buffer], stream.process is self.home
+        self.world.tell(f"{stream.name} begins with buffer {buffer}, which has {content}, for {number}")
+        if not (self.home.dead or stream.process.dead):
+            if not writes and (content != number or number in self.dropped):
+                raise Wrong(f"{stream.name} reads {number}, and finds {content}")
+            if users and (writes or any(one.process is self.home for one in users)):
+                raise Wrong(f"{stream.name} comes to buffer {buffer}, which {[one.name for one in users]} use")
+        if not stream.process.dead:
+            users.append(stream)
+        return True
+
+    def _ends(self, stream: Stream, buffer: int, number: int) -> bool:
+        if stream in self.used[buffer]:
+            self.used[buffer].remove(stream)
+        if stream.process is self.home:
+            self.content[buffer] = number
+        return True
+
+
 class World:
     """All of it, made of one seed."""
+
+    kind: type[Share] = Share
+    most_rounds = 4
 
     def __init__(self, seed: int, *, mutant: Mutant | None = None, traced: bool = False) -> None:
         self.code, self.traced, self.events = protocol(mutant), traced, list[str]()
         self.random = random = Random(seed)
         self.processes = [Process(self, f"process{at}") for at in range(2 + random.randrange(3))]
         homes = [self.processes[0], self.processes[random.randrange(2)]]
-        self.shares = [Share(self, at, homes[at]) for at in range(1 + (random.random() < 0.6))]
+        self.shares = [self.kind(self, at, homes[at]) for at in range(1 + (random.random() < 0.6))]
         self.actors: list[Thread | Stream] = []
         for process in self.processes:
             self.actors += [*process.threads, *process.streams]
@@ -597,7 +709,7 @@ class World:
             self.rests.update((one, at + 150) for one in self.actors if isinstance(one, Stream))
         self.rests.update((one, at + random.randrange(150)) for one in process.streams)
         for share in self.shares:
-            share.reading = {one: reader for one, reader in share.reading.items() if reader is not process}
+            share.forget(process)
             if process is not share.home:
                 self.due.append((at + random.randrange(100), partial(share.ends, process)))
                 continue
@@ -638,15 +750,21 @@ class World:
         raise Wrong(f"these hang: {', '.join(one.name for one in self.processes if one.busy)}")
 
 
-def problem(seed: int, mutant: Mutant | None = None) -> str | None:
+class FrameWorld(World):
+    """The same with frames."""
+
+    kind, most_rounds = Frames, 16
+
+
+def problem(seed: int, mutant: Mutant | None = None, world: type[World] = World) -> str | None:
     """What goes wrong, and how; None if nothing does. What a seed gives, it gives again: that is how it is told."""
     told: list[str] = []
     for traced in (False, True):
-        world = World(seed, mutant=mutant, traced=traced)
+        made = world(seed, mutant=mutant, traced=traced)
         try:
-            world.run()
+            made.run()
         except Wrong as error:
-            told = [f"seed {seed}: {error}", *(f"  {event}" for event in world.events)]
+            told = [f"seed {seed}: {error}", *(f"  {event}" for event in made.events)]
         else:
             assert not told, f"seed {seed} fails, and does not when it is run again"
             return None
