@@ -111,7 +111,7 @@ def test_an_array_that_has_other_memory_now() -> None:
                 one(call)
         with pytest.raises(Raised, match="ResourceClosedError: array '19' has other memory now"):
             exporter("for _ in range(3): several.acquire(timeout=5); several.release()")
-        exporter("tensor.place = 8; other.acquire(timeout=5); other.release()")
+        exporter("several.close(); tensor.place = 8; other.acquire(timeout=5); other.release()")
 
 
 @pytest.mark.parametrize("side", ["exporter", "reader"])
