@@ -280,13 +280,13 @@ class Arrays(Resource, NotAnArray):
         """
         return self._turns().version
 
-    def _begin(self, stream: object, timeout: float | None) -> View | Self:
+    def _begin(self, stream: Stream, timeout: float | None) -> View | Self:
         self.acquire(stream, timeout=timeout)
         return self.view if self._contents.single else self
 
-    def _end(self, stream: object, whole: bool) -> None:
+    def _end(self, stream: Stream, whole: bool) -> None:
         if not self.closed:  # else `close` has released
-            self.release(stream)
+            self._turns().release(stream)  # also a stream that is closed now: the host releases in its place
 
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""

@@ -125,10 +125,10 @@ class Publisher(Resource):
         turns.begin(stream, timeout)
         return self._views[turns.taken]
 
-    def _end(self, stream: object, whole: bool) -> None:
+    def _end(self, stream: Stream, whole: bool) -> None:
         if not self.closed:
             cast(FrameWriter, self._share._turns()).whole = whole
-            self._share.release(stream)
+            self._share._end(stream, whole)
 
     def close(self, timeout: float | None = None) -> None:
         """Give the name back, and end the frames; readers are told after they have taken the last one.
@@ -447,10 +447,10 @@ class Frame(NotAnArray):
                 raise
         return self._view
 
-    def _end(self, stream: object, whole: bool) -> None:
+    def _end(self, stream: Stream, whole: bool) -> None:
         try:
             if self._reader.failure is None:  # else nobody writes the slot any more, or `close` has released
-                self._arrays.release(stream)
+                self._arrays._end(stream, whole)
         except PeerError:  # the writer has died just now
             pass
 

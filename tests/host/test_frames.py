@@ -1,0 +1,258 @@
+"""Frames by name, between processes: what readers see, who may publish, and what deaths and ends leave."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from .shells import Raised, Shell
+from .test_namespaces import UNSHARE
+
+POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "10"))
+PUBLISH: Final = "camera = gi.publish('camera', 1 << 16, 'int64')"
+FRAMES: Final = """
+def write(value):
+    with camera.write(timeout=20) as frame:
+        np.asarray(frame)[:] = value
+
+def film(first):
+    for value in range(first, first + 1_000_000):
+        write(value)
+
+def watch(count):
+    # The values that frames had; each is whole.
+    for frame in camera:
+        with frame.read(timeout=20) as picture:
+            values = np.asarray(picture)
+            value = int(values[0])
+            assert (values == value).all()
+        seen.append((value, frame.number, frame.dropped, frame.restarted))
+        if len(seen) == count:
+            break
+    return seen
+
+import atexit
+seen, camera = [], None
+atexit.register(lambda: camera and camera.close())
+"""
+
+
+@pytest.fixture
+def writer(sockets: Path) -> Iterator[Shell]:
+    with Shell() as found:
+        found(FRAMES)
+        found(PUBLISH)
+        yield found
+
+
+@pytest.fixture
+def reader(writer: Shell) -> Iterator[Shell]:
+    with Shell() as found:
+        found(FRAMES)
+        found("camera = gi.subscribe('camera', timeout=20)")
+        yield found
+
+
+def test_newest_wins_and_a_slow_reader_holds_nobody_up(writer: Shell, reader: Shell) -> None:
+    """A reader that keeps a frame keeps its bytes; another one sees each frame meanwhile; nobody waits."""
+    with Shell() as slow:
+        slow("camera = gi.subscribe('camera', timeout=20)")
+        writer("write(5); write(6)")
+        slow("frame = camera.latest(); reads = frame.read(); picture = np.asarray(reads.__enter__())")
+        assert slow("frame.number, int(picture.sum()), camera.latest()") == [2, 6 << 16, None]
+        for value in range(7, 50):
+            writer(f"write({value})")
+            assert reader(f"watch({value - 6})[-1]") == [value, value - 4, 0, False]
+        assert slow("int(picture.sum())") == 6 << 16
+        slow("reads.__exit__(None, None, None)")
+        assert slow("[(frame := camera.next(timeout=20)).number, frame.dropped]") == [45, 42]
+        with pytest.raises(Raised, match="InvalidArgumentError: frame: expected a frame to read, got frame 2"):
+            slow("with reads: pass")
+
+
+def test_too_few_slots(writer: Shell, reader: Shell) -> None:
+    """The writer waits, and says for whom: for a reader that has a frame, and for a stream that reads one."""
+    writer("camera.close(); camera = gi.publish('camera', 1 << 16, 'int64', slots=2)")
+    reader("camera.close(); camera = gi.subscribe('camera')")
+    writer("write(1)")
+    reader("stream = gi.device().create_stream(); gate = gi.device().create_semaphore(gi.TimelineFd)")
+    reader("frame = camera.next(timeout=20)")
+    writer("write(2)")
+    for held in ("", "gate.wait(stream, 1)\nwith frame.read(stream): pass"):
+        reader(held or "pass")
+        writer("import warnings; warnings.simplefilter('ignore')")
+        with pytest.raises(Raised, match=rf"SemaphoreTimeoutError: .*the reader in process {reader('os.getpid()')}"):
+            writer("with camera.write(timeout=0.05): pass")
+    writer.give("write(3)")
+    reader("gate.host_signal(1)")
+    writer.answer()
+    writer("warnings.simplefilter('error'); camera._share._turns()._warned = False")
+    reader("frame = camera.next(timeout=20)")
+    with pytest.raises(Raised, match=r"RuntimeWarning: .* 2 slots, all in use; the writer waits for .*the reader in"):
+        writer("write(4); write(5)")
+    reader("del frame; camera.close()")
+    writer("write(6)")
+
+
+def test_a_frame_that_is_given_up_is_never_seen(writer: Shell, reader: Shell) -> None:
+    writer("write(1)")
+    with pytest.raises(Raised, match="ZeroDivisionError"):
+        writer("with camera.write() as frame: np.asarray(frame)[:9] = 2; 1 / 0")
+    with pytest.raises(Raised, match="ResourceClosedError"):
+        writer("stream = gi.device().create_stream()\nwith camera.write(stream): stream.close()")
+    assert reader("watch(1)") == [[1, 1, 0, False]]
+    assert reader("camera.latest()") is None
+    writer("write(3)")
+    assert reader("watch(2)[-1]") == [3, 4, 2, False]
+    writer("frame = camera.write().__enter__()")
+    writer("np.asarray(frame)[:9] = 4")
+    writer.kill()
+    reader.until("camera.ended")
+    with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
+        reader("camera.latest()")
+
+
+def test_the_end(writer: Shell, reader: Shell) -> None:
+    """A reader takes the last frame, and is told then; one that waits is told at once, whatever arrays are left."""
+    writer("write(1)")
+    reader("watch(1)")
+    reader.give("watch(9)")
+    writer("write(2); kept = np.asarray(camera._views[0]); camera.close()")
+    assert reader.answer() == [[1, 1, 0, False], [2, 2, 0, False]]
+    assert reader("camera.ended")
+    for call in ("camera.latest()", "camera.next(timeout=20)"):
+        with pytest.raises(Raised, match="ResourceClosedError: the process that shared the arrays has closed"):
+            reader(call)
+    with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
+        reader("gi.subscribe('camera', timeout=0)")
+    with pytest.raises(Raised, match="ResourceClosedError"):
+        writer("write(3)")
+
+
+def test_names(writer: Shell, sockets: Path) -> None:
+    with Shell() as other:
+        for name in ("", "a/b", "a" * 101, "ä", "a b"):
+            with pytest.raises(Raised, match="InvalidArgumentError: name: expected up to 100 letters"):
+                other(f"gi.publish({name!r}, 4)")
+        for one in (writer, other):
+            with pytest.raises(Raised, match="ResourceBusyError: 'camera' is published already"):
+                one("gi.publish('camera', 4)")
+        writer("camera.close()")
+        assert not list(sockets.glob("*.frames"))
+        other("camera = gi.publish('camera', 4)")
+        other("child = os.fork() or signal.pause()")
+        other("camera.close()")
+        writer(PUBLISH)  # a child of the last writer keeps nothing
+        writer("camera.close()")
+        other("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); camera = gi.publish('camera', 4); camera.close()")
+
+
+def test_coroutines(writer: Shell, reader: Shell) -> None:
+    """`await` lets other tasks run; so does ``async for``, which ends; a time-out is told."""
+    reader("""
+import asyncio
+async def both():
+    camera_, ticks = camera, 0
+    async def tick():
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+    ticker = asyncio.create_task(tick())
+    frame = await camera.next(timeout=20)
+    with frame.read() as picture:
+        found = [frame.number, int(np.asarray(picture)[0])]
+    try:
+        await camera.next(timeout=0.01)
+    except gi.SemaphoreTimeoutError:
+        found.append("late")
+    print(file=open(started, "w"))
+    async for frame in camera:
+        found.append(frame.number)
+    ticker.cancel()
+    return found, ticks > 100
+""")
+    reader("started = '/dev/null'")
+    reader.give("asyncio.run(both())")
+    writer("time.sleep(0.01); write(7)")
+    writer("time.sleep(0.3); write(8); camera.close()")
+    assert reader.answer() == [[1, 7, "late", 2], True]
+
+
+def test_deaths(sockets: Path) -> None:
+    """Writers are killed at many points, and take over from each other; readers are killed, too. All others go on."""
+    pick = random.Random(7)
+    with Shell() as reader:
+        reader(FRAMES)
+        reader(f"""def watches():
+            global camera
+            camera = gi.subscribe("camera", timeout=20)
+            with contextlib.suppress(gi.PeerError):
+                watch({1 << 40})
+        """)
+        reader("thread = threading.Thread(target=watches); thread.start()")
+        for turn in range(POINTS):
+            with Shell() as writer, Shell() as other:
+                writer(FRAMES)
+                other(FRAMES)
+                writer(PUBLISH)  # the file of the one that was killed is still there
+                writer.give(f"film({turn} * 1_000_000)")
+                other("camera = gi.subscribe('camera', timeout=20)")
+                other.give(f"watch({1 << 40})")
+                for killed in (other, writer):
+                    now = reader("len(seen)")
+                    goal = now + pick.randrange(100)
+                    reader.until(f"len(seen) > {goal}")
+                    killed.kill()
+        seen = reader("camera.close() or thread.join(20) or seen")
+    assert [value // 1_000_000 for value, *_, restarted in seen if restarted] == [*range(1, POINTS)]
+    for (before, *_), (value, number, dropped, restarted) in pairwise(seen):
+        assert number == value % 1_000_000 + 1
+        assert restarted or (value > before and dropped == value - before - 1)
+
+
+def test_a_hundred_readers(writer: Shell) -> None:
+    with ExitStack() as scope:
+        shells = [scope.enter_context(Shell()) for _ in range(4)]
+        for one in shells:
+            one("cameras = [gi.subscribe('camera') for _ in range(25)]")
+        writer("camera.write(), write(1)")
+        for one in shells:
+            one("taken = [each.next(timeout=20) for each in cameras]")
+        for value in (2, 3, 4):
+            writer(f"write({value})")
+        for one in shells:
+            one("""for frame in taken:
+                with frame.read(timeout=20) as picture:
+                    assert (np.asarray(picture) == 1).all()
+            """)
+            assert one("[each.latest().number for each in cameras]") == [4] * 25
+            one("for each in cameras: each.close()")
+
+
+def test_containers(sockets: Path) -> None:
+    with Shell(*UNSHARE) as writer, Shell(*UNSHARE) as one, Shell() as two:
+        for each in (writer, one, two):
+            each(FRAMES)
+        writer(PUBLISH)
+        for each in (one, two):
+            each("camera = gi.subscribe('camera', timeout=20)")
+        for value in range(1, 5):
+            writer(f"write({value})")
+            for each in (one, two):
+                assert each(f"watch({value})[-1]") == [value, value, 0, False]
+        with pytest.raises(Raised, match="ResourceBusyError: 'camera' is published already"):
+            one("gi.publish('camera', 4)")
+        writer.kill()
+        one.until("camera.ended")  # the kernel has ended all of the container
+        one("other = gi.publish('camera', 1 << 16, 'int64')")
+        one("with other.write() as frame: np.asarray(frame)[:] = 9")
+        assert two("watch(5)[-1]") == [9, 1, 0, True]
+        one("other.close()")
