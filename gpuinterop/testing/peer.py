@@ -17,7 +17,7 @@ from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ..exporters.process import Wire
 from ..handles import Binary, FdHandle, handle_types
-from ..sharing import attach
+from ..sharing import attach, publish, subscribe
 from .failed_releases import leaks_raised
 from .multimem import multimem_store
 from .parent_death import die_with
@@ -25,10 +25,12 @@ from .parent_death import die_with
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
     from .._core.device import Device
+    from .._core.interchange import View
     from .._core.memory import Buffer
     from .._core.multicast import MulticastMapping, MulticastObject
     from .._core.stream import Stream
-    from ..sharing import AttachedArrays
+    from ..sharing import AttachedArrays, Publisher, Subscription
+    from ..sharing.arrays import Access
 
 __all__ = ["BackendPeer"]
 
@@ -118,6 +120,9 @@ class _Commands:
         self._buffer: Any = None
         self._semaphore: Any = None
         self._arrays: AttachedArrays
+        self._publisher: Publisher
+        self._camera: Subscription
+        self._access: Access[View]
         self._object: MulticastObject
         self._bound: Allocation
         self._mapping: MulticastMapping
@@ -155,6 +160,34 @@ class _Commands:
     def release(self) -> None:
         """Release the attached arrays."""
         self._arrays.release(self._stream)
+
+    def publish(self, name: str, size: int) -> None:
+        """Publish frames of so many bytes."""
+        self._publisher = self._scope.enter_context(publish(name, size, "uint8", self._device))
+
+    def write_frame(self, byte: int) -> None:
+        """Publish a frame of that byte, and wait until it is there."""
+        with self._publisher.write(self._stream) as frame:
+            _Placed(frame._buffer, frame._pointer - frame._buffer.address, self._stream).fill(
+                byte, offset=0, size=frame.nbytes
+            )
+        self._stream.synchronize(20)
+
+    def subscribe(self, name: str) -> None:
+        """Subscribe to frames."""
+        self._camera = self._scope.enter_context(subscribe(name, device=self._device))
+
+    def take(self, timeout: float) -> tuple[int, int, bool]:
+        """Take the newest frame, and begin to read it on the stream; `read` is of it. Its number, and what was told."""
+        frame = self._camera.next(timeout)
+        self._access = frame.read(self._stream)
+        view = self._access.__enter__()
+        self._buffer = _Placed(view._buffer, view._pointer - view._buffer.address, self._stream)
+        return frame.number, frame.dropped, frame.restarted
+
+    def give_back(self) -> None:
+        """End the reading of the frame, after the stream's work."""
+        self._access.__exit__(None, None, None)
 
     def detach(self) -> None:
         """End the attachment."""

@@ -114,6 +114,10 @@ class TestHostArraysInVulkan(suites.HostArraysInVulkanSuite):
     """See the suite."""
 
 
+class TestFrame(suites.FrameSuite):
+    """See the suite."""
+
+
 class TestSharedVmm(suites.SharedVmmSuite):
     """See the suite."""
 

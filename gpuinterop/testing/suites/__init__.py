@@ -11,6 +11,7 @@ from .bad_input import BadArgumentSuite, BadMemorySuite, BadSemaphoreSuite
 from .base import Suite
 from .bridge import BridgedOrderingSuite, BridgedSabotageSuite, BridgedSemaphoreSuite, BridgeSuite
 from .capability import BackendSuite, CapabilitySuite
+from .frames import FrameSuite
 from .graphs import GraphSuite
 from .lifetime import LifetimeSuite
 from .memory import MemorySuite
@@ -41,6 +42,7 @@ __all__ = [
     "BridgedSemaphoreSuite",
     "CapabilitySuite",
     "CreatedSemaphoreSuite",
+    "FrameSuite",
     "GraphSuite",
     "HostArraysInVulkanSuite",
     "LifetimeSuite",
