@@ -324,17 +324,22 @@ class FrameWriter(Writer):
         system.under(self._guard, self._begin, stream, system.seconds_left(check_timeout(timeout)))
 
     def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
-        known = stream._known_as()
-        self._check(known, enters=True)
+        if self.inside:
+            self._check(stream._known_as(), enters=True)
+        if self._find() is not None:
+            self._wait_for_buffer(left)
+        acquire_all([(self, stream, stream._known_as())], (), left())
+
+    def _wait_for_buffer(self, left: Callable[[], float | None]) -> None:
+        """Block the calling thread while readers have claimed all buffers, which no stream can wait for."""
         for pause in system.pauses():
             if (holders := self._find()) is None:
-                break
+                return
             if self.failure is not None:
                 raise again(self.failure)
             if left() == 0:
                 raise SemaphoreTimeoutError(f"{self.label} had no slot that is free; in use by {holders}.")
             time.sleep(pause)
-        acquire_all([(self, stream, known)], (), left())
 
     def _find(self) -> str | None:
         """Find a buffer to take; return who holds all of them, if there is none."""
@@ -342,7 +347,7 @@ class FrameWriter(Writer):
         system.full_fence()  # who claims another buffer from now on sees that it is not the newest
         others = [one for one in range(len(self._written)) if one != newest]
         others.sort(key=self._written.__getitem__)
-        used = dict[int, list[tuple[Word, int]]]()
+        used: dict[int, list[tuple[Word, int]]] = {}
         for self.taken in others:
             self._readers = used[self.taken] = self._uses(self.taken)
             if not self._readers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -193,6 +194,63 @@ def test_in_one_process() -> None:
         assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
         one("own.close(); another.close()")
         one.until("offers() == 0")
+
+
+def test_what_readers_are_told() -> None:
+    """The newest version, by a wait that blocks; the end, whatever arrays are left; and whether a wait was too long."""
+    with pair() as (exporter, reader):
+        reader("attached = gi.attach(descriptor)")
+        assert reader("attached.version, attached.wait(newer_than=-1), attached.ended") == [0, 0, False]
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .* no version newer than 0 after 0"):
+            reader("attached.wait(newer_than=0, timeout=0.01)")
+        reader.give("attached.wait(newer_than=1, timeout=20)")
+        for version in (1, 2):
+            exporter("with share.write(timeout=20) as written: np.asarray(written)[:] = 5")
+            assert exporter("share.version") == version
+        assert reader.answer() == 2
+        reader("reads = attached.read(timeout=20); found = np.asarray(reads.__enter__())")
+        exporter("stream = gi.device().create_stream(); share.acquire(stream); share.release(stream)")
+        assert reader("attached.version, int(found[0])") == [2, 5]  # the one that it reads
+        reader("reads.__exit__(None, None, None)")
+        assert reader("attached.wait(newer_than=2, timeout=20)") == 3
+        reader.give("attached.wait(newer_than=3, timeout=20)")
+        exporter("kept = np.asarray(share.view); share.close()")
+        with pytest.raises(
+            Raised, match="ResourceClosedError: the process that shared the arrays has closed the share"
+        ):
+            reader.answer()
+        assert reader("attached.ended, int(np.asarray(attached.view)[0])") == [True, 5]
+        reader("attached.acquire(timeout=20); attached.release()")  # the last version stays
+
+
+def test_each_exit_releases() -> None:
+    """Of a `with` after an error or a close, and of an attachment that is dropped: the writer goes on."""
+    with pair() as (exporter, reader):
+        reader("def fails(then):\n with attached.read(timeout=20): exec(then, globals())")
+        for then, error in (("1 / 0", "ZeroDivisionError"), ("attached.close()", ""), ("attached = None", "")):
+            reader("attached = gi.attach(descriptor)")
+            with pytest.raises(Raised, match=error) if error else nullcontext():
+                reader(f"fails({then!r})")
+            exporter("share.acquire(timeout=20); share.release()")
+        reader("import warnings; warnings.simplefilter('ignore')")
+        reader("attached = gi.attach(descriptor); attached.acquire(timeout=20); attached = None; gc.collect()")
+        reader("gi.device().drain()")
+        exporter("share.acquire(timeout=20); share.release()")
+        with pytest.raises(Raised, match="ZeroDivisionError"):
+            exporter("with share.write(timeout=20): 1 / 0")
+        assert exporter("share.version") == 5
+
+
+def test_one_share_writes_bytes() -> None:
+    """A second one whose bytes overlap is refused, until the first is closed; one beside it is not."""
+    with Shell() as one:
+        one("whole = array(); first, second, beside = (gi.share(whole[at : at + 1024]) for at in (0, 1023, 2048))")
+        one("first.acquire(); first.release(); beside.acquire(); beside.release()")
+        with pytest.raises(
+            Raised, match="InvalidArgumentError: arrays: expected bytes that one share writes, ArrayShare"
+        ):
+            one("second.acquire()")
+        one("first.close(); second.acquire(); second.release(); second.close(); beside.close()")
 
 
 def test_attachments_are_acquired_in_one_order() -> None:
