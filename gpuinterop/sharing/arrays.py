@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .._arguments import NotAnArray
 from .._core.device import Device
@@ -14,6 +15,7 @@ from .._core.resource import Resource
 from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
+from .loop import loop
 from .order import Reader, Side, Writer, acquire_all
 
 if TYPE_CHECKING:
@@ -25,14 +27,17 @@ T = TypeVar("T")
 class Access(Generic[T]):
     """What ``write`` and ``read`` return: acquires where a ``with`` begins, and releases where it ends."""
 
-    __slots__ = ("_accessed", "_stream", "_timeout")
+    __slots__ = ("_accessed", "_arrays", "_stream", "_timeout", "_turn", "_turns")
 
-    def __init__(self, accessed: Any, stream: object, timeout: float | None) -> None:
-        self._accessed, self._stream, self._timeout = accessed, stream, timeout
+    def __init__(self, arrays: Arrays, accessed: Any, stream: object, timeout: float | None) -> None:
+        self._arrays, self._accessed, self._stream, self._timeout = arrays, accessed, stream, timeout
 
     def __enter__(self) -> T:
-        self._stream = self._accessed._stream(self._stream)
-        return cast(T, self._accessed._begin(self._stream, self._timeout))
+        self._stream = stream = self._arrays._stream(self._stream)
+        self._turns = turns = self._arrays._turns()
+        self._turn = turns._turn + 1
+        found: T = self._accessed._begin(stream, self._timeout)
+        return found
 
     def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
         try:
@@ -40,6 +45,11 @@ class Access(Generic[T]):
         except GpuInteropError:
             if error is None:
                 raise
+
+    def __del__(self) -> None:
+        turns = getattr(self, "_turns", None)
+        if turns is not None and turns.inside and turns._turn == self._turn:  # an interrupt has struck in these calls
+            loop().look_again(partial(turns.drop, self._turn))
 
 
 class Arrays(Resource, NotAnArray):

@@ -308,7 +308,7 @@ class AttachedArrays(Arrays):
         ...         np.asarray(array)
         array([0, 0], dtype=uint8)
         """
-        return Access(self, stream, timeout)
+        return Access(self, self, stream, timeout)
 
     def wait(self, *, newer_than: int, timeout: float | None = None) -> int:
         """Block the calling thread until the writer has published a newer version.

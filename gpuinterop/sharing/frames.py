@@ -44,7 +44,7 @@ from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, Resourc
 from .arrays import Access
 from .attachment import AttachedArrays, attached
 from .offer import ArrayShare, share_described
-from .order import MAX_BUFFERS, FrameReader, FrameWriter, acquire_all
+from .order import MAX_BUFFERS, FrameReader, FrameWriter
 from .rendezvous import folder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -115,10 +115,7 @@ class Publisher(Resource):
         ...     with camera.write() as frame:
         ...         np.asarray(frame)[:] = 7
         """
-        return Access(self, stream, timeout)
-
-    def _stream(self, stream: object) -> Stream:
-        return self._share._stream(stream)
+        return Access(self._share, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
         turns = cast(FrameWriter, self._share._turns())
@@ -430,10 +427,7 @@ class Frame(NotAnArray):
         PeerError
             The writer died before its stream had written the frame.
         """
-        return Access(self, stream, timeout)
-
-    def _stream(self, stream: object) -> Stream:
-        return self._arrays._stream(stream)
+        return Access(self._arrays, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
         if not (reader := self._reader).claims(self.number):
@@ -441,7 +435,7 @@ class Frame(NotAnArray):
                 "frame", f"expected a frame to read, got frame {self.number}, which was read, or a newer one was taken."
             )
         try:
-            acquire_all([self._arrays._side(stream, timeout)], (), timeout)
+            reader.begin(stream, timeout)
         except PeerError:
             if not reader.is_whole():
                 raise

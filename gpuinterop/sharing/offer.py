@@ -374,7 +374,7 @@ class ArrayShare(Arrays):
         ...     shared.version
         1
         """
-        return Access(self, stream, timeout)
+        return Access(self, self, stream, timeout)
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
         addresses = self.lifetime.use(lambda offer: offer.addresses)

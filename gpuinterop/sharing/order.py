@@ -143,6 +143,15 @@ class _Turns(NoCopy):
         if not self._ends():
             loop().look_again(self._ends)
 
+    def drop(self, turn: int) -> bool:
+        """Release a turn that was left without a release; False while another thread acquires or releases."""
+        return system.under(self._guard, self._drop, turn, limit=0)
+
+    def _drop(self, turn: int) -> bool:
+        if (free := system.holds(self._guard)) and self.inside and self._turn == turn:
+            self._give_up()
+        return free
+
     def is_over(self) -> bool:
         """Whether the side, which has ended, has released, and its streams have done that."""
         return self.is_free() and value_of(self.own) >= self._turn
@@ -328,7 +337,7 @@ class FrameWriter(Writer):
             self._check(stream._known_as(), enters=True)
         if self._find() is not None:
             self._wait_for_buffer(left)
-        acquire_all([(self, stream, stream._known_as())], (), left())
+        _acquire([(self, stream, stream._known_as())], (), left())
 
     def _wait_for_buffer(self, left: Callable[[], float | None]) -> None:
         """Block the calling thread while readers have claimed all buffers, which no stream can wait for."""
@@ -479,6 +488,11 @@ class FrameReader(Reader):
         """Whether the writer, which has died, had written the frame."""
         return bool(self.page.words[_REACHED] > self._version)
 
+    def begin(self, stream: Stream, timeout: float | None) -> None:
+        """Acquire the frame that is claimed."""
+        known = stream._known_as()
+        system.under(self._guard, _acquire, [(self, stream, known)], (), check_timeout(timeout))
+
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._turn, None
         return [(self.writer, self._version + 1)]
@@ -497,24 +511,29 @@ def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: 
     timeout = check_timeout(timeout)
     guards: list[threading.RLock] = []
     try:
-        for one, _, known in sides:
+        for one, *_ in sides:
             guards.append(one._guard)
             one._guard.acquire()
-            one._check(known, enters=True)
-        try:
-            waits = timeline.Lock.run_all(locks, _enter, sides)
-            for one, stream, word, value in waits:
-                one._wait(stream, word, value, timeout)
-        except BaseException:  # others may wait already for the release after this
-            for one, *_ in sides:
-                one._give_up()
-            raise
+        _acquire(sides, locks, timeout)
     finally:
         for guard in reversed(guards):
             try:  # noqa: SIM105 - as `system.under`
                 guard.release()
             except RuntimeError:
                 pass
+
+
+def _acquire(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+    for one, _, known in sides:
+        one._check(known, enters=True)
+    try:
+        waits = timeline.Lock.run_all(locks, _enter, sides)
+        for one, stream, word, value in waits:
+            one._wait(stream, word, value, timeout)
+    except BaseException:  # others may wait already for the release after this
+        for one, *_ in sides:
+            one._give_up()
+        raise
 
 
 def _enter(sides: Sequence[Side]) -> list[tuple[_Turns, Stream, Word, int]]:

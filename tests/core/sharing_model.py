@@ -28,7 +28,7 @@ Kernel = Callable[[], bool]
 
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
-    *(order.acquire_all, order._enter, order.store),
+    *(order.acquire_all, order._acquire, order._enter, order.store),
     *(offer.Offered.look, offer.Offered._let_go, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
 )
 _BUFFERS = 3
@@ -611,7 +611,7 @@ class Frames(Share):
 
     def round(self, process: Process, stream: Stream, timeout: float | None) -> Steps:
         """Write a frame, or read one."""
-        turns, code, random = process.turns[self], self.world.code, self.world.random
+        turns, random = process.turns[self], self.world.random
         writes = process is self.home
         if not writes:
             if (found := (yield from turns.claim(self.seen.get(process, 0)))) is None:
@@ -623,10 +623,7 @@ class Frames(Share):
             if random.random() < 0.2:
                 return  # it takes the next one
         try:
-            if writes:
-                yield from turns.begin(stream, timeout)
-            else:
-                yield from code["acquire_all"]([(turns, stream, stream)], [], timeout)
+            yield from turns.begin(stream, timeout)
         except PeerError:
             if (yield from turns.is_whole()) and self.content[turns.buffer] != found:
                 raise Wrong(f"{process.name} takes frame {found} for whole") from None
