@@ -388,7 +388,7 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
-        """Enqueue a wait; `timeout_ms` is None if WAIT_TIMEOUT is not usable."""
+        """Enqueue a wait; `timeout_ms` is None but for keyed mutexes, where WAIT_TIMEOUT is usable."""
 
     @abstractmethod
     def destroy_semaphore(self, semaphore: DriverHandle) -> None: ...

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ._arguments import MAX_SIZE, NoCopy, check_int, check_type
+from ._arguments import MAX_SIZE, NoCopy, check_int, check_timeout, check_type
 from ._core.semaphore import ExternalSemaphore
-from ._core.stream import Stream
+from ._core.stream import Stream, check_stream
 from .capabilities import Capabilities, Cell, Operation, Scope
 from .errors import InvalidArgumentError, UnsupportedError
 from .handles import Binary, DeviceIdentity, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32, is_here
@@ -278,12 +278,12 @@ class Handoff(NoCopy):
         self._turn = _SUBMIT
         self._to_compute._promised = 0
 
-    def acquire(self, stream: Stream, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the graphics side. Returns at once.
+    def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
+        """Make `stream` wait for the graphics side.
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the semaphores' device.
         timeout : float, optional
             See `ExternalSemaphore.wait`.
@@ -292,19 +292,22 @@ class Handoff(NoCopy):
         ------
         InvalidArgumentError
             `next_submit` was not called for this frame, so the wait would never return.
+        SemaphoreTimeoutError
+            `timeout` passed; the frame is still due for `acquire`.
         """
         if self._turn is not _ACQUIRE:
+            check_timeout(timeout)
             self._check(_ACQUIRE, "acquire")
         value: Any = 2 * self._frame + 1 if self._timeline else None
         self._to_compute.wait(stream, value, timeout=timeout)
         self._turn = _RELEASE
 
-    def release(self, stream: Stream) -> None:
+    def release(self, stream: Stream | object) -> None:
         """Make `stream` signal the graphics side when its earlier work is done. Returns at once.
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the semaphores' device.
 
         Raises
@@ -315,6 +318,8 @@ class Handoff(NoCopy):
         if self._turn is not _RELEASE:
             self._check(_RELEASE, "release")
         if self._to_graphics is not None:
+            if type(stream) is not Stream:
+                stream = check_stream(self._to_graphics.device, stream)
             self._to_graphics.signal(stream)
             self._stream = stream
         else:

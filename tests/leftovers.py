@@ -4,8 +4,8 @@ Each test is compared with the state that it found. A test that leaves something
 ``@pytest.mark.leaves("ExternalMemory", "fence")``, by regular expressions. Each must be found in what is left, and all
 that is left must be named. It is forgotten then, as is what a failed test has left, and the next test does not see it.
 
-What a fixture of a wider scope makes may stay until its end. What a device keeps for later calls, its copy streams and
-spare pages, is let go of first: that is a cache.
+What a fixture of a wider scope makes may stay until its end. What a device keeps for later calls, its copy streams,
+spare pages and another library's last stream, is let go of first: that is a cache.
 """
 
 from __future__ import annotations
@@ -220,6 +220,7 @@ def _loaded_devices() -> set[Device]:
 def _let_go() -> None:
     """Empty the caches, and release whatever can be released."""
     for device in list(_devices):
+        device._last_stream = None
         while device._copiers:
             device._copiers.pop().close()
         try:

@@ -37,7 +37,6 @@ from gpuinterop.errors import (
     HandleError,
     PeerError,
     ResourceClosedError,
-    SemaphoreTimeoutError,
     again,
 )
 from gpuinterop.handles import AnySemaphoreHandle, FdHandle, OpaqueFd, TimelineFd
@@ -85,10 +84,6 @@ class Semaphore(memory.Owned, ABC):
     @abstractmethod
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         """Block until the semaphore is signalled; False if ``time.monotonic()`` reached `deadline`."""
-
-    @abstractmethod
-    def describe(self, value: int) -> str:
-        """Describe a wait for `value` and the current state, for messages."""
 
     def export(self) -> OpaqueFd | TimelineFd:
         """Make a new handle of a duplicate of the descriptor."""
@@ -212,9 +207,6 @@ class BinarySemaphore(Semaphore):
 
         return self._use(work)
 
-    def describe(self, value: int) -> str:
-        return f"{self.label} to be signalled"
-
     def _count_own(self) -> None:
         self._process = os.getpid()
 
@@ -326,9 +318,6 @@ class TimelineSemaphore(Semaphore):
 
         return self._use(self._page.wait, value, deadline, stop)
 
-    def describe(self, value: int) -> str:
-        return f"{self.label} to reach {value} (it stands at {self.value})"
-
     def _wake(self) -> None:
         self._page.wake()
 
@@ -400,7 +389,7 @@ class Semaphores(HostSemaphoreBackend):
 
     def wait(self, batch: _Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
         """Have the worker wait."""
-        stream.submit(_wait_all, (batch, values, timeout_ms, stream.check))
+        stream.submit(_wait_all, (batch, values, stream.check))
 
     destroy_semaphore: Any = staticmethod(Semaphore.close)
     abandon_semaphore: Any = staticmethod(Semaphore.abandon)
@@ -438,14 +427,7 @@ def _signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
         semaphore.signal(value)
 
 
-def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], timeout_ms: int | None, check: Check) -> None:
-    """Wait for one after the other, for at most `timeout_ms` in total.
-
-    On a timeout or a failure, the waits that have passed have consumed their binary semaphores.
-    """
-    deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
-    pairs = zip(semaphores, values, strict=True)
-    if late := [one.describe(value) for one, value in pairs if not one.wait(value, deadline, check)]:
-        raise SemaphoreTimeoutError(
-            f"expected {', '.join(late)} within {timeout_ms} ms, got no signal; is the other side alive?"
-        )
+def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], check: Check) -> None:
+    """Wait for one after the other. On a failure, the waits that have passed have consumed their binary semaphores."""
+    for semaphore, value in zip(semaphores, values, strict=True):
+        semaphore.wait(value, None, check)

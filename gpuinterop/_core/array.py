@@ -103,14 +103,14 @@ class ArrayLevel(NotAnArray):
         texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
         self.nbytes = texels * array.layout.texel.nbytes
 
-    def copy_from_host(self, source: object, *, stream: Stream) -> None:
+    def copy_from_host(self, source: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of host memory into the level.
 
         Parameters
         ----------
         source : numpy.ndarray or bytes-like
             Host memory of `nbytes`, any shape and dtype. Leave it unchanged until the stream has copied it.
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
 
         Raises
@@ -131,14 +131,14 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
-    def copy_to_host(self, target: object, *, stream: Stream) -> None:
+    def copy_to_host(self, target: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of the level into host memory.
 
         Parameters
         ----------
         target : numpy.ndarray or bytearray
             Host memory of `nbytes`, writable and C-contiguous. Do not read it before the stream has copied it.
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
 
         Raises
@@ -148,7 +148,7 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
 
-    def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream) -> None:
+    def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
         """Enqueue a copy of `nbytes` of a buffer into the level.
 
         Parameters
@@ -157,12 +157,12 @@ class ArrayLevel(NotAnArray):
             Buffer of the same device.
         offset : int
             Offset in the buffer in bytes.
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
         """
         self._copy_buffer(source, offset, stream, to_array=True)
 
-    def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream) -> None:
+    def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
         """Enqueue a copy of the level into `nbytes` of a buffer.
 
         Parameters
@@ -172,18 +172,18 @@ class ArrayLevel(NotAnArray):
         """
         self._copy_buffer(target, offset, stream, to_array=False)
 
-    def _copy_host(self, host: HostArray, argument: str, stream: Stream, *, to_array: bool) -> None:
+    def _copy_host(self, host: HostArray, argument: str, given: object, *, to_array: bool) -> None:
         if host.nbytes != self.nbytes:
             raise InvalidArgumentError(
                 argument, f"expected the {self.nbytes} bytes of level {self.index}, got {host.nbytes}."
             )
-        check_stream(self._array.device, stream)
+        stream = check_stream(self._array.device, given)
         stream._check_host_copy(host)
         self._enqueue(host.ptr, stream, to_array=to_array, host=host)
 
-    def _copy_buffer(self, buffer: Buffer, offset: int, stream: Stream, *, to_array: bool) -> None:
+    def _copy_buffer(self, buffer: Buffer, offset: int, given: object, *, to_array: bool) -> None:
         start, _ = buffer._range_of(offset, self.nbytes, "offset")
-        check_stream(self._array.device, stream)
+        stream = check_stream(self._array.device, given)
         self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
 
     def _enqueue(

@@ -128,6 +128,8 @@ class Device(NoCopy):
         self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self.streams = Streams(backend, self.gate)
         self._copiers: list[Stream] = []
+        self._last_stream: Stream | None = None
+        """The last stream of another library that a call was given (`check_stream`)."""
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
         # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
@@ -569,7 +571,7 @@ class Device(NoCopy):
 
         Parameters
         ----------
-        stream : int, torch or CuPy stream, object with ``__cuda_stream__``
+        stream : int, torch's, CuPy's or numba's stream, object with ``__cuda_stream__``
             The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
             backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
             immediate.

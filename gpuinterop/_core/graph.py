@@ -304,12 +304,12 @@ class Graph(Resource, Enqueues):
         """The graph's signals and waits, with the values of the next launch."""
         return self._captured()[2]
 
-    def launch(self, stream: Stream) -> None:
+    def launch(self, stream: Stream | object) -> None:
         """Enqueue the graph's work (``cuGraphLaunch``). Returns at once.
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device, which need not be the captured one.
 
         Raises
@@ -324,7 +324,8 @@ class Graph(Resource, Enqueues):
             pending = self._passing()
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
-        known = check_stream(self.device, stream)._known_as()
+        stream = check_stream(self.device, stream)
+        known = stream._known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
             told[at] = max(step.values[place], told[at])

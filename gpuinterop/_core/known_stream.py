@@ -53,7 +53,7 @@ class Wait:
     semaphore : Lifetime
     value : int or None
     ms : int or None
-        Milliseconds after which the stream fails, where the driver has a time limit.
+        Milliseconds after which the driver's wait for a keyed mutex ends.
     number : int
         When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
     reached : callable or None

@@ -357,7 +357,7 @@ class Buffer(Sized):
             self.lifetime.check()
         return token
 
-    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
+    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | object = None) -> None:
         """Copy host memory into the buffer (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
         Parameters
@@ -367,7 +367,7 @@ class Buffer(Sized):
             torch's conjugates. If you pass a stream, leave them unchanged until the stream has copied them.
         offset : int
             Destination offset in bytes.
-        stream : Stream, optional
+        stream : Stream, or torch's, CuPy's, numba's, an int, optional
             Stream to enqueue the copy on. None: ordered behind every stream that used these bytes, done on return.
 
         Raises
@@ -388,7 +388,7 @@ class Buffer(Sized):
         """
         self._copy(source, "source", offset, stream, to_host=False)
 
-    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
+    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | object = None) -> None:
         """Copy from the buffer into host memory (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
         Parameters
@@ -398,7 +398,7 @@ class Buffer(Sized):
             not read them before the stream has copied them.
         offset : int
             Source offset in bytes.
-        stream : Stream, optional
+        stream : Stream, or torch's, CuPy's, numba's, an int, optional
             See `copy_from_host`.
 
         Raises
@@ -417,7 +417,7 @@ class Buffer(Sized):
         """
         self._copy(target, "target", offset, stream, to_host=True)
 
-    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
+    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
         Parameters
@@ -428,7 +428,7 @@ class Buffer(Sized):
             Offset of the first byte.
         size : int, optional
             Number of bytes; by default all from `offset` on.
-        stream : Stream, optional
+        stream : Stream, or torch's, CuPy's, numba's, an int, optional
             See `copy_from_host`.
 
         Raises
@@ -451,14 +451,14 @@ class Buffer(Sized):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _copy_from(self, source: int, size: int, *, offset: int, stream: Stream | None) -> None:
+    def _copy_from(self, source: int, size: int, *, offset: int, stream: object) -> None:
         """Copy memory that the device reaches, from any address, as `copy_from_host` does."""
         start, count = self._range_of(offset, size)
         here = self.address + start
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
         self.mapping.written = True
 
-    def _copy(self, host: object, argument: str, offset: int, stream: Stream | None, *, to_host: bool) -> None:
+    def _copy(self, host: object, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
         array = HostArray(host, argument=argument, writable=to_host)
         start, count = self._range_of(offset, array.nbytes, argument, least=0)
         here = self.address + start
@@ -496,12 +496,12 @@ class Buffer(Sized):
                 raise again(failure)
 
     def _on(
-        self, stream: Stream | None, start: int, size: int, enqueue: Callable[[DriverHandle], None],
+        self, stream: object, start: int, size: int, enqueue: Callable[[DriverHandle], None],
         *, array: HostArray | None = None,
     ) -> None:  # fmt: skip
         """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
         if stream is not None:
-            check_stream(self.device, stream)
+            stream = check_stream(self.device, stream)
             if array is not None:
                 stream._check_host_copy(array)
             calls = stream._known_as().calls

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast, overload
 
@@ -246,44 +247,42 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             retire(self.lifetime)
             raise
 
-    @property
-    def takes_timeout(self) -> bool:
-        """Whether a stream's `wait` takes a timeout."""
-        return self._cannot_time_out is None
-
     # -- on a stream -------------------------------------------------------------------------------------------
 
     @overload
-    def wait(self: ExternalSemaphore[Binary], stream: Stream, *, timeout: float | None = None) -> None: ...
+    def wait(self: ExternalSemaphore[Binary], stream: Stream | object, *, timeout: float | None = None) -> None: ...
     @overload
-    def wait(self: Valued, stream: Stream, value: int, *, timeout: float | None = None) -> None: ...
-    def wait(self, stream: Stream, value: int | None = None, *, timeout: float | None = None) -> None:
+    def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
+    def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
         """Make `stream` wait for the semaphore before its later work.
 
-        Returns at once, but on the host backend's stream 0, ``device.wrap_stream(0)``: that is the calling thread,
-        which waits here. Pass `timeout` there, or wait on a stream of `Device.create_stream` and call
-        ``stream.synchronize(timeout)``.
+        Without a `timeout` it returns at once, but on the host backend's stream 0, which is the calling thread and
+        waits here.
 
         ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
         value : int
             Timeline, fence: wait until the counter is at least this. Keyed mutex: the key to acquire with. None for
             a binary semaphore, whose signal the wait consumes.
         timeout : float, optional
-            Seconds; only if the driver supports it (`Operation.WAIT_TIMEOUT`: keyed mutexes, the host backend). On
-            expiry the stream fails with `SemaphoreTimeoutError`.
+            Seconds. The calling thread first waits at most that long until the stream's wait would succeed, and only
+            then makes the stream wait; a binary semaphore's signal it takes itself. For semaphores that the calling
+            thread can wait for (`host_wait`); for keyed mutexes the driver's own wait has the limit, and the call
+            returns at once. Default: the stream waits, without a limit.
 
         Raises
         ------
         InvalidArgumentError
             A binary semaphore got a value, another kind got None or a value below 0, or the stream is of another
-            device.
+            device. Or `timeout` is no time, or was given for a stream that is being captured.
         UnsupportedError
-            The device cannot wait for this kind, or cannot wait with a timeout.
+            The device cannot wait for this kind, or cannot wait with a timeout (`Operation.WAIT_TIMEOUT`).
+        SemaphoreTimeoutError
+            `timeout` passed. Nothing was enqueued, and no signal taken.
 
         Examples
         --------
@@ -293,29 +292,31 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     semaphore.signal(producer, 1)
         ...     stream.synchronize(timeout=10)
         """
+        if timeout is not None and (limit := self._check_limit(timeout)) is not None:
+            self._wait_within(limit, stream, value)
+            return
         number = (
             value if type(value) is int and 0 <= value <= self._waits_below else self._checked(value, self._cannot_wait)
         )
         pending = Wait()
         pending.semaphore = self.lifetime
         pending.value = value
-        if timeout is not None:
-            pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
+        if type(stream) is not Stream or (known := stream.known) is None:
+            known = (stream := check_stream(self.device, stream))._known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
 
     @overload
-    def signal(self: ExternalSemaphore[Binary], stream: Stream) -> None: ...
+    def signal(self: ExternalSemaphore[Binary], stream: Stream | object) -> None: ...
     @overload
-    def signal(self: Valued, stream: Stream, value: int) -> None: ...
-    def signal(self, stream: Stream, value: int | None = None) -> None:
+    def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
+    def signal(self, stream: Stream | object, value: int | None = None) -> None:
         """Make `stream` signal the semaphore when its earlier work is done. Returns at once.
 
         ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
         value : int
             Timeline, fence: the counter's new value; a timeline only grows. Keyed mutex: the key to release with.
@@ -343,7 +344,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if type(value) is int and 0 <= value <= self._signals_below
             else self._checked(value, self._cannot_signal)
         )
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
+        if type(stream) is not Stream or (known := stream.known) is None:
+            known = (stream := check_stream(self.device, stream))._known_as()
         noted = self._noted.get(known)
         if noted is not None:
             told, at = noted
@@ -521,6 +523,25 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
+    def _wait_within(self, limit: float, given: object, value: int | None) -> None:
+        """Wait on the calling thread for `limit` seconds, then on the stream."""
+        number = self._checked(value, self._cannot_wait)
+        stream = check_stream(self.device, given)
+        known, pending = stream._known_as(), Wait.of(self.lifetime, value)
+        if self._cannot_on_host is not None:  # keyed mutexes
+            pending.ms = round(limit * 1000)
+        elif known.is_capturing():
+            raise InvalidArgumentError(
+                "stream",
+                f"{known.label} is being captured: no launch would wait for {self.label} as this thread does with a "
+                "timeout; wait outside of the graph, before its launch.",
+            )
+        else:
+            self.host_wait(value, timeout=limit)
+            if not self.takes_value:
+                return
+        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
+
     def _wait_asked(self, stream: Stream, value: int) -> None:
         """Wait on a stream of the device that nothing captures, as the caller has asked."""
         known, pending = stream._known_as(), Wait.of(self.lifetime, value)
@@ -574,11 +595,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
-    def _milliseconds(self, timeout: float) -> int | None:
-        seconds = check_timeout(timeout)
-        if self._cannot_time_out is not None:
+    def _check_limit(self, timeout: float) -> float | None:
+        """Return the seconds of a wait with a limit; None if there is none."""
+        limit = check_timeout(timeout)
+        if limit is not None and self._cannot_time_out is not None:
             raise UnsupportedError(self._cannot_time_out, context=self.device.name)
-        return None if seconds is None else round(seconds * 1000)
+        return limit
 
     def _last_signalled(self) -> int:
         """The largest value that streams of this process were told to signal."""
@@ -663,39 +685,38 @@ class SemaphoreBatch(NoCopy, Enqueues):
 
     __del__ = Resource.__del__
 
-    def wait(self, stream: Stream, values: Sequence[int | None] | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for all. Returns at once.
+    def wait(
+        self, stream: Stream | object, values: Sequence[int | None] | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Make `stream` wait for all.
 
         Parameters
         ----------
-        stream : Stream
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the same device.
         values : sequence of int or None
             One value per semaphore, in the constructor's order; None for a binary one, or for all.
         timeout : float, optional
-            See `ExternalSemaphore.wait`.
+            Seconds for all together; see `ExternalSemaphore.wait`.
 
         Raises
         ------
-        InvalidArgumentError, UnsupportedError
+        InvalidArgumentError, UnsupportedError, SemaphoreTimeoutError
             See `ExternalSemaphore.wait`.
         """
+        limits = [] if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores]
         numbers = self._check_values(values, self._cannot_wait)
-        if not self._direct:  # stream words and the bridge have a wait for each semaphore
-            if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
-                self._look_closer(stream)
-            for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=timeout)
+        if limits or not self._direct:
+            self._wait_for_each(stream, numbers, limits[0] if limits else None)
             return
         pending = Waits()
         pending.semaphore = self._lifetimes[0]  # the semaphore's release waits for the stream, too
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
-        if timeout is not None:
-            pending.ms = self._milliseconds(timeout)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
+        if type(stream) is not Stream or (known := stream.known) is None:
+            known = (stream := check_stream(self.device, stream))._known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
 
-    def signal(self, stream: Stream, values: Sequence[int | None] | None = None) -> None:
+    def signal(self, stream: Stream | object, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
 
         Parameters
@@ -709,7 +730,8 @@ class SemaphoreBatch(NoCopy, Enqueues):
             See `ExternalSemaphore.signal`.
         """
         numbers = self._check_values(values, self._cannot_signal)
-        known = (type(stream) is Stream and stream.known) or check_stream(self.device, stream)._known_as()
+        if type(stream) is not Stream or (known := stream.known) is None:
+            known = (stream := check_stream(self.device, stream))._known_as()
         noted = self._noted.get(known)
         lasts = (noted and noted[0]) or self._lasts(known)
         if any(map(operator.le, numbers, lasts)):  # in C
@@ -723,6 +745,23 @@ class SemaphoreBatch(NoCopy, Enqueues):
                 told[at] = number
 
     # -- inside ------------------------------------------------------------------------------------------------
+
+    def _wait_for_each(self, given: object, numbers: Sequence[int], limit: float | None) -> None:
+        """Wait for one after the other: stream words and the bridge have a wait for each, and so has the host."""
+        stream = check_stream(self.device, given)
+        if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
+            self._look_closer(stream)
+        left, taken = system.seconds_left(limit), []
+        try:
+            for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=left())
+                if limit is not None and not semaphore.takes_value:
+                    taken.append(semaphore)
+        except SemaphoreTimeoutError:
+            for semaphore in taken:  # the caller may try again
+                with suppress(UnsupportedError):  # a sync file stays signalled
+                    semaphore.host_signal()
+            raise
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
         """The values that the stream was told to signal last; 0 where it was told none."""
@@ -779,6 +818,3 @@ class SemaphoreBatch(NoCopy, Enqueues):
         if self._takes_values:
             return numbers
         return [number if one.takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
-
-    def _milliseconds(self, timeout: float) -> int | None:
-        return [semaphore._milliseconds(timeout) for semaphore in self._semaphores][-1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .._arguments import NoCopy, check_int, check_timeout, check_type
+from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, NativeEvent, settle
@@ -190,15 +190,15 @@ class Stream(Resource):
         drain()
         self._check_failure()
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other: Stream | object) -> None:
         """Make this stream's later work wait for all earlier work of `other`.
 
         The driver orders the two (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``); the call returns at once.
 
         Parameters
         ----------
-        other : Stream
-            Stream of the same backend; it may be of another device.
+        other : Stream, or torch's, CuPy's, numba's, an int
+            Stream of the same backend; ours may be of another device, another library's is one of this stream's device.
 
         Raises
         ------
@@ -216,7 +216,8 @@ class Stream(Resource):
         ...     stream.synchronize(timeout=10)
         """
         self._check_open()
-        check_type(other, Stream, "other", "a gpuinterop Stream")
+        if not isinstance(other, Stream):
+            other = check_stream(self.device, other)
         other._check_open()
         if other is self:
             return
@@ -442,8 +443,9 @@ class Event(NoCopy):
 def foreign_pointer(stream: object) -> tuple[int, object]:
     """The native pointer of another library's stream, and the object to keep alive with it.
 
-    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``) and CuPy (``ptr``). torch's CPU stream
-    stands for the calling thread: pointer 0.
+    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``), CuPy (``ptr``) and numba (``handle``,
+    which is an int or an object of ctypes or of CUDA's bindings). torch's CPU stream stands for the calling thread:
+    pointer 0.
     """
     if isinstance(stream, bool) or stream is None:
         raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")
@@ -458,11 +460,14 @@ def foreign_pointer(stream: object) -> tuple[int, object]:
             return check_int(pointer, "stream", minimum=0), stream
     if hasattr(stream, "__index__"):
         return check_int(stream, "stream", minimum=0), None
+    if hasattr(stream, "handle") and hasattr(stream, "__int__"):
+        return check_int(int(stream), "stream", minimum=0), stream
     if type(stream).__module__ == "torch.cpu" and type(stream).__name__ == "Stream":
         return _DEFAULT_STREAM, stream
     raise ArgumentTypeError(
         "stream",
-        f"expected an int, an object with __cuda_stream__, or a stream of torch or CuPy, got {type(stream).__name__}.",
+        "expected a Stream, an int, an object with __cuda_stream__, or a stream of torch, CuPy or numba, got "
+        f"{type(stream).__name__}.",
     )
 
 
@@ -483,12 +488,21 @@ def check_foreign_device(device: Device, stream: object) -> None:
 
 
 def check_stream(device: Device, stream: object) -> Stream:
-    """Return `stream` if it can be used on `device`; otherwise raise."""
+    """Return our stream, or that of another library's as `Device.wrap_stream` makes it; raise if it cannot be used.
+
+    The device remembers the last one of another library, and keeps the library's object alive with it.
+    """
     if not isinstance(stream, Stream):
-        raise ArgumentTypeError(
-            "stream",
-            f"expected a gpuinterop Stream, got {type(stream).__name__}; use device.wrap_stream(stream).",
-        )
+        pointer, owner = foreign_pointer(stream)
+        last = device._last_stream
+        known = None if last is None or last._ptr != pointer else last.known
+        # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
+        if last is None or known is None or known.failure is not None or last._failure is not None:
+            last = device.wrap_stream(stream)
+            device._last_stream = None if owner is None and pointer else last
+        elif not pointer:  # of each device
+            check_foreign_device(device, stream)
+        stream = last
     if stream.lifetime.state is not LIVE or stream.known is None or stream.known.odd or stream._failure is not None:
         stream._check_open()  # in line: each call of an order comes here
         stream._check_failure()

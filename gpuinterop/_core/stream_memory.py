@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, 
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
-from ..capabilities import Capability, Cell, Operation, Scope
+from ..capabilities import Capability, Operation
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
 from .known_stream import KnownStream, Wait, order
@@ -40,13 +40,6 @@ SPARE: Final = 64
 """Number of pages kept for later semaphores, per device and kind."""
 _STRIDE: Final = 64
 """Bytes from one word to the next: a cache line, because the CPU writes one word and a device another."""
-_NO_TIMEOUT: Final = Cell(Operation.WAIT_TIMEOUT, TimelineFd).gap(
-    Scope.RUNTIME,
-    "a stream that waits for a word waits until it is stored.",
-    "cuStreamWaitValue64, hipStreamWaitValue64",
-    "use Stream.synchronize(timeout=...), which names what a stream waits for.",
-)
-"""The gap that `ExternalSemaphore.wait` reports for a timeout if streams wait for words."""
 
 
 def stream_words(device: Device) -> StreamMemoryBackend:
@@ -233,8 +226,8 @@ class WordCalls(SemaphoreCalls):
         return handles
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Return the one gap, timeouts: the factory has checked that streams can write and wait."""
-        return _NO_TIMEOUT if cell[0] is Operation.WAIT_TIMEOUT else None
+        """Return None: the factory has checked that streams can write and wait."""
+        return None
 
 
 class OwnTimelines(WordCalls):

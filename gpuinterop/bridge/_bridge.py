@@ -91,7 +91,7 @@ _CALLS: Final = _Calls()
 class BridgedSemaphore(ExternalSemaphore[K]):
     """A semaphore that streams reach through a bridge. Made by `Bridge`; used as any `ExternalSemaphore`.
 
-    Values stay below 2**63, waits take no timeout, and streams that are being captured are refused. If the other side
+    Values stay below 2**63, and streams that are being captured are refused. If the other side
     fails, its process dies, or the bridge is closed while a stream waits, the stream goes on, so that it does not hang,
     and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
     after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .._arguments import NotAnArray
+from .._arguments import NotAnArray, check_timeout
 from .._core.device import Device
 from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
-from .._core.stream import Stream, check_foreign_device, check_stream, foreign_pointer
+from .._core.stream import Stream, check_stream
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .loop import loop
@@ -64,8 +64,6 @@ class Arrays(Resource, NotAnArray):
     """The memory of all regions, and the offset of each there."""
     device: Device
     """The device that has them."""
-    _last: Stream | None = None
-    """The last stream of another library, which keeps its owner."""
     key: tuple[bytes, int]
     """The sharing process and the number of its share: equal in all processes that have it."""
 
@@ -200,20 +198,18 @@ class Arrays(Resource, NotAnArray):
 
         The writer (`ArrayShare`) waits for the readers that have acquired and not released. A reader (`AttachedArrays`)
         waits for the newest version; while the writer writes, for the next. The call returns at once, and the stream
-        waits (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream the calling thread waits here. The
-        first call of a reader asks the sharing process for its place in the order, over their connection.
-
-        The last stream of another library is remembered: a call with the same stream again takes it as it was wrapped,
-        and the library's object lives as long.
+        waits (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream, and with a `timeout`, the calling
+        thread waits here. The first call of a reader asks the sharing process for its place in the order, over their
+        connection.
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, an int
+        stream : Stream, or torch's, CuPy's, numba's, an int
             Stream of the arrays' device, as `Device.wrap_stream` takes it. None is the calling thread, on a CPU only.
         timeout : float, optional
-            Seconds that the stream may wait, where its device has waits with a limit (`Operation.WAIT_TIMEOUT`: the
-            host backend), and that a reader's first call may wait for the sharing process's answer. Elsewhere leave it
-            out, and call ``stream.synchronize(timeout)``. Default: no limit; of the answer that of `attach`.
+            Seconds that the calling thread waits until it is the stream's turn, and that a reader's first call may wait
+            for the sharing process's answer. Default: the stream waits, without a limit; that of the answer is that of
+            `attach`.
 
         Raises
         ------
@@ -223,11 +219,11 @@ class Arrays(Resource, NotAnArray):
         ArgumentTypeError
             `stream` is None on a GPU, or is not a stream.
         SemaphoreTimeoutError
-            `timeout` passed, and the calling thread has not acquired.
+            `timeout` passed, and nothing was acquired.
         PeerError
             The sharing process has died, or does not answer the reader's first call; or 504 readers have a place.
         UnsupportedError
-            The device has no waits with a limit, or no timelines (`Operation.CREATE_SEMAPHORE` for `TimelineFd`).
+            The device has no timelines (`Operation.CREATE_SEMAPHORE` for `TimelineFd`).
         ResourceClosedError
             `close` was called, or the stream is closed. Or an array of the writer has other memory now than it had when
             it was shared (``parameter.data = new``): readers would never see what is written there. A call looks at up
@@ -253,7 +249,7 @@ class Arrays(Resource, NotAnArray):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, an int
+        stream : Stream, or torch's, CuPy's, numba's, an int
             See `acquire`. It may be another stream than that of `acquire`; then order the two yourself.
 
         Raises
@@ -319,26 +315,16 @@ class Arrays(Resource, NotAnArray):
     def _side(self, stream: object, timeout: float | None) -> Side:
         """What is to acquire, for which stream."""
         bound = self._stream(stream)
-        return self._turns(timeout), bound, bound._known_as()
+        return self._turns(check_timeout(timeout)), bound, bound._known_as()
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()
-        if not isinstance(stream, Stream):
-            if stream is None and self.device.info.is_cpu:
-                stream = 0
-            elif stream is None:
+        if stream is None:
+            if not self.device.info.is_cpu:
                 raise ArgumentTypeError(
                     "stream", "expected a stream, got None, which stands for the calling thread of a CPU."
                 )
-            pointer, owner = foreign_pointer(stream)
-            known = None if (last := self._last) is None or last._ptr != pointer else last.known
-            # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
-            if last is None or known is None or known.failure is not None:
-                last = self.device.wrap_stream(stream)
-                self._last = None if owner is None and pointer else last
-            elif not pointer:  # of each device
-                check_foreign_device(self.device, stream)
-            stream = last
+            stream = 0
         return check_stream(self.device, stream)
 
 
@@ -353,7 +339,7 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     arrays : iterable of ArrayShare or AttachedArrays
         The shares and attachments. One that is named twice is acquired once.
     stream, timeout
-        See `ArrayShare.acquire`; the time-out is of each wait.
+        See `ArrayShare.acquire`; the time-out is for all together.
 
     Raises
     ------

@@ -18,7 +18,7 @@ from .._core.drain import drain
 from .._core.interchange import Described, View
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
-from .._core.stream import Stream
+from .._core.stream import Stream, check_stream
 from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
@@ -417,7 +417,7 @@ def share(
         are kept, also negative ones; elements must not overlap. Element types: those of `Buffer.view`; of others, as
         int4, share a view of bytes (``tensor.view(torch.uint8)``). The share holds them until it is closed and the last
         reader has detached. They must keep their memory meanwhile: do not resize them.
-    stream : Stream, or torch's, CuPy's, an int
+    stream : Stream, or torch's, CuPy's, numba's, an int
         Version 0 of the order is after what this stream was given. Default: the bytes are there now.
     copy : bool
         Copy the arrays once, after `stream`, into one allocation of `Device.allocate`, and share that. Then write
@@ -486,7 +486,7 @@ def share(
     allowed = users_of(users)
     drain()
     device = device_of(found)
-    order = stream if stream is None or isinstance(stream, Stream) else device.wrap_stream(stream)
+    order = None if stream is None else check_stream(device, stream)
     if copy:
         found = _copied(device, found, order)
     return share_described(device, found, order, label, single=single, users=allowed, threaded=threaded)

@@ -60,6 +60,8 @@ SLOTS: Final = system.PAGE // 8 - _SLOTS
 """Number of readers of a share that can be in at once."""
 POISON: Final = timeline.MAX_DEVICE_VALUE
 """The value that a survivor stores in place of a dead process."""
+_ALWAYS: Final = system.seconds_left(None)
+"""The limit of a wait without a time-out."""
 LEFT: Final = 2**64 - 1
 """What a reader's slot says once the reader has left the order."""
 
@@ -178,30 +180,27 @@ class _Turns(NoCopy):
     def _note(self) -> Sequence[tuple[Word, int]]:
         """Note on the control page that the side acquires; return what the stream is to wait for."""
 
-    def _wait(self, stream: Stream, word: Word, value: int, timeout: float | None) -> None:
+    def _wait(self, stream: Stream, word: Word, value: int, left: Callable[[], float | None]) -> None:
         if (now := value_of(word)) < value:
-            if not stream._ptr and stream.device.info.is_cpu:
-                now = self._wait_here(word, value, timeout)
-            elif timeout is None:
-                word._wait_asked(stream, value)
+            if left is not _ALWAYS or (not stream._ptr and stream.device.info.is_cpu):
+                now = self._wait_here(word, value, left)
             else:
-                word.wait(stream, value, timeout=timeout)
+                word._wait_asked(stream, value)
         if now >= POISON and word is self.writer:  # another process may have noticed first
             self.failure = self.failure or PeerError(ENDED)
             raise again(self.failure)
         system.fence()  # later loads come after that of the value
 
-    def _wait_here(self, word: Word, value: int, timeout: float | None) -> int:
+    def _wait_here(self, word: Word, value: int, left: Callable[[], float | None]) -> int:
         """Wait in the calling thread, and look now and then whether another thread has ended this."""
-        left = system.seconds_left(timeout)
         while (now := value_of(word)) < value:
             if self.failure is not None:
                 raise again(self.failure)
             if (rest := left()) == 0:
                 who = "the writer" if word is self.writer else word.label
                 raise SemaphoreTimeoutError(
-                    f"{self.label} was not free in {timeout:g} s: {who} is between acquire and release, or its stream "
-                    "is still at work."
+                    f"{self.label} was not free in time: {who} is between acquire and release, or its stream is still "
+                    "at work."
                 )
             with contextlib.suppress(SemaphoreTimeoutError):
                 word.host_wait(value, timeout=system.SLICE if rest is None else min(system.SLICE, rest))
@@ -330,14 +329,14 @@ class FrameWriter(Writer):
 
     def begin(self, stream: Stream, timeout: float | None) -> None:
         """Acquire a buffer, which `taken` is then: one that nobody uses, or whose readers' streams will release it."""
-        system.under(self._guard, self._begin, stream, system.seconds_left(check_timeout(timeout)))
+        system.under(self._guard, self._begin, stream, _time_left(timeout))
 
     def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
         if self.inside:
             self._check(stream._known_as(), enters=True)
         if self._find() is not None:
             self._wait_for_buffer(left)
-        _acquire([(self, stream, stream._known_as())], (), left())
+        _acquire([(self, stream, stream._known_as())], (), left)
 
     def _wait_for_buffer(self, left: Callable[[], float | None]) -> None:
         """Block the calling thread while readers have claimed all buffers, which no stream can wait for."""
@@ -491,7 +490,7 @@ class FrameReader(Reader):
     def begin(self, stream: Stream, timeout: float | None) -> None:
         """Acquire the frame that is claimed."""
         known = stream._known_as()
-        system.under(self._guard, _acquire, [(self, stream, known)], (), check_timeout(timeout))
+        system.under(self._guard, _acquire, [(self, stream, known)], (), _time_left(timeout))
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._turn, None
@@ -508,13 +507,13 @@ def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: 
     A stream acquires long before it has waited. Two that acquired one page after the other could each be the first
     at one, and would wait for each other.
     """
-    timeout = check_timeout(timeout)
+    left = _time_left(timeout)
     guards: list[threading.RLock] = []
     try:
         for one, *_ in sides:
             guards.append(one._guard)
             one._guard.acquire()
-        _acquire(sides, locks, timeout)
+        _acquire(sides, locks, left)
     finally:
         for guard in reversed(guards):
             try:  # noqa: SIM105 - as `system.under`
@@ -523,13 +522,18 @@ def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: 
                 pass
 
 
-def _acquire(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+def _time_left(timeout: float | None) -> Callable[[], float | None]:
+    limit = check_timeout(timeout)
+    return _ALWAYS if limit is None else system.seconds_left(limit)
+
+
+def _acquire(sides: Sequence[Side], locks: Sequence[timeline.Lock], left: Callable[[], float | None]) -> None:
     for one, _, known in sides:
         one._check(known, enters=True)
     try:
         waits = timeline.Lock.run_all(locks, _enter, sides)
         for one, stream, word, value in waits:
-            one._wait(stream, word, value, timeout)
+            one._wait(stream, word, value, left)
     except BaseException:  # others may wait already for the release after this
         for one, *_ in sides:
             one._give_up()

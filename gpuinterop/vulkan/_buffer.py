@@ -183,15 +183,15 @@ class SharedBuffer(PairedMemory, NotAnArray):
         """Call `Buffer.view`."""
         return self.buffer.view(shape, dtype, offset, strides)
 
-    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | None = None) -> None:
+    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | object = None) -> None:
         """Call `Buffer.copy_from_host`."""
         self.buffer.copy_from_host(source, offset=offset, stream=stream)
 
-    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | None = None) -> None:
+    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | object = None) -> None:
         """Call `Buffer.copy_to_host`."""
         self.buffer.copy_to_host(target, offset=offset, stream=stream)
 
-    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | None = None) -> None:
+    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
         """Call `Buffer.fill`."""
         self.buffer.fill(byte, offset=offset, size=size, stream=stream)
 

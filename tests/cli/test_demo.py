@@ -120,17 +120,6 @@ def test_the_exit_status_tells(sabotage: str, party: str, tmp_path: Path) -> Non
     assert "not correct" in result.stderr
 
 
-def test_a_device_that_cannot_time_out_hangs_as_little(tmp_path: Path) -> None:
-    # As on a GPU: the stream waits until somebody signals, and that is the demo itself, in the end.
-    result = demo_process(
-        tmp_path, "--exporter", "process", "--frames", "4", "--json", "--sabotage", "exporter_signal", "--timeout",
-        "0.2", GPUINTEROP_DISABLE="wait_timeout",
-    )  # fmt: skip
-    assert result.exit_code == 1, result.stderr
-    assert parsed(result)["correct"] is False
-    assert "is not idle after 0.2 s" in result.stderr
-
-
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -496,7 +496,7 @@ def test_copies_both_ways_and_their_bounds(device: gi.Device, backend: FakeBacke
             lambda: buffer.copy_to_host(np.zeros((4, 4))[:, 1]),
             lambda: buffer.fill(256),
             lambda: buffer.fill(offset=SIZE),
-            lambda: buffer.fill(stream=0),  # type: ignore[arg-type]
+            lambda: buffer.fill(stream="one"),
         ]
         for call in calls:
             with pytest.raises(gi.InvalidArgumentError):

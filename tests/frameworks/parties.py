@@ -72,7 +72,6 @@ class HostParty(Party):
 
         That is held until this thread waits: with the wait taken out, the framework comes first every time.
         """
-        ours = self.device.wrap_stream(stream)
         go, done, told = (self._scope.enter_context(self._exporter.create_semaphore(Timeline)) for _ in range(3))
         filled, added = (self._scope.enter_context(self.device.import_semaphore(it.export())) for it in (done, told))
         fill = Fill(memory=self._theirs, offset=0, size=4 * COUNT, word=5)
@@ -85,11 +84,11 @@ class HostParty(Party):
         helper = threading.Thread(target=let_it_go)
         helper.start()
         wait: Any = filled.wait
-        wait(ours, 1)
+        wait(stream, 1)
         add_one()
         assert self.read(4 * COUNT) == (6).to_bytes(4, "little") * COUNT
         signal: Any = added.signal
-        signal(ours, 1)
+        signal(stream, 1)
         assert told.wait(1, timeout=LIMIT)
         helper.join()
         assert work.done(LIMIT)
@@ -120,9 +119,9 @@ class CudaParty(Party):
         add_one()  # compiles and loads what may wait for the whole device
         ours.synchronize(LIMIT)
         assert self.read(4) == (1).to_bytes(4, "little")
-        semaphore.wait(ours, 1)
+        semaphore.wait(stream, 1)
         add_one()
-        semaphore.signal(ours, 2)
+        semaphore.signal(stream, 2)
         with contextlib.suppress(gi.SemaphoreTimeoutError):
             semaphore.host_wait(2, timeout=0.1)
             raise AssertionError("the framework's work did not stand behind the wait")

@@ -205,6 +205,7 @@ class Simulator:
         self.reset()
         gc.collect()
         for device in gi.get_backend(backend).devices():
+            device._last_stream = None
             while device._copiers:
                 device._copiers.pop().close()
             device.drain()

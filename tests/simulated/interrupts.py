@@ -155,6 +155,7 @@ class Round(Run):
     def _count_left(self) -> dict[str, Any]:
         """Count what stays, and what the driver has beyond that; a drain does not wait for it."""
         for device in self.devices:
+            device._last_stream = None
             while device._copiers:
                 device._copiers.pop().close()
             unpin_spare_pages(device)

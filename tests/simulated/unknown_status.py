@@ -354,6 +354,7 @@ class Check:
         for device in (self.device, self.peer):
             self.simulator.settle(device.ordinal, LIMIT)
         for device in (self.device, self.peer):
+            device._last_stream = None
             while device._copiers:  # kept for later copies, and perhaps with an event that could not be released
                 device._copiers.pop().close()
             device.drain()

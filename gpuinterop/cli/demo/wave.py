@@ -37,7 +37,6 @@ TOLERANCE = 1e-4
 """The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by flushed denormals."""
 _STAGED_FRAMES = 100
 _RESCUES = 10  # signals, at most, for what a stream still waits for
-_SLACK = 10.0  # what a stream's own time-out is given to be noticed in, in seconds
 
 
 class Sabotage(Enum):
@@ -349,7 +348,6 @@ class _Run:
         self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, self.sources)
         cleanup.callback(self.consumer.close)
         self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
-        self._wait_timeout = timeout if self.shared and self.shared[0].takes_timeout else None
 
     def _import(self, theirs: ExporterSemaphore, cleanup: ExitStack) -> ExternalSemaphore[Any]:
         with theirs.export() as handle:
@@ -388,20 +386,15 @@ class _Run:
                 self._acquire(frame)
                 if self.sabotage is Sabotage.EXPORTER_WAIT and frame + 1 < self.frames:
                     self._until_next_is_done(frame)
-                self.consumer.work(frame, self._patient)
+                self.consumer.work(frame, self.timeout)
                 self._release(frame)
                 event = self.stream.record()
                 if previous is not None:
-                    previous.wait(self._patient)  # one frame ahead of the device, and no more
+                    previous.wait(self.timeout)  # one frame ahead of the device, and no more
                 previous = event
             self.frame_us.append((time.perf_counter() - start) * 1e6)
             if self.tick is not None:
                 self.tick(frame + 1, self.frames)
-
-    @property
-    def _patient(self) -> float:
-        """The time-out of waits on the host: a stream's own time-out, where it has one, comes first and says more."""
-        return self.timeout + _SLACK if self._wait_timeout is not None else self.timeout
 
     def _submit(self, frame: int) -> Submission:
         submission = self.producer.submit(
@@ -425,12 +418,12 @@ class _Run:
         self._awaited = frame
         forth, back = self.shared
         if self.sabotage is None:
-            self.handoff.acquire(self.stream, timeout=self._wait_timeout)
+            self.handoff.acquire(self.stream)
         # With something taken out, by hand: the handoff would refuse what is out of turn, before anything goes wrong.
         elif back is None:
-            forth.wait(self.stream, 2 * frame + 1, timeout=self._wait_timeout)
+            forth.wait(self.stream, 2 * frame + 1)
         else:
-            forth.wait(self.stream, timeout=self._wait_timeout)
+            forth.wait(self.stream)
 
     def _release(self, frame: int) -> None:
         if self.sabotage is Sabotage.CONSUMER_SIGNAL:
@@ -462,8 +455,8 @@ class _Run:
         with ThreadPoolExecutor(1, "gpuinterop-demo-producer") as thread:
             submitted = thread.submit(submit)
             try:
-                self.consumer.work(frame, self._patient)
-                self.stream.synchronize(self._patient)
+                self.consumer.work(frame, self.timeout)
+                self.stream.synchronize(self.timeout)
             finally:
                 idle.set()
         self._finish(submitted.result())
@@ -472,7 +465,7 @@ class _Run:
 
     def _until_next_is_done(self, frame: int) -> None:
         """Hold the consumer, which was admitted to `frame`, until the exporter has done the next: it does not wait."""
-        self.stream.synchronize(self._patient)
+        self.stream.synchronize(self.timeout)
         if frame:
             self._settle_at(2 * frame + 2)
         self._finish(self._submit(frame + 1))
@@ -485,7 +478,7 @@ class _Run:
         semaphore says so. Neither must be overtaken by the next signal: a timeline that is set back stays there.
         """
         if self.bridge is not None and self.shared is not None:
-            self.shared[0].host_wait(value, timeout=self._patient)
+            self.shared[0].host_wait(value, timeout=self.timeout)
 
     # -- afterwards --------------------------------------------------------------------------------------------
 
@@ -498,7 +491,7 @@ class _Run:
             _close_in_time(self.bridge, self.timeout)  # the watcher looks at the exporter's semaphore no more
         with contextlib.suppress(GpuInteropError):
             self.producer.abort()
-        if self.bridge is not None or self.shared is None or self._wait_timeout is not None or self._awaited is None:
+        if self.bridge is not None or self.shared is None or self._awaited is None:
             return
         forth, back = self.shared
         with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:

@@ -90,16 +90,6 @@ class Bridged(Suite):
 class BridgedSemaphoreSuite(Bridged, SemaphoreSuite):
     """Bridged semaphores do what semaphores that a driver imports do."""
 
-    @KINDS
-    @requires(WORDS)
-    def test_wait_with_timeout(self, harness: Harness, kind: type) -> None:
-        """A stream that waits for a word takes no time-out, and is told so."""
-        _, ours = harness.semaphore(kind)
-        stream = harness.stream()
-        assert not ours.takes_timeout
-        raises(UnsupportedError, lambda: ours.wait(stream, *args(kind, 1), timeout=1.0))
-        assert becomes_idle(stream), "what was refused was enqueued all the same"
-
 
 class BridgedOrderingSuite(Bridged, OrderingSuite):
     """Intact: the consumer comes after the producer, however long that one is held."""

@@ -278,21 +278,28 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT, (Operation.WAIT_TIMEOUT, KIND))
     def test_wait_with_timeout(self, harness: Harness, kind: type) -> None:
-        """A wait with a time-out passes in time; too late, its stream fails, and names what it waited for."""
+        """A wait with a time-out keeps the host until the signal; too late, it raises, and the stream has no wait."""
         theirs, ours = harness.semaphore(kind)
         stream = harness.stream()
-        ours.wait(stream, *args(kind, 1), timeout=LIMIT)
-        assert held(stream)
-        theirs.signal(1)
+        error = raises(SemaphoreTimeoutError, lambda: ours.wait(stream, *args(kind, 1), timeout=0.02))
+        assert ours.label in str(error)
+        assert becomes_idle(stream), "what was given up was enqueued all the same"
+        signalled: list[int] = []
+
+        def wait() -> None:
+            ours.wait(stream, *args(kind, 1), timeout=LIMIT)
+            assert signalled
+
+        def signal() -> None:
+            signalled.append(1)
+            theirs.signal(1)
+
+        together([wait, signal])
         stream.synchronize(LIMIT)
-        failing = harness.device.create_stream()
-        try:
-            ours.wait(failing, *args(kind, 2), timeout=0.02)
-            raises(SemaphoreTimeoutError, lambda: failing.synchronize(LIMIT))
-        finally:
-            failing.close()
+        if kind is Binary:  # the host has taken the signal
+            ours.wait(stream)
+            assert held(stream)
         theirs.signal(2)
-        ours.wait(stream, *args(kind, 2), timeout=LIMIT)
         stream.synchronize(LIMIT)
 
     @KINDS
@@ -378,6 +385,24 @@ class CreatedSemaphoreSuite(Suite):
         stream.synchronize(LIMIT)
         made.signal(stream, *args(kind, 2))
         made.host_wait(*args(kind, 2), timeout=LIMIT)
+
+    @KINDS
+    @requires(CREATE)
+    def test_wait_with_timeout(self, device: Any, scope: Any, stream: Any, kind: type, made: Any) -> None:
+        """The host waits for all of a batch together; when one is late it takes no signal, and the stream no wait."""
+        other = scope.enter_context(device.create_semaphore(HANDLE_TYPES[kind]))
+        batch, values = SemaphoreBatch(made, other), None if kind is Binary else (1, 1)
+        for wrong in (-1, float("nan"), "1"):
+            for wait in (lambda t: batch.wait(stream, values, timeout=t), lambda t: made.wait(stream, timeout=t)):
+                raises(InvalidArgumentError, lambda wait=wait, wrong=wrong: wait(wrong), argument="timeout")
+        made.host_signal(*args(kind, 1))
+        raises(SemaphoreTimeoutError, lambda: batch.wait(stream, values, timeout=0.02), match=other.label)
+        assert becomes_idle(stream)
+        other.host_signal(*args(kind, 1))
+        batch.wait(stream, values, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        if kind is Binary:  # the host has taken both signals
+            raises(SemaphoreTimeoutError, lambda: made.wait(stream, timeout=0))
 
     @requires(*TIMELINE)
     def test_the_counter_is_read_or_the_way_out_works(self, harness: Harness) -> None:

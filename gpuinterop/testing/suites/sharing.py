@@ -13,7 +13,7 @@ from ..._core.device import Device
 from ..._core.memory import Buffer
 from ..._core.stream import Stream
 from ...capabilities import Operation
-from ...errors import InvalidArgumentError, ResourceClosedError
+from ...errors import InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
 from ...exporters.base import ExporterMemory, Fill
 from ...handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ...sharing import ArrayShare, attach, share
@@ -78,14 +78,14 @@ class SharedArrays(Suite):
         buffer, start = shared._place("array")
         gate = scope.enter_context(device.create_semaphore(TimelineFd))
         for turn in range(1, 4):
-            shared.acquire(stream)
+            shared.acquire(stream.ptr)
             gate.wait(stream, turn)
             buffer.fill(turn, offset=start, size=SIZE, stream=stream)
             peer.acquire()  # the next version, which is not there yet
-            shared.release(stream)
-            shared.acquire(stream)  # behind the reader
+            shared.release(stream.ptr)
+            shared.acquire(stream.ptr)  # behind the reader
             buffer.fill(0xEE, offset=start, size=SIZE, stream=stream)
-            shared.release(stream)
+            shared.release(stream.ptr)
             assert not peer.idle(0.01)
             gate.host_signal(turn)
             assert peer.read(0, SIZE) == bytes([turn]) * SIZE
@@ -93,6 +93,21 @@ class SharedArrays(Suite):
             peer.release()
             stream.synchronize(20)
             assert read(buffer, start, SIZE) == b"\xee" * SIZE
+
+    @requires(ORDER)
+    def test_a_time_out(self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack) -> None:
+        """The host waits so long for the other side, then raises; the stream has no wait then. Bad ones are refused."""
+        peer = scope.enter_context(BackendPeer(device))
+        peer.attach(bytes(shared), "array")
+        for wrong in (-1, float("nan"), "1"):
+            raises(InvalidArgumentError, lambda wrong=wrong: shared.acquire(stream, timeout=wrong), argument="timeout")
+        peer.acquire()
+        raises(SemaphoreTimeoutError, lambda: shared.acquire(stream, timeout=0.02))
+        stream.synchronize(LIMIT)
+        peer.release()
+        shared.acquire(stream, timeout=LIMIT)
+        stream.synchronize(LIMIT)
+        shared.release(stream)
 
     @requires(ORDER)
     def test_a_reader_that_dies_holds_nobody_up(

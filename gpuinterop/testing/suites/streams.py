@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import pytest
+
 from ..._core.device import Device
+from ..._core.semaphore import SemaphoreBatch
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
-from ...handles import OpaqueFd
+from ...handles import OpaqueFd, TimelineFd
+from ...handoff import Handoff
 from ..requirements import requires, skip_declared
 from .base import GRACE, LIMIT, Gate, Harness, Suite, becomes_idle, held, raises, read
 from .libraries import libraries
@@ -18,6 +24,36 @@ from .libraries import libraries
 def in_this_process(spec: object) -> bool:
     """The parties of suites that another process would not exercise differently."""
     return not getattr(spec, "process", False)
+
+
+class _Protocol:
+    def __init__(self, pointer: int) -> None:
+        self._pointer = pointer
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, self._pointer)
+
+
+class _Torch:
+    def __init__(self, pointer: int) -> None:
+        self.cuda_stream = pointer
+
+
+class _CuPy:
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
+
+
+class _Numba:
+    def __init__(self, pointer: int) -> None:
+        self.handle = ctypes.c_void_p(pointer)
+
+    def __int__(self) -> int:
+        return self.handle.value or 0
+
+
+_LIBRARIES = (int, _Protocol, _Torch, _CuPy, _Numba)
+LIBRARIES = pytest.mark.parametrize("library", _LIBRARIES)
 
 
 class StreamSuite(Suite):
@@ -40,7 +76,8 @@ class StreamSuite(Suite):
     def test_wrap(self, device: Device, stream: Stream) -> None:
         """A pointer, and what carries one, is wrapped; a stream of ours is itself; the owner is kept alive."""
         assert device.wrap_stream(stream) is stream
-        for foreign in (stream.ptr, _Protocol(stream.ptr), _Torch(stream.ptr), _CuPy(stream.ptr)):
+        for library in _LIBRARIES:
+            foreign: Any = library(stream.ptr)
             wrapped = device.wrap_stream(foreign)
             assert wrapped.ptr == stream.ptr
             wrapped.synchronize(LIMIT)
@@ -195,29 +232,53 @@ class StreamWorkSuite(Suite):
         first.synchronize(LIMIT)
         del capsules
 
-    def test_streams_of_another_kind_are_refused(self, harness: Harness) -> None:
-        """A bare pointer is refused: it has to be wrapped."""
+    @LIBRARIES
+    @requires((Operation.CREATE_SEMAPHORE, TimelineFd))
+    def test_streams_of_other_libraries(self, harness: Harness, library: Callable[[int], object]) -> None:
+        """Whatever takes a stream takes one of any library, each time as a new object, and enqueues there."""
+        _, ours = harness.buffer()
+        device, stream, other = harness.device, harness.stream(), harness.stream()
+        gate, word, frames = (harness.scope.enter_context(device.create_semaphore(TimelineFd)) for _ in range(3))
+        batch, handoff = SemaphoreBatch(word), Handoff(frames, tracks_submits=False)
+        pointer, size = stream.ptr, ours.size
+
+        def theirs() -> Any:
+            return library(pointer)
+
+        ours.copy_from_host(b"\1" * size, stream=theirs())
+        ours.copy_to_host(found := bytearray(size), stream=theirs())
+        stream.synchronize(LIMIT)
+        assert found == b"\1" * size
+        gate.wait(theirs(), 1)
+        ours.fill(2, stream=theirs())
+        word.signal(theirs(), 1)
+        word.wait(theirs(), 1)
+        batch.signal(theirs(), (2,))
+        batch.wait(theirs(), (2,))
+        frames.host_signal(1)
+        handoff.acquire(theirs())
+        handoff.release(theirs())
+        other.wait_stream(theirs())
+        assert held(other)
+        assert (word.value, frames.value) == (0, 1)
+        gate.host_signal(1)
+        other.synchronize(LIMIT)
+        stream.synchronize(LIMIT)
+        assert (word.value, frames.value) == (2, 2)
+        assert read(ours) == b"\2" * size
+        if device.capabilities.supports(Operation.GRAPH_CAPTURE):
+            with stream.capture() as graph:
+                ours.fill(3, stream=theirs())
+            graph.launch(theirs())
+            stream.synchronize(LIMIT)
+            assert read(ours) == b"\3" * size
+            graph.close(timeout=LIMIT)
+
+    def test_what_is_no_stream_is_refused(self, harness: Harness) -> None:
+        """A type, a text and a float are refused, and nothing is enqueued."""
         _, ours = harness.buffer()
         stream = harness.stream()
-        wrong: list[object] = [stream.ptr, None.__class__, "stream"]
+        wrong: list[object] = [None.__class__, "stream", 1.0]
         for thing in wrong:
             raises(ArgumentTypeError, lambda thing=thing: ours.fill(1, stream=thing), argument="stream")
-        raises(ArgumentTypeError, lambda: stream.wait_stream(stream.ptr), argument="other")  # type: ignore[arg-type]
-
-
-class _Protocol:
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._pointer)
-
-
-class _Torch:
-    def __init__(self, pointer: int) -> None:
-        self.cuda_stream = pointer
-
-
-class _CuPy:
-    def __init__(self, pointer: int) -> None:
-        self.ptr = pointer
+            raises(ArgumentTypeError, lambda thing=thing: stream.wait_stream(thing), argument="stream")

@@ -8,8 +8,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.cli.demo.simulation import WaveParameters
-from gpuinterop.cli.demo.wave import Sync, WaveRun, run_wave
-from tests.cli.sabotage_cases import Party, SabotageCases, check_unending
+from gpuinterop.cli.demo.wave import Sync, run_wave
+from tests.cli.sabotage_cases import Party, SabotageCases
 
 from ..parties import REAL, open_party
 
@@ -30,8 +30,7 @@ def party(request: pytest.FixtureRequest) -> Iterator[Party]:
 
 
 class TestSabotage(SabotageCases):
-    def check_problem(self, result: WaveRun, frame: int) -> None:
-        check_unending(result, frame)
+    pass
 
 
 def test_the_field_is_right(party: Party) -> None:
