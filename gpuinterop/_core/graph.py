@@ -324,8 +324,7 @@ class Graph(Resource, Enqueues):
             pending = self._passing()
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
-        stream = check_stream(self.device, stream)
-        known = stream._known_as()
+        known = (stream := check_stream(self.device, stream))._known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
             told[at] = max(step.values[place], told[at])

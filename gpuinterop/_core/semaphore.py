@@ -7,7 +7,6 @@ batch of one). The calls only set marks and check once that the objects fit toge
 from __future__ import annotations
 
 import operator
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -37,7 +36,7 @@ from ..handles import (
     Timeline,
 )
 from .enqueue import Enqueues
-from .known_stream import KnownStream, Wait, Waits
+from .known_stream import CapturedError, KnownStream, Wait, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, note_use, retire
 from .monitor import locked
 from .resource import Resource
@@ -63,7 +62,7 @@ _COUNTING = (Timeline, Fence)
 _VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fence"}
 
 
-class SemaphoreCalls(ABC):
+class SemaphoreCalls:
     """Makes a semaphore's calls: through the driver, stream words, or the bridge.
 
     A subclass makes the calls that stand here without a body. Handles are objects that it made; a batch is the result
@@ -86,12 +85,12 @@ class SemaphoreCalls(ABC):
     destroy: Callable[[DriverHandle], None]
     """Release the handle, which streams no longer use."""
 
-    def abandon(self, handle: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
+    def abandon(self, handle: DriverHandle) -> None:
         """Cancel pending waits of streams, if that is possible."""
 
-    @abstractmethod
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Why streams cannot signal, wait, or wait with a timeout; None if they can."""
+        """Why streams cannot signal or wait, or a wait takes no timeout; None if they can, or it does."""
+        return None
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         """Why the calling thread can neither read, wait nor signal, so that these calls are missing; None if it can."""
@@ -106,7 +105,7 @@ class SemaphoreCalls(ABC):
     export: Callable[[Any], AnySemaphoreHandle]
     """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:  # noqa: B027 - a bridge knows its own
+    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember a new semaphore, and give it the label for messages."""
 
 
@@ -531,11 +530,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if self._cannot_on_host is not None:  # keyed mutexes
             pending.ms = round(limit * 1000)
         elif known.is_capturing():
-            raise InvalidArgumentError(
-                "stream",
-                f"{known.label} is being captured: no launch would wait for {self.label} as this thread does with a "
-                "timeout; wait outside of the graph, before its launch.",
-            )
+            raise CapturedError(known)
         else:
             self.host_wait(value, timeout=limit)
             if not self.takes_value:
@@ -704,10 +699,26 @@ class SemaphoreBatch(NoCopy, Enqueues):
         InvalidArgumentError, UnsupportedError, SemaphoreTimeoutError
             See `ExternalSemaphore.wait`.
         """
-        limits = [] if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores]
+        limit = None if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores][-1]
         numbers = self._check_values(values, self._cannot_wait)
-        if limits or not self._direct:
-            self._wait_for_each(stream, numbers, limits[0] if limits else None)
+        if (
+            limit is not None or not self._direct
+        ):  # the host has a wait for each, and so have stream words and the bridge
+            if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
+                self._look_closer(check_stream(self.device, stream))
+            left, taken = None if limit is None else system.seconds_left(limit), []
+            try:
+                for semaphore, number in zip(self._semaphores, numbers, strict=True):
+                    semaphore.wait(
+                        stream, cast(int, number if semaphore.takes_value else None), timeout=left and left()
+                    )
+                    if left and not semaphore.takes_value:
+                        taken.append(semaphore)
+            except SemaphoreTimeoutError:
+                for semaphore in taken:  # the caller may try again
+                    with suppress(UnsupportedError):  # a sync file stays signalled
+                        semaphore.host_signal()
+                raise
             return
         pending = Waits()
         pending.semaphore = self._lifetimes[0]  # the semaphore's release waits for the stream, too
@@ -745,23 +756,6 @@ class SemaphoreBatch(NoCopy, Enqueues):
                 told[at] = number
 
     # -- inside ------------------------------------------------------------------------------------------------
-
-    def _wait_for_each(self, given: object, numbers: Sequence[int], limit: float | None) -> None:
-        """Wait for one after the other: stream words and the bridge have a wait for each, and so has the host."""
-        stream = check_stream(self.device, given)
-        if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
-            self._look_closer(stream)
-        left, taken = system.seconds_left(limit), []
-        try:
-            for semaphore, number in zip(self._semaphores, numbers, strict=True):
-                semaphore.wait(stream, cast(int, number if semaphore.takes_value else None), timeout=left())
-                if limit is not None and not semaphore.takes_value:
-                    taken.append(semaphore)
-        except SemaphoreTimeoutError:
-            for semaphore in taken:  # the caller may try again
-                with suppress(UnsupportedError):  # a sync file stays signalled
-                    semaphore.host_signal()
-            raise
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
         """The values that the stream was told to signal last; 0 where it was told none."""

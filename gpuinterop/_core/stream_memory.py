@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar, 
 
 from .. import system, timeline
 from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
-from ..capabilities import Capability, Operation
+from ..capabilities import Operation
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
-from ..handles import AnySemaphoreHandle, Timeline, TimelineFd
+from ..handles import Timeline, TimelineFd
 from .known_stream import KnownStream, Wait, order
 from .lifetime import Lifetime, retire
 from .ownership import import_duplicate
@@ -224,10 +224,6 @@ class WordCalls(SemaphoreCalls):
 
     def prepare(self, handles: Sequence[DriverHandle]) -> Sequence[DriverHandle]:
         return handles
-
-    def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Return None: the factory has checked that streams can write and wait."""
-        return None
 
 
 class OwnTimelines(WordCalls):

@@ -13,7 +13,7 @@ from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .loop import loop
 from .order import Reader, Side, Writer, acquire_all
@@ -319,13 +319,7 @@ class Arrays(Resource, NotAnArray):
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()
-        if stream is None:
-            if not self.device.info.is_cpu:
-                raise ArgumentTypeError(
-                    "stream", "expected a stream, got None, which stands for the calling thread of a CPU."
-                )
-            stream = 0
-        return check_stream(self.device, stream)
+        return check_stream(self.device, 0 if stream is None and self.device.info.is_cpu else stream)
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:

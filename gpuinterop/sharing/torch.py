@@ -530,7 +530,7 @@ def _wait(storage: Any, key: bytes, tick: int) -> None:
     """Have the current stream wait for a tick of the sender's."""
     clock = _state.heard.get(key) or _TheirClock(storage.device, key)
     if clock.word.value < tick:
-        clock.word.wait(clock.device.wrap_stream(torch.cuda.current_stream(storage.device.index)), tick)
+        clock.word.wait(torch.cuda.current_stream(storage.device.index), tick)
 
 
 # -- in torch's place --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.known_stream import KnownStream, Wait, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, State, alive
+from gpuinterop._core.stream import check_stream
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
 
@@ -18,6 +20,13 @@ from .fake import FakeBackend, FakeDriver, FakeEverything, fake_device, memory_o
 
 class Torch:
     cuda_stream = 64
+
+
+class Default:
+    cuda_stream = 0
+
+    def __init__(self, index: int) -> None:
+        self.device = SimpleNamespace(index=index)
 
 
 class CuPy:
@@ -45,6 +54,29 @@ def test_other_libraries_streams_are_understood_and_kept_alive(device: gi.Device
         assert device.wrap_stream(ours) is ours
         with pytest.raises(gi.InvalidArgumentError, match="belongs to"):
             fake_device()[0].wrap_stream(ours)
+
+
+def test_the_last_stream_of_another_library_is_remembered(backend: FakeBackend) -> None:
+    """By its pointer, as long as its owner lives; a bare number may be another stream by then."""
+    device, _ = fake_device(dlpack=(2, 0), backend=backend)
+    first = check_stream(device, Torch())
+    assert check_stream(device, Torch()) is first
+    assert first.lifetime.keep is not None
+    assert check_stream(device, CuPy()).ptr == 80
+    assert check_stream(device, 112) is not check_stream(device, 112)
+    default = check_stream(device, 0)
+    assert check_stream(device, Default(0)) is default
+    with pytest.raises(gi.InvalidArgumentError, match="device 1"):
+        check_stream(device, Default(1))
+
+    for others in (False, True):  # a failure is told once, by whatever wrapper
+        wrapper = check_stream(device, Torch())
+        (wrapper.known or wrapper._known_as()).fail(gi.PeerError("died"))
+        with pytest.raises(gi.PeerError, match="died"):
+            check_stream(device, Torch())
+        if others:
+            device.wrap_stream(Torch())
+        assert check_stream(device, Torch()) is not wrapper
 
 
 @pytest.mark.parametrize("bad", [None, True, "stream", -1, object(), NewerProtocol(), np.zeros(1)])

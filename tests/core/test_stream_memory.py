@@ -252,13 +252,14 @@ def test_no_capture(device: Device, backend: FakeWords, stream: Any) -> None:
         backend.capturing.add(stream._ptr)
         for call in (
             lambda: made.wait(stream, 1),
-            lambda: made.wait(stream, 1, timeout=10),
             lambda: made.signal(stream, 1),
             lambda: gi.SemaphoreBatch(made).wait(stream, (1,)),
             lambda: gi.SemaphoreBatch(made).signal(stream, (1,)),
         ):
             with pytest.raises(gi.InvalidArgumentError, match=r"^stream: .* outside of the graph"):
                 call()
+        with pytest.raises(gi.InvalidArgumentError, match=r"^stream: .* is being captured"):
+            made.wait(stream, 1, timeout=10)
         backend.capturing.clear()
         assert operations(backend) == []
         assert counter(handle.fd) == 0

@@ -92,7 +92,7 @@ def test_a_bad_timeout_is_refused_at_once(application: Application, device: gi.D
     with gi.vulkan.share_handoff(application.vk, device, allow=allow) as handoff, device.create_stream() as stream:
         for _ in range(2):
             for timeout in bad:
-                for call in (handoff.wait_host, handoff.close):
+                for call in (handoff.wait_host, handoff.close, lambda limit: handoff.acquire(stream, timeout=limit)):
                     with pytest.raises(gi.InvalidArgumentError, match="timeout"):
                         call(timeout)
             handoff.submit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -26,24 +27,6 @@ def in_this_process(spec: object) -> bool:
     return not getattr(spec, "process", False)
 
 
-class _Protocol:
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return (0, self._pointer)
-
-
-class _Torch:
-    def __init__(self, pointer: int) -> None:
-        self.cuda_stream = pointer
-
-
-class _CuPy:
-    def __init__(self, pointer: int) -> None:
-        self.ptr = pointer
-
-
 class _Numba:
     def __init__(self, pointer: int) -> None:
         self.handle = ctypes.c_void_p(pointer)
@@ -52,8 +35,14 @@ class _Numba:
         return self.handle.value or 0
 
 
-_LIBRARIES = (int, _Protocol, _Torch, _CuPy, _Numba)
-LIBRARIES = pytest.mark.parametrize("library", _LIBRARIES)
+_LIBRARIES: dict[str, Callable[[int], object]] = {
+    "int": int,
+    "protocol": lambda pointer: SimpleNamespace(__cuda_stream__=lambda: (0, pointer)),
+    "torch": lambda pointer: SimpleNamespace(cuda_stream=pointer),
+    "cupy": lambda pointer: SimpleNamespace(ptr=pointer),
+    "numba": _Numba,
+}
+"""Makes another library's stream of a pointer."""
 
 
 class StreamSuite(Suite):
@@ -76,9 +65,8 @@ class StreamSuite(Suite):
     def test_wrap(self, device: Device, stream: Stream) -> None:
         """A pointer, and what carries one, is wrapped; a stream of ours is itself; the owner is kept alive."""
         assert device.wrap_stream(stream) is stream
-        for library in _LIBRARIES:
-            foreign: Any = library(stream.ptr)
-            wrapped = device.wrap_stream(foreign)
+        for library in _LIBRARIES.values():
+            wrapped = device.wrap_stream(library(stream.ptr))
             assert wrapped.ptr == stream.ptr
             wrapped.synchronize(LIMIT)
             wrapped.close()
@@ -232,9 +220,9 @@ class StreamWorkSuite(Suite):
         first.synchronize(LIMIT)
         del capsules
 
-    @LIBRARIES
+    @pytest.mark.parametrize("library", _LIBRARIES)
     @requires((Operation.CREATE_SEMAPHORE, TimelineFd))
-    def test_streams_of_other_libraries(self, harness: Harness, library: Callable[[int], object]) -> None:
+    def test_streams_of_other_libraries(self, harness: Harness, library: str) -> None:
         """Whatever takes a stream takes one of any library, each time as a new object, and enqueues there."""
         _, ours = harness.buffer()
         device, stream, other = harness.device, harness.stream(), harness.stream()
@@ -243,7 +231,7 @@ class StreamWorkSuite(Suite):
         pointer, size = stream.ptr, ours.size
 
         def theirs() -> Any:
-            return library(pointer)
+            return _LIBRARIES[library](pointer)
 
         ours.copy_from_host(b"\1" * size, stream=theirs())
         ours.copy_to_host(found := bytearray(size), stream=theirs())
