@@ -19,16 +19,16 @@ MUTANTS: dict[str, Mutant] = {
     "the writer does not wait for its own last version": ("if self._stream is not self._told_by:", "if False:"),
     "they acquire without the lock": ("run_all(locks,", "run_all([],"),
     "several are acquired one after the other": (
-        "            waits = timeline.Lock.run_all(locks, _enter, sides)\n",
+        "        waits = timeline.Lock.run_all(locks, _enter, sides)\n",
         (
-            "            waits = []\n            for side, lock in zip(sides, locks):\n"
-            "                waits += timeline.Lock.run_all([lock], _enter, [side])\n"
+            "        waits = []\n        for side, lock in zip(sides, locks):\n"
+            "            waits += timeline.Lock.run_all([lock], _enter, [side])\n"
         ),
     ),
     "an acquire takes no guard": ("one._guard.acquire()", "pass"),
     "end() does not release": (
-        "            self._give_up()\n        return free",
-        "            pass\n        return free",
+        "if free := self.is_free():\n            self._give_up()",
+        "if free := self.is_free():\n            pass",
     ),
     "end() does not wait for the thread that acquires": ("if not self._ends():", "if self._ends() and False:"),
     "end() releases beside a thread that acquires": ("if free := self.is_free():", "if free := True:"),

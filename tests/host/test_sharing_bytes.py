@@ -77,7 +77,7 @@ def test_version_0_is_behind_the_stream() -> None:
         exporter(GATE)
         exporter("gate.wait(stream, 1); late = gi.share(array, stream=stream)")
         attach(reader, exporter, "late")
-        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: .* was not free in 0\.1 s: the writer is"):
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: .* was not free in time: the writer is"):
             reader("late.acquire(timeout=0.1)")
         exporter("gate.host_signal(1)")
         reader("late.acquire(timeout=5); late.release()")
@@ -88,9 +88,7 @@ def test_a_closed_reader_whose_stream_is_in_is_waited_for() -> None:
         reader(GATE)
         reader("attached = gi.attach(descriptor); attached.acquire(stream)")
         reader("gate.wait(stream, 1); attached.release(stream); attached.close()")
-        with pytest.raises(
-            Raised, match=r"SemaphoreTimeoutError: ArrayShare .* was not free in 0\.3 s: .*the reader in"
-        ):
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: ArrayShare .* was not free in time: .*the reader in"):
             exporter("share.acquire(timeout=0.3)")
         reader("gate.host_signal(1); stream.synchronize(5)")
         exporter("share.acquire(timeout=5); share.release()")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpuinterop import system
-from gpuinterop.errors import DriverError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
+from gpuinterop.errors import DriverError, InvalidArgumentError, ResourceClosedError
 from gpuinterop.handles import TimelineFd
 from gpuinterop_host import streams
 from gpuinterop_host.backend import Device, HostBackend
@@ -172,8 +172,6 @@ def test_the_calling_thread(backend: HostBackend, device: Device) -> None:
     backend.fill(stream, ctypes.addressof(memory), 7, 4)
     assert memory.raw == bytes([7]) * 4
     assert backend.is_done(backend.record(stream))
-    with pytest.raises(SemaphoreTimeoutError):
-        backend.wait(batch, stream, [2], 10)
     with pytest.raises(DriverError, match="VALUE_NOT_GREATER"):
         backend.signal(batch, stream, [1])
     backend.synchronize(stream)  # failures were raised, and do not stick
@@ -185,7 +183,7 @@ def test_the_calling_thread_is_each_callers_own(backend: HostBackend, device: De
     stream = backend.adopt_stream(device, 0)
     semaphore: Any = backend.create_semaphore(device, TimelineFd)
     batch = backend.prepare([semaphore])
-    with beside(lambda: backend.wait(batch, stream, [1], 30_000)):
+    with beside(lambda: backend.wait(batch, stream, [1], None)):
         backend.signal(batch, stream, [1])  # this thread is not held up by the other's wait
     backend.destroy_semaphore(semaphore)
 

@@ -67,7 +67,7 @@ class ArraySuite(Suite):
         data = _levels(parameters, 2)
         sources = [np.frombuffer(texels, np.uint8) for texels in data]
         for level, source in reversed(list(enumerate(sources))):
-            ours.level(level).copy_from_host(source, stream=stream)
+            ours.level(level).copy_from_host(source, stream=stream.ptr)  # as another library's
         stream.synchronize(LIMIT)
         found = [theirs.read(level) for level in range(parameters.levels)]
         assert not differ(found, data), "the exporter reads something else than the device wrote"
@@ -218,12 +218,7 @@ class ArraySuite(Suite):
                 lambda offset=offset: level.copy_from_buffer(buffer, offset=offset, stream=stream),
                 argument="offset",
             )
-        wrong_stream: Any = stream.ptr
-        raises(
-            ArgumentTypeError,
-            lambda: level.copy_to_host(np.zeros(size, np.uint8), stream=wrong_stream),
-            argument="stream",
-        )
+        raises(ArgumentTypeError, lambda: level.copy_to_host(np.zeros(size, np.uint8), stream="one"), argument="stream")
         stream.synchronize(LIMIT)
         assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data), "a refused copy has written"
 
