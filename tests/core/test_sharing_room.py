@@ -93,7 +93,8 @@ def test_contents_that_cannot_be_meant(host: Device) -> None:
 def test_many_are_acquired_at_once(host: Device) -> None:
     """The stack does not grow with them."""
     with host.allocate(4096) as memory, ExitStack() as stack:
-        many = [stack.enter_context(gi.share(memory.buffer.view(4))) for _ in range(100)]
+        arrays = (memory.buffer.view(4, offset=4 * one) for one in range(100))
+        many = [stack.enter_context(gi.share(one)) for one in arrays]
         gi.sharing.acquire(many[:1], timeout=5)
         many[0].release()
         stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
