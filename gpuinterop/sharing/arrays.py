@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .._arguments import NotAnArray
 from .._core.device import Device
 from .._core.interchange import View
 from .._core.memory import Buffer
@@ -20,18 +19,19 @@ if TYPE_CHECKING:
     from .attachment import SharedMemory
 
 
-class Arrays(Resource, NotAnArray):
+class Arrays(Resource):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their transport, and the order.
 
-    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``.
+    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``. That of a single array is an
+    array itself, as its `view` is.
     """
 
-    _as_array = "numpy.asarray(arrays.view), or numpy.asarray(arrays[name]) of several"
     _contents: Contents
     _placed: tuple[SharedMemory, Sequence[int]] | None = None
     """The memory of all regions, and the offset of each there."""
     device: Device
     """The device that has them."""
+    _shown: View | None = None
     _last: Stream | None = None
     """The last stream of another library, which keeps its owner."""
     key: tuple[bytes, int]
@@ -76,6 +76,21 @@ class Arrays(Resource, NotAnArray):
                 "view", f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
             )
         return self[self.names[0]]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.view.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.view.__dlpack__(**options)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        return self.view.__array__(*args, **options)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """That of `view`. A library keeps this object as the owner of its array, so this keeps the view."""
+        view = self._shown = self._shown or self.view
+        return view.__cuda_array_interface__
 
     def __getitem__(self, name: str) -> View:
         """Return an array in place, by its name (see `view`).
@@ -313,6 +328,8 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     ...         arrays.release(stream)
     ...     stream.synchronize(timeout=10)
     """
+    if isinstance(arrays, Resource):
+        raise ArgumentTypeError("arrays", "expected several, got one; call shared.acquire(stream), or pass [shared].")
     ordered = sorted(dict.fromkeys(arrays), key=lambda one: (one.key, id(one)))
     sides = [one._side(stream, timeout) for one in ordered]
     locks = {one.key: turns.page.lock for one, (turns, *_) in zip(ordered, sides, strict=True)}

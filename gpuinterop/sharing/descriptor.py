@@ -27,6 +27,7 @@ messages that it has sent may still come.
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
 import struct
@@ -87,8 +88,14 @@ class Descriptor(NamedTuple):
     @classmethod
     def parse(cls, data: object) -> Self:
         """Read a descriptor, from anywhere."""
+        if isinstance(data, str):
+            text = data.strip()
+            try:
+                data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            except ValueError:  # letters that are none of it, or one too many
+                raise _cut(text) from None
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise ArgumentTypeError("descriptor", f"expected bytes(share), got {type(data).__name__}.")
+            raise ArgumentTypeError("descriptor", f"expected bytes(share) or str(share), got {type(data).__name__}.")
         found, rest = cls.split(raw := bytes(data))
         if rest:
             raise _cut(raw)
@@ -117,9 +124,9 @@ class Descriptor(NamedTuple):
         return SHARE.pack(self.serial, self.slot, self.token)
 
 
-def _cut(raw: bytes) -> InvalidArgumentError:
+def _cut(raw: bytes | str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "descriptor", f"expected all of bytes(share), got {len(raw)} bytes; is a file written whole, by os.replace?"
+        "descriptor", f"expected all of bytes(share) or str(share), got {len(raw)}; is the file written by os.replace?"
     )
 
 
