@@ -16,7 +16,10 @@ MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
 """Bytes: Python's C API and some driver calls take signed sizes and offsets."""
-_INTERNAL: Final = ("address", "driver", "gate", "key", "known", "lifetime", "location", "mapping", "streams")
+_INTERNAL: Final = (
+    "address", "driver", "gate", "key", "known", "lifetime", "location", "mapping", "max_value", "streams",
+    "takes_value",
+)  # fmt: skip
 """Attributes of public objects that only this library uses."""
 LONGEST_S: Final = 2_000_000
 """Seconds, 23 days: the longest time-out that all calls of the system take. ``poll`` counts milliseconds in a C int."""

@@ -191,6 +191,9 @@ class Methods:
             yield "`Buffer.fill(byte)`", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source)`", lambda: buffer.copy_from_host(ones)
             yield "`Buffer.copy_to_host(target)`", lambda: buffer.copy_to_host(room)
+            view, other = buffer.view(16), buffer.view(16, offset=64)
+            yield "`View.to_numpy()`", view.to_numpy
+            yield "`View.copy_from(view)`", lambda: other.copy_from(view)
             yield "`Buffer.fill(byte, stream=stream)`", lambda: buffer.fill(7, stream=stream)
             yield "`Buffer.fill(byte)`, behind that use", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source, stream=stream)`", lambda: buffer.copy_from_host(ones, stream=stream)
@@ -272,6 +275,8 @@ class Methods:
         yield "`Allocation.close()` before it has a buffer", self.closed(again)
         yield "`Buffer.close()` of an allocation", self.closed(theirs)
         yield "`Allocation.close()`", self.closed(made)
+        array = yield "`Device.empty(shape, dtype)`", lambda: device.empty(16, "uint8")
+        yield "`DeviceArray.close()`", self.closed(array)
 
     def graphs(self) -> Scene:
         device = self.device

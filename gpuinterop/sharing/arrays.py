@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 class Arrays(Resource):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their transport, and the order.
 
-    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``. That of a single array is an
-    array itself, as its `view` is.
+    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``. With a single array it is an
+    array itself, as its `view` is: pass it to ``numpy.asarray`` or ``torch.from_dlpack``. What takes it by
+    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps it, and from then on it keeps the bytes, also after
+    `close`: drop it with the array.
     """
 
     _contents: Contents
@@ -32,6 +34,7 @@ class Arrays(Resource):
     device: Device
     """The device that has them."""
     _shown: View | None = None
+    """Whose hold on the bytes lasts as long as this object, which a library keeps as the owner of its array."""
     _last: Stream | None = None
     """The last stream of another library, which keeps its owner."""
     key: tuple[bytes, int]
@@ -88,7 +91,7 @@ class Arrays(Resource):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """That of `view`. A library keeps this object as the owner of its array, so this keeps the view."""
+        """That of `view`."""
         view = self._shown = self._shown or self.view
         return view.__cuda_array_interface__
 
