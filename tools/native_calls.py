@@ -378,8 +378,8 @@ class Methods:
             yield "", served.close
 
             descriptors = self.shares_elsewhere(scope)
-            for descriptor, words in zip(descriptors, (OURS, LEGACY), strict=True):
-                attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, descriptor)
+            for text, words in zip(descriptors, (OURS, LEGACY), strict=True):
+                attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, text)
                 yield f"`AttachedArrays.close()`, {words}", self.closed(attached)
             attached = yield "", partial(gi.attach, descriptors[0])
             yield "`AttachedArrays.acquire(stream)`, the first", lambda: attached.acquire(stream)
@@ -389,7 +389,7 @@ class Methods:
             yield "", attached.close
             assert system.until(lambda: not loop()._again, LIMIT)  # it has ended the attachment
 
-    def shares_elsewhere(self, scope: ExitStack) -> list[bytes]:
+    def shares_elsewhere(self, scope: ExitStack) -> list[str]:
         """Descriptors of another process's memory: of an allocation, and of what another library has."""
         environment = {**os.environ, "GPUINTEROP_BACKEND": self.device.backend}
         program = [sys.executable, "-m", "tools.native_calls", "_share"]
@@ -400,7 +400,7 @@ class Methods:
         assert child.stdin is not None
         assert child.stdout is not None
         scope.callback(child.stdin.close)
-        return [bytes.fromhex(one) for one in child.stdout.readline().split()]
+        return child.stdout.readline().split()
 
 
 def share_until_the_end() -> None:
@@ -414,7 +414,7 @@ def share_until_the_end() -> None:
         gi.share(allocation.buffer.view(SIZE)) as one,
         gi.share(legacy) as other,
     ):
-        print(bytes(one).hex(), bytes(other).hex(), flush=True)
+        print(one, other, flush=True)
         sys.stdin.read()
 
 

@@ -412,9 +412,7 @@ class Device(NoCopy):
         <OriginKind.ALLOCATION: 'allocation'>
         """
         if isinstance(size, Sequence):
-            raise ArgumentTypeError(
-                "size", f"expected a number of bytes, got {size!r}; call device.empty(shape, dtype) for an array."
-            )
+            raise ArgumentTypeError("size", f"expected bytes, got {size!r}; call device.empty(shape, dtype).")
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         count = check_nbytes(size)

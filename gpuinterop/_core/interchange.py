@@ -353,7 +353,7 @@ class View(NoCopy):
         ------
         ArgumentTypeError
             The elements are of ml_dtypes, as bfloat16, and that is not installed.
-        BufferError
+        ValueError
             NumPy cannot describe the shape.
         ResourceBusyError
             On a GPU one of those streams has a pending semaphore wait: the copy would block and could deadlock.
@@ -372,12 +372,10 @@ class View(NoCopy):
         """
         import numpy as np
 
-        layout, own = self._layout, self._numpys_type()
-        raw = np.empty(layout.high - layout.low, np.uint8)
-        array = layout.array(raw.ctypes.data - layout.low, False, repr(self))
-        array.base.hold = raw
+        own, low = self._numpys_type(), self._layout.low
+        raw = np.empty(self._layout.high - low, np.uint8)
         self._buffer.copy_to_host(raw, offset=self._start)
-        return np.asarray(array.view(own), order="C")
+        return np.asarray(np.ndarray(self.shape, own, raw, -low, self.strides), order="C")
 
     def copy_from(self, source: Any, *, stream: Stream | None = None) -> None:
         """Copy a view of the same device, or host memory, into the bytes of this one.
@@ -427,12 +425,14 @@ class View(NoCopy):
         if array is not None:
             buffer._copy(array, "source", self._start, stream, to_host=False)
             return
-        first, owners = source._pointer + theirs.low, [(source._buffer, source._start)]
+        there, first = source._buffer, source._pointer + theirs.low
         if abs(first - self._pointer - mine.low) < self.nbytes:
             raise InvalidArgumentError("source", f"expected other bytes than those of {self!r}; copy those twice.")
-        token = source._buffer.hold()
-        buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=owners)
-        del token
+
+        def copy(_: object) -> None:
+            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
+
+        there.lifetime.use(lambda _: there.mapping.use(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack

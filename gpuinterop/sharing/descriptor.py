@@ -89,11 +89,10 @@ class Descriptor(NamedTuple):
     def parse(cls, data: object) -> Self:
         """Read a descriptor, from anywhere."""
         if isinstance(data, str):
-            text = data.strip()
             try:
-                data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+                data = base64.b64decode(data.strip() + "=" * (-len(data.strip()) % 4), b"-_", validate=True)
             except ValueError:  # letters that are none of it, or one too many
-                raise _cut(text) from None
+                raise _cut(data) from None
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("descriptor", f"expected bytes(share) or str(share), got {type(data).__name__}.")
         found, rest = cls.split(raw := bytes(data))
