@@ -384,7 +384,7 @@ class View(NoCopy):
 
         Parameters
         ----------
-        source : View, or numpy.ndarray, bytes-like, torch's CPU tensor
+        source : View, or numpy.ndarray, torch's CPU tensor
             Of the same shape and element type. An array of the host may have any strides, if this view is C-contiguous.
             If you pass a stream, leave the source unchanged until the stream has copied it.
         stream : Stream, optional
@@ -413,7 +413,9 @@ class View(NoCopy):
         buffer, mine = self._buffer, self._layout
         is_ours = isinstance(source, View) and source._buffer.device is buffer.device
         array = None if is_ours else HostArray(source, argument="source", writable=False)
-        theirs = source._layout if array is None else layout_of(array.keep.shape, array.keep.dtype, None)
+        theirs = source._layout if is_ours else described(source, "source", in_place=False).layout
+        if array is not None:  # which has C order
+            theirs = layout_of(theirs.shape, theirs.dtype.name, None)
         if (order := dense_order(mine)) is None or order != dense_order(theirs):
             raise InvalidArgumentError(
                 "source",

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import gpuinterop as gi
+
 from .claims import claim, load
 from .in_place import check_in_place
 from .parties import COUNT, HostParty, Party
@@ -33,6 +35,17 @@ def test_bfloat16(party: Party) -> None:
     tensor.mul_(2)
     assert tensor.float().sum().item() == 2 * COUNT
     assert party.read(2 * COUNT) == b"\x00\x40" * COUNT
+    party.buffer.view(COUNT, torch.bfloat16).copy_from(torch.ones(COUNT, dtype=torch.bfloat16))
+    assert party.read(2 * COUNT) == b"\x80\x3f" * COUNT
+
+
+def test_an_array_of_a_device_and_an_attachment() -> None:
+    """A tensor keeps the bytes of an array that was dropped; an attachment of one array is a tensor by itself."""
+    torch = load("torch")
+    tensor = torch.from_dlpack(gi.get_backend("host").device().empty((2, 3), torch.int16))
+    with gi.share(tensor) as shared, gi.attach(str(shared)) as attached:
+        torch.from_dlpack(attached).copy_(torch.arange(6).view(2, 3))
+        assert tensor.tolist() == torch.from_dlpack(shared).tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @claim("torch", "device.wrap_stream(torch.cuda.current_stream())", access="stream",
