@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from gpuinterop._core.interchange import layout_of
 from gpuinterop._core.lifetime import alive
 
 DATA: Final = np.arange(64, dtype=np.uint8)
@@ -90,6 +91,9 @@ def test_views_are_copied_that_fill_their_bytes_alike(device: gi.Device) -> None
         for call in calls:
             with pytest.raises(gi.InvalidArgumentError, match=r"^source: expected "):
                 call()
+        fixed = memory.buffer._view(layout_of(4, "uint8", None), 200, read_only=True)
+        with pytest.raises(gi.InvalidArgumentError, match=r"^view: expected one that can be written"):
+            fixed.copy_from(memory.view(4))
         assert not memory.view(52, offset=76).to_numpy().any()
 
 
