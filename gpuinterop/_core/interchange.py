@@ -434,7 +434,7 @@ class View(NoCopy):
         def copy(_: object) -> None:
             buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
 
-        there.lifetime.use(lambda _: there.mapping.use(copy))
+        there.lifetime.use(copy)  # the source stays mapped until the stream is known to use it
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -561,6 +562,12 @@ def test_a_views_copy_uses_the_bytes_of_both(device: gi.Device, backend: FakeBac
             theirs.fill(1, stream=second)
             assert behind(first, lambda: target.copy_from(source))
             assert behind(second, lambda: target.copy_from(source))
+            assert [len(buffer.mapping.uses) for buffer in (mine, theirs)] == [1, 1]
+            backend.on_synchronize = Mock(side_effect=KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt):
+                target.copy_from(source)
+            backend.on_synchronize = Mock()
+            assert [len(buffer.mapping.uses) for buffer in (mine, theirs)] == [2, 2], "the copy may be under way"
             theirs.close()
             with pytest.raises(gi.ResourceClosedError):
                 target.copy_from(source)

@@ -6,6 +6,7 @@ import gc
 import pickle
 import re
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -108,7 +109,7 @@ def test_an_array_that_is_dropped_frees_its_memory(device: gi.Device) -> None:
     gc.disable()
     try:
         array = device.empty((2, 3), "float32")
-        kept = array.__dlpack__(stream=-1)
+        kept, buffer = array.__dlpack__(stream=-1), weakref.ref(array._buffer)
         with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
             array.close(timeout=0)
         with pytest.raises(gi.ResourceClosedError):
@@ -116,7 +117,7 @@ def test_an_array_that_is_dropped_frees_its_memory(device: gi.Device) -> None:
         other = device.empty(5, "int8").__dlpack__(stream=-1)
         assert natives() == before + 2
         del array, kept, other
-        assert natives() == before
+        assert (natives(), buffer()) == (before, None)
     finally:
         gc.enable()
     with device.empty((0, 3), "float64") as nothing, gi.share(nothing) as shared, gi.attach(str(shared)) as attached:
@@ -159,7 +160,7 @@ def test_a_descriptor_is_text(device: gi.Device) -> None:
             f"{text}AAAA",
             f"!{text[1:]}",
             f"B{text[1:]}",
-            f"{text[:9]} {text[9:]}",
+            f"{text[:9]}    {text[9:]}",
             "",
             "é",
         ):
