@@ -1,7 +1,8 @@
 """The bytes that travel: the descriptor of a share, the requests over a link, and what a share has.
 
 The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes number of the sharing process, u64
-serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle.
+serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle. As
+text it is base64 with ``-`` and ``_``, without padding.
 
 A link's messages are those of `gpuinterop.ipc`. The process that attaches asks; an answer has the request's number.
 
