@@ -23,7 +23,7 @@ Examples
 
 _MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "sharing", "vulkan")
 _NAMES = {
-    "gpuinterop._core.allocation": ("Allocation",),
+    "gpuinterop._core.allocation": ("Allocation", "DeviceArray"),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
     "gpuinterop._core.device": ("Device",),
     "gpuinterop._core.graph": ("Graph", "GraphSemaphores", "GraphStep"),
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         sharing as sharing,
         vulkan as vulkan,
     )
-    from ._core.allocation import Allocation as Allocation
+    from ._core.allocation import Allocation as Allocation, DeviceArray as DeviceArray
     from ._core.array import ArrayLevel as ArrayLevel, MipmappedArray as MipmappedArray
     from ._core.device import Device as Device
     from ._core.graph import Graph as Graph, GraphSemaphores as GraphSemaphores, GraphStep as GraphStep

@@ -16,6 +16,11 @@ MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
 MAX_SIZE: Final = 2**63 - 1
 """Bytes: Python's C API and some driver calls take signed sizes and offsets."""
+_INTERNAL: Final = (
+    "address", "driver", "gate", "key", "known", "lifetime", "location", "mapping", "max_value", "streams",
+    "takes_value",
+)  # fmt: skip
+"""Attributes of public objects that only this library uses."""
 LONGEST_S: Final = 2_000_000
 """Seconds, 23 days: the longest time-out that all calls of the system take. ``poll`` counts milliseconds in a C int."""
 
@@ -31,6 +36,10 @@ class NoCopy:
         raise ArgumentTypeError(
             kind, f"expected one owner of what it holds, got a request for a copy or a pickle; {self._instead}"
         )
+
+    def __dir__(self) -> list[str]:
+        """The names that users call."""
+        return [one for one in super().__dir__() if one.startswith("__") or not (one[0] == "_" or one in _INTERNAL)]
 
 
 class NotAnArray:

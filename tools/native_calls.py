@@ -191,6 +191,9 @@ class Methods:
             yield "`Buffer.fill(byte)`", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source)`", lambda: buffer.copy_from_host(ones)
             yield "`Buffer.copy_to_host(target)`", lambda: buffer.copy_to_host(room)
+            view, other = buffer.view(16), buffer.view(16, offset=64)
+            yield "`View.to_numpy()`", view.to_numpy
+            yield "`View.copy_from(view)`", lambda: other.copy_from(view)
             yield "`Buffer.fill(byte, stream=stream)`", lambda: buffer.fill(7, stream=stream)
             yield "`Buffer.fill(byte)`, behind that use", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source, stream=stream)`", lambda: buffer.copy_from_host(ones, stream=stream)
@@ -272,6 +275,8 @@ class Methods:
         yield "`Allocation.close()` before it has a buffer", self.closed(again)
         yield "`Buffer.close()` of an allocation", self.closed(theirs)
         yield "`Allocation.close()`", self.closed(made)
+        array = yield "`Device.empty(shape, dtype)`", lambda: device.empty(16, "uint8")
+        yield "`DeviceArray.close()`", self.closed(array)
 
     def graphs(self) -> Scene:
         device = self.device
@@ -373,8 +378,8 @@ class Methods:
             yield "", served.close
 
             descriptors = self.shares_elsewhere(scope)
-            for descriptor, words in zip(descriptors, (OURS, LEGACY), strict=True):
-                attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, descriptor)
+            for text, words in zip(descriptors, (OURS, LEGACY), strict=True):
+                attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, text)
                 yield f"`AttachedArrays.close()`, {words}", self.closed(attached)
             attached = yield "", partial(gi.attach, descriptors[0])
             yield "`AttachedArrays.acquire(stream)`, the first", lambda: attached.acquire(stream)
@@ -384,7 +389,7 @@ class Methods:
             yield "", attached.close
             assert system.until(lambda: not loop()._again, LIMIT)  # it has ended the attachment
 
-    def shares_elsewhere(self, scope: ExitStack) -> list[bytes]:
+    def shares_elsewhere(self, scope: ExitStack) -> list[str]:
         """Descriptors of another process's memory: of an allocation, and of what another library has."""
         environment = {**os.environ, "GPUINTEROP_BACKEND": self.device.backend}
         program = [sys.executable, "-m", "tools.native_calls", "_share"]
@@ -395,7 +400,7 @@ class Methods:
         assert child.stdin is not None
         assert child.stdout is not None
         scope.callback(child.stdin.close)
-        return [bytes.fromhex(one) for one in child.stdout.readline().split()]
+        return child.stdout.readline().split()
 
 
 def share_until_the_end() -> None:
@@ -409,7 +414,7 @@ def share_until_the_end() -> None:
         gi.share(allocation.buffer.view(SIZE)) as one,
         gi.share(legacy) as other,
     ):
-        print(bytes(one).hex(), bytes(other).hex(), flush=True)
+        print(one, other, flush=True)
         sys.stdin.read()
 
 

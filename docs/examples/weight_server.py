@@ -62,7 +62,7 @@ def serve() -> None:
 def start(number: int, shared: gi.ArrayShare, *, again: bool = False) -> Engine:
     """Start an engine. Engine 1 is one that hangs, the first time."""
     role = "engine that hangs" if number == 1 and not again else "engine"
-    arguments = [sys.executable, "-u", __file__, role, bytes(shared).hex()]
+    arguments = [sys.executable, "-u", __file__, role, str(shared)]
     engine = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     expect(engine, "attached")
     return engine
@@ -77,7 +77,7 @@ def expect(engine: Engine, words: str) -> None:
 # -- an engine ---------------------------------------------------------------------------------------------------------
 
 
-def run_engine(descriptor: bytes, *, hangs: bool) -> None:
+def run_engine(descriptor: str, *, hangs: bool) -> None:
     """Read the newest version again and again, until the last one has come."""
     with gi.attach(descriptor, timeout=LIMIT) as attached, stream_of(attached.device) as stream:
         print("attached")
@@ -132,7 +132,7 @@ def stream_of(device: gi.Device) -> gi.Stream:
 
 def main() -> int:
     if len(sys.argv) == 3:
-        run_engine(bytes.fromhex(sys.argv[2]), hangs=sys.argv[1] == "engine that hangs")
+        run_engine(sys.argv[2], hangs=sys.argv[1] == "engine that hangs")
     else:
         serve()
     return 0

@@ -10,14 +10,15 @@ from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .drain import behind_default_stream
+from .interchange import Layout, View
 from .lifetime import Lifetime
 from .memory import Buffer, Mappable, Mapping
 from .monitor import locked
+from .resource import Resource
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle
     from .device import Device
-    from .interchange import View
 
 
 class Allocation(Mappable):
@@ -164,6 +165,29 @@ class Allocation(Mappable):
         if not self.driver.map_allocation_blocks:
             return call()
         return behind_default_stream(self.device.gate, call, f"mapping {self.label}")
+
+
+class DeviceArray(View, Resource):
+    """A view that owns its memory, which other processes and APIs can import. Made by `Device.empty`.
+
+    Used as an array, and closed like one: dropping it frees the memory, as soon as no work and no array that was made
+    of it uses the bytes. `close` does so at once.
+
+    Examples
+    --------
+    >>> picture = device.empty((2, 3), "float32")
+    >>> picture.copy_from(np.ones((2, 3), "float32"))
+    >>> with gi.share(picture) as shared:  # a GPU: torch.from_dlpack(picture) in place of numpy.asarray
+    ...     float(np.asarray(picture).sum())
+    6.0
+    """
+
+    def __init__(self, allocation: Allocation, layout: Layout) -> None:
+        Resource.__init__(self, allocation.lifetime)
+        self.lifetime.warns = False  # first: what is below may fail
+        buffer = allocation._buffer(0, allocation.size, allocation.device)  # the allocation does not keep it: no cycle
+        buffer.lifetime.warns = False
+        View.__init__(self, buffer, layout, 0)
 
 
 @locked

@@ -32,11 +32,12 @@ from ..handles import (
     VmmFd,
     Win32Handle,
 )
-from .allocation import Allocation
+from .allocation import Allocation, DeviceArray
 from .drain import drain, make_room, tidy, wait_for
 from .gate import Gate
 from .graph import Graph, capture
 from .handle_checks import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated
+from .interchange import layout_of
 from .known_stream import CapturedError, Streams
 from .lifetime import LIVE, RETIRED, alive
 from .memory import ExternalMemory, round_up
@@ -412,6 +413,8 @@ class Device(NoCopy):
         4096
         <OriginKind.ALLOCATION: 'allocation'>
         """
+        if isinstance(size, Sequence):
+            raise ArgumentTypeError("size", f"expected bytes, got {size!r}; call device.empty(shape, dtype).")
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         count = check_nbytes(size)
@@ -424,6 +427,40 @@ class Device(NoCopy):
         handle = self._handle
         allocation.lifetime.create(lambda: backend.allocate(handle, count, handle_type))
         return allocation
+
+    def empty(self, shape: int | Sequence[int], dtype: object, *, label: str | None = None) -> DeviceArray:
+        """Make an array in memory of its own, which `gpuinterop.share` and Vulkan take.
+
+        It calls `allocate` and `Allocation.view`, so a small array takes a whole granule: 4 KiB on the host, mostly
+        2 MiB on a GPU.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+            Number of elements in each dimension; 0 is allowed.
+        dtype : str or dtype
+            See `Buffer.view`.
+        label : str, optional
+            Name of the object in messages, warnings and its `repr`.
+
+        Returns
+        -------
+        DeviceArray
+            The array, C-contiguous; its bytes are undefined at first. The caller closes it, or drops it.
+
+        Raises
+        ------
+        ArgumentTypeError, InvalidArgumentError, UnsupportedError, OutOfMemoryError
+            See `allocate` and `Buffer.view`.
+
+        Examples
+        --------
+        >>> with device.empty((2, 3), "float32") as array:
+        ...     field = np.asarray(array)  # a GPU: torch.from_dlpack(array), cupy.from_dlpack(array)
+        >>> field[:] = 1  # keeps the bytes
+        """
+        layout = layout_of(shape, dtype, None)
+        return DeviceArray(self.allocate(max(layout.high, 1), label=label), layout)
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
         """Granularity to which `allocate` rounds sizes up (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).

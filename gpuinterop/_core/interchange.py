@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
-from .._arguments import MAX_64, MAX_SIZE, NotAnArray, check_int
+from .._arguments import MAX_64, MAX_SIZE, NoCopy, NotAnArray, check_int
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
@@ -118,6 +118,9 @@ class Layout:
         self.blank: Any = None
         """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)} of {self.dtype.name}, strides {list(self.strides)}"
+
     def array(self, address: int, read_only: bool, whose: object) -> Any:
         """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
         import numpy as np
@@ -173,6 +176,15 @@ def overlap(layout: Layout) -> bool:
         places = [place + step * at for at in range(count) for place in places]
     places.sort()
     return any(after - place < size for place, after in itertools.pairwise(places))
+
+
+@functools.lru_cache(1024)
+def dense_order(layout: Layout) -> tuple[object, ...] | None:
+    """What layouts have in common that fill the same bytes alike; None if a byte is in no element, or in two."""
+    if layout.high - layout.low != math.prod(layout.shape) * layout.dtype.itemsize or overlap(layout):
+        return None
+    steps = [step for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1 and layout.high]
+    return layout.dtype.name, layout.shape, *steps
 
 
 # -- DLPack ----------------------------------------------------------------------------------------------------------
@@ -254,7 +266,7 @@ def _numpy_knows_versions() -> bool:
 # -- the view --------------------------------------------------------------------------------------------------------
 
 
-class View:
+class View(NoCopy):
     """A typed, strided window on a buffer, for ``from_dlpack`` of any array library. Made by `Buffer.view`.
 
     It has the interfaces that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host,
@@ -289,6 +301,7 @@ class View:
     >>> field[:] = 1
     """
 
+    _instead = "send view.to_numpy(), which is a copy, or bytes(gpuinterop.share(view))."
     _token: object = None
     """The hold on the bytes that the first look at `__cuda_array_interface__` takes."""
 
@@ -297,6 +310,7 @@ class View:
         self._layout = layout
         self.read_only = read_only
         self._pointer = buffer.address + offset
+        self._start = offset + layout.low
         self.shape = layout.shape
         self.strides = layout.strides
 
@@ -322,7 +336,105 @@ class View:
         return self._pointer
 
     def __repr__(self) -> str:
-        return f"<View {self._layout.dtype.name}{list(self.shape)} of {self._buffer.label}>"
+        return f"<{type(self).__name__} {self._layout.dtype.name}{list(self.shape)} of {self._buffer.label}>"
+
+    def to_numpy(self) -> Any:
+        """Return a copy on the host, as an array of NumPy, on any device (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
+
+        Ordered behind every stream that used these bytes through gpuinterop, done on return. All bytes from the first
+        element to the last are copied, also those between the elements of a strided view.
+
+        Returns
+        -------
+        numpy.ndarray
+            The view's shape and element type, C-contiguous and writable, in memory of its own.
+
+        Raises
+        ------
+        ArgumentTypeError
+            The elements are of ml_dtypes, as bfloat16, and that is not installed.
+        ValueError
+            NumPy cannot describe the shape.
+        ResourceBusyError
+            On a GPU one of those streams has a pending semaphore wait: the copy would block and could deadlock.
+            Synchronize it first.
+        GpuInteropError
+            An operation on one of those streams has failed.
+        InvalidArgumentError
+            One of those streams is being captured.
+
+        Examples
+        --------
+        >>> buffer.fill(7, stream=stream)
+        >>> buffer.view((2, 3)).to_numpy()
+        array([[7, 7, 7],
+               [7, 7, 7]], dtype=uint8)
+        """
+        import numpy as np
+
+        own, low = self._numpys_type(), self._layout.low
+        raw = np.empty(self._layout.high - low, np.uint8)
+        self._buffer.copy_to_host(raw, offset=self._start)
+        return np.asarray(np.ndarray(self.shape, own, raw, -low, self.strides), order="C")
+
+    def copy_from(self, source: Any, *, stream: Stream | object = None) -> None:
+        """Copy a view of the same device, or host memory, into the bytes of this one.
+
+        The elements of both have no bytes between them, and one order (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
+
+        Parameters
+        ----------
+        source : View, or numpy.ndarray, torch's CPU tensor
+            Of the same shape and element type. An array of the host may have any strides, if this view is C-contiguous.
+            If you pass a stream, leave the source unchanged until the stream has copied it.
+        stream : Stream, optional
+            Stream to enqueue the copy on. None: ordered behind every stream that used the bytes of one of the two
+            through gpuinterop, done on return.
+
+        Raises
+        ------
+        ArgumentTypeError
+            `source` is neither a view of the device nor host memory.
+        InvalidArgumentError
+            Shapes, element types or strides differ, or there are bytes between elements; or the two have bytes in
+            common; or this view is read-only; or `stream` is of another device.
+        ResourceBusyError
+            See `Buffer.copy_from_host`.
+
+        Examples
+        --------
+        >>> frame, kept = buffer.view((2, 3)), buffer.view((2, 3), offset=256)
+        >>> frame.copy_from(np.full((2, 3), 7, np.uint8))
+        >>> kept.copy_from(frame, stream=stream)
+        >>> kept.to_numpy()
+        array([[7, 7, 7],
+               [7, 7, 7]], dtype=uint8)
+        """
+        buffer, mine = self._buffer, self._layout
+        is_ours = isinstance(source, View) and source._buffer.device is buffer.device
+        array = None if is_ours else HostArray(source, argument="source", writable=False)
+        theirs = source._layout if is_ours else described(source, "source", in_place=False).layout
+        if array is not None:  # which has C order
+            theirs = layout_of(theirs.shape, theirs.dtype.name, None)
+        if (order := dense_order(mine)) is None or order != dense_order(theirs):
+            raise InvalidArgumentError(
+                "source",
+                f"expected {mine}, in which each byte is of one element, got {theirs}; pass its to_numpy(), or copy by "
+                "a library, as torch.from_dlpack(view).copy_(other) does.",
+            )
+        if self.read_only:
+            raise InvalidArgumentError("view", f"expected one that can be written, got {self!r} of immutable bytes.")
+        if array is not None:
+            buffer._copy(array, "source", self._start, stream, to_host=False)
+            return
+        there, first = source._buffer, source._pointer + theirs.low
+        if abs(first - self._pointer - mine.low) < self.nbytes:
+            raise InvalidArgumentError("source", f"expected other bytes than those of {self!r}; copy those twice.")
+
+        def copy(_: object) -> None:
+            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
+
+        there.lifetime.use(copy)  # the source stays mapped until the stream is known to use it
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack
@@ -466,19 +578,22 @@ class View:
 
         if not self._is_of_host():
             self._refuse_numpy()
+        own = self._numpys_type()
+        array = self._layout.array(self._pointer, self.read_only, self)
+        array.base.hold = self._buffer.hold()
+        self._buffer._wait_for_users()  # CPU consumers have no streams
+        array = array.view(own)
+        return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
+
+    def _numpys_type(self) -> Any:
         try:
-            own = self._layout.dtype.for_numpy()
+            return self._layout.dtype.for_numpy()
         except (ImportError, AttributeError):
             raise ArgumentTypeError(
                 "view",
                 f"expected an element type of NumPy, got {self!r}: pip install ml_dtypes, whose newest version adds "
                 f"{self._layout.dtype.name} to NumPy, or use torch.from_dlpack(view).",
             ) from None
-        array = self._layout.array(self._pointer, self.read_only, self)
-        array.base.hold = self._buffer.hold()
-        self._buffer._wait_for_users()  # CPU consumers have no streams
-        array = array.view(own)
-        return np.asarray(array, dtype) if copy is None else np.array(array, dtype, copy=copy)
 
     def _is_of_host(self) -> bool:
         return self._buffer.device.info.array_interface == "__array_interface__"
@@ -487,7 +602,7 @@ class View:
         raise ArgumentTypeError(
             "view",
             f"expected memory of the host, got {self!r} on {self._buffer.device.name}; use torch.from_dlpack(view) "
-            "or cupy.asarray(view), or copy it to the host with Buffer.copy_to_host(array).",
+            "or cupy.asarray(view), or copy it to the host by view.to_numpy().",
         )
 
 

@@ -379,6 +379,11 @@ class KnownStream(Lifetime):
         waits = dict.fromkeys(str(wait) for wait in self.pending() if not wait.is_there())
         return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
 
+    def is_held(self) -> bool:
+        """Whether it waits for a signal that is not there yet; also if another thread is about to enqueue the wait."""
+        self.is_idle()  # notes what has passed
+        return bool(self.waiting_for())
+
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
         self.poll()

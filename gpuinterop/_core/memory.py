@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from .. import system
 from .._arguments import NoCopy, NotAnArray, check_int, check_nbytes
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..backend import DriverHandle
     from .device import Device
     from .known_stream import KnownStream, Streams
+
+    Owners: TypeAlias = Sequence[tuple["Buffer", int]]
 
 MOMENT_S = 0.01
 
@@ -324,8 +326,8 @@ class Buffer(Sized):
             )
             raise InvalidArgumentError(
                 "offset" if fits else "shape",
-                f"expected elements within the buffer's {self._size} bytes, got bytes {low} to {high}: "
-                f"{list(layout.shape)} of {layout.dtype.name}, strides {list(layout.strides)}; pass {instead}.",
+                f"expected elements within the buffer's {self._size} bytes, got bytes {low} to {high}: {layout}; "
+                f"pass {instead}.",
             )
         if beyond := (self.address + start) % layout.dtype.alignment:
             step = layout.dtype.alignment
@@ -386,7 +388,7 @@ class Buffer(Sized):
         >>> buffer.copy_from_host(b"gpuinterop", stream=stream)
         >>> stream.synchronize(timeout=10)
         """
-        self._copy(source, "source", offset, stream, to_host=False)
+        self._copy(HostArray(source, argument="source", writable=False), "source", offset, stream, to_host=False)
 
     def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | object = None) -> None:
         """Copy from the buffer into host memory (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
@@ -415,7 +417,7 @@ class Buffer(Sized):
         array([[7, 7, 7, 7],
                [7, 7, 7, 7]], dtype=uint8)
         """
-        self._copy(target, "target", offset, stream, to_host=True)
+        self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
         """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
@@ -451,15 +453,17 @@ class Buffer(Sized):
 
     # -- inside ------------------------------------------------------------------------------------------------
 
-    def _copy_from(self, source: int, size: int, *, offset: int, stream: object) -> None:
-        """Copy memory that the device reaches, from any address, as `copy_from_host` does."""
-        start, count = self._range_of(offset, size)
+    def _copy_from(self, source: int, size: int, *, offset: int, stream: object, owners: Owners = ()) -> None:
+        """Copy memory that the device reaches, from any address, as `copy_from_host` does. The caller keeps it mapped.
+
+        If it is a buffer's, `owners` has that, and the offset there.
+        """
+        start, count = self._range_of(offset, size, least=0)
         here = self.address + start
-        self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count))
+        self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count), owners=owners)
         self.mapping.written = True
 
-    def _copy(self, host: object, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
-        array = HostArray(host, argument=argument, writable=to_host)
+    def _copy(self, array: HostArray, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
         start, count = self._range_of(offset, array.nbytes, argument, least=0)
         here = self.address + start
         target, source = (array.ptr, here) if to_host else (here, array.ptr)
@@ -497,9 +501,10 @@ class Buffer(Sized):
 
     def _on(
         self, stream: object, start: int, size: int, enqueue: Callable[[DriverHandle], None],
-        *, array: HostArray | None = None,
+        *, array: HostArray | None = None, owners: Owners = (),
     ) -> None:  # fmt: skip
         """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
+        spans = [(self, start), *owners]
         if stream is not None:
             stream = check_stream(self.device, stream)
             if array is not None:
@@ -507,7 +512,8 @@ class Buffer(Sized):
             calls = stream._known_as().calls
             calls += MARK  # our captures cannot begin or end between the check and the call
             try:
-                self._use_on(stream, start, size)
+                for buffer, first in spans:
+                    buffer._use_on(stream, first, size)
                 stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             finally:
                 del calls[-1]
@@ -516,7 +522,8 @@ class Buffer(Sized):
             here = self.driver.adopt_stream(self.device._handle, 0)
 
             def copy(_: DriverHandle) -> None:
-                self._wait_for_users(start, size)
+                for buffer, first in spans:
+                    buffer._wait_for_users(first, size)
                 enqueue(here)
                 self.driver.synchronize(here)
 
@@ -524,15 +531,17 @@ class Buffer(Sized):
             drain()
             return
         with self.device._copy_stream() as copier:
-            users = self._users(copier, start, size)
+            users = {user: None for buffer, first in spans for user in buffer._users(copier, first, size)}
             for user in users:
                 copier._follow(user)
             if array is not None and users:
                 copier._check_host_copy(array)
-            self._use_on(copier, start, size)  # another thread may close it, and what is below may fail
+            for buffer, first in spans:  # another thread may close it, and what is below may fail
+                buffer._use_on(copier, first, size)
             copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             copier.synchronize()
-            forget_use(self.mapping, copier._known_as())
+            for buffer, _ in spans:
+                forget_use(buffer.mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
         """End use at once (see `Resource.close`).

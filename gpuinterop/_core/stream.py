@@ -370,8 +370,7 @@ class Stream(Resource):
             and backend.pageable_copies_block
             and (waits := stream.before())
             and backend.is_pageable(self.device._handle, host.ptr)
-            # The stream is idle, but a wait is noted: another thread is about to enqueue it.
-            and (first := next((one for one in waits if not one.is_idle() or one.pending()), None)) is not None
+            and (first := next((one for one in waits if one.is_held()), None)) is not None
         ):
             raise ResourceBusyError(
                 f"a copy of pageable memory blocks the caller until {first.label} gets there{first.waiting_for()}, "

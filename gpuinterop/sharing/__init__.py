@@ -1,9 +1,10 @@
 """Arrays that exist, shared in place with other processes of the host.
 
 `share` takes an array of torch, CuPy, JAX, NumPy or another library with DLPack, or several by name. ``bytes(share)``
-is a descriptor of some hundred bytes, which holds no handle: send it by any way. `attach` connects to the process that
-shares, and returns the same memory there, without a copy. Later attachments to that process use the same connection.
-Linux; both processes run on one host, as one user or one that the other names (``users=``), also in two containers.
+is a descriptor of some hundred bytes, which holds no handle, and ``str(share)`` the same as text: send it by any way.
+`attach` connects to the process that shares, and returns the same memory there, without a copy. Later attachments to
+that process use the same connection. Linux; both processes run on one host, as one user or one that the other names
+(``users=``), also in two containers.
 
 >>> weights = np.asarray(buffer.view((2, 2), "float32"))  # or any tensor
 >>> with gi.share(weights) as shared:

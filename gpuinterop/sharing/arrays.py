@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .._arguments import NotAnArray, check_timeout
+from .._arguments import check_timeout
 from .._core.device import Device
 from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
-from ..errors import GpuInteropError, InvalidArgumentError, PeerError
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .loop import loop
 from .order import Reader, Side, Writer, acquire_all
@@ -52,18 +52,22 @@ class Access(Generic[T]):
             loop().look_again(partial(turns.drop, self._turn))
 
 
-class Arrays(Resource, NotAnArray):
+class Arrays(Resource):
     """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their transport, and the order.
 
-    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``.
+    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``. With a single array it is an
+    array itself, as its `view` is: pass it to ``numpy.asarray`` or ``torch.from_dlpack``. What takes it by
+    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps it, and from then on it keeps the bytes, also after
+    `close`: drop it with the array.
     """
 
-    _as_array = "numpy.asarray(arrays.view), or numpy.asarray(arrays[name]) of several"
     _contents: Contents
     _placed: tuple[SharedMemory, Sequence[int]] | None = None
     """The memory of all regions, and the offset of each there."""
     device: Device
     """The device that has them."""
+    _shown: View | None = None
+    """Whose hold on the bytes lasts as long as this object, which a library keeps as the owner of its array."""
     key: tuple[bytes, int]
     """The sharing process and the number of its share: equal in all processes that have it."""
 
@@ -106,6 +110,21 @@ class Arrays(Resource, NotAnArray):
                 "view", f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
             )
         return self[self.names[0]]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.view.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.view.__dlpack__(**options)
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        return self.view.__array__(*args, **options)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """That of `view`."""
+        view = self._shown = self._shown or self.view
+        return view.__cuda_array_interface__
 
     def __getitem__(self, name: str) -> View:
         """Return an array in place, by its name (see `view`).
@@ -349,6 +368,8 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     ...         arrays.release(stream)
     ...     stream.synchronize(timeout=10)
     """
+    if isinstance(arrays, Resource):
+        raise ArgumentTypeError("arrays", "expected several, got one; call shared.acquire(stream), or pass [shared].")
     ordered = sorted(dict.fromkeys(arrays), key=lambda one: (one.key, id(one)))
     sides = [one._side(stream, timeout) for one in ordered]
     locks = {one.key: turns.page.lock for one, (turns, *_) in zip(ordered, sides, strict=True)}

@@ -388,7 +388,7 @@ class AttachedArrays(Arrays):
 
 
 def attach(
-    descriptor: bytes, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
+    descriptor: bytes | str, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
     label: str | None = None,
 ) -> AttachedArrays:  # fmt: skip
     """Attach the arrays of a share: the same memory, here.
@@ -403,8 +403,9 @@ def attach(
 
     Parameters
     ----------
-    descriptor : bytes
-        ``bytes(share)``. It opens any number of attachments, one after the other or at once, until the share is closed.
+    descriptor : bytes or str
+        ``bytes(share)`` or ``str(share)``. It opens any number of attachments, one after the other or at once, until
+        the share is closed.
     timeout : float, optional
         Seconds for the whole call, and for the answer that the first `acquire` needs. None: no limit. Default: 10.
     device : Device, optional
@@ -456,7 +457,7 @@ def attach(
 
 
 def attached(
-    descriptor: bytes, timeout: float | None, device: Device | None, users: Iterable[int], label: str | None, *,
+    descriptor: object, timeout: float | None, device: Device | None, users: Iterable[int], label: str | None, *,
     frames: bool = False,
 ) -> AttachedArrays:  # fmt: skip
     """Attach a share, or the slots of frames."""

@@ -1,7 +1,8 @@
 """The bytes that travel: the descriptor of a share, the requests over a link, and what a share has.
 
 The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes number of the sharing process, u64
-serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle.
+serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle. As
+text it is base64 with ``-`` and ``_``, without padding.
 
 A link's messages are those of `gpuinterop.ipc`. The process that attaches asks; an answer has the request's number.
 
@@ -27,6 +28,7 @@ messages that it has sent may still come.
 
 from __future__ import annotations
 
+import base64
 import functools
 import os
 import struct
@@ -87,8 +89,13 @@ class Descriptor(NamedTuple):
     @classmethod
     def parse(cls, data: object) -> Self:
         """Read a descriptor, from anywhere."""
+        if isinstance(data, str):
+            try:
+                data = base64.b64decode(data.strip() + "=" * (-len(data.strip()) % 4), b"-_", validate=True)
+            except ValueError:  # letters that are none of it, or one too many
+                raise _cut(data) from None
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise ArgumentTypeError("descriptor", f"expected bytes(share), got {type(data).__name__}.")
+            raise ArgumentTypeError("descriptor", f"expected bytes(share) or str(share), got {type(data).__name__}.")
         found, rest = cls.split(raw := bytes(data))
         if rest:
             raise _cut(raw)
@@ -117,9 +124,9 @@ class Descriptor(NamedTuple):
         return SHARE.pack(self.serial, self.slot, self.token)
 
 
-def _cut(raw: bytes) -> InvalidArgumentError:
+def _cut(raw: bytes | str) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "descriptor", f"expected all of bytes(share), got {len(raw)} bytes; is a file written whole, by os.replace?"
+        "descriptor", f"expected all of bytes(share) or str(share), got {len(raw)}; is the file written by os.replace?"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import secrets
@@ -248,6 +249,8 @@ class ArrayShare(Arrays):
     array([7, 7, 7, 7], dtype=uint8)
     """
 
+    _instead = "send bytes(shared) or str(shared), which gpuinterop.attach takes."
+
     def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
         device = offer.device
         super().__init__(Lifetime("ArrayShare", Offered.close, device=device.streams, label=label))
@@ -274,11 +277,23 @@ class ArrayShare(Arrays):
         Examples
         --------
         >>> with gi.share(buffer.view(4)) as shared:
-        ...     text = bytes(shared).hex()  # for a command line, or JSON
-        ...     len(text) < 500
+        ...     len(bytes(shared)) < 250
         True
         """
         return self.lifetime.use(lambda offer: server().descriptor(offer))
+
+    def __str__(self) -> str:
+        """Return the descriptor as text: letters, digits, ``-`` and ``_``, for a command line, a URL or JSON.
+
+        As secret as the bytes: whoever reads a log of it can attach. The `repr` is for logs.
+
+        Examples
+        --------
+        >>> with gi.share(buffer.view(4)) as shared, gi.attach(str(shared)) as attached:
+        ...     attached.view.shape
+        (4,)
+        """
+        return base64.urlsafe_b64encode(bytes(self)).decode().rstrip("=")
 
     def serve(self, timeout: float | None = None) -> None:
         """Serve readers in the calling thread, where the share was made with ``threaded=False``.
@@ -474,6 +489,9 @@ def share(
     ...     np.asarray(shared.view)
     array([0, 1, 2, 3])
     """
+    if isinstance(arrays, list | tuple):
+        got = f"a {type(arrays).__name__}; pass a mapping of names to arrays, or numpy.asarray(...) of numbers"
+        raise ArgumentTypeError("arrays", f"expected an array, or several by name, got {got}.")
     single = not isinstance(arrays, Mapping)
     given: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
     if not given:

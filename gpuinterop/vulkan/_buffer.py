@@ -294,7 +294,7 @@ def import_array(
         Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
         is kept alive until Vulkan's objects are destroyed and the compute side lets go. It must keep its memory
         meanwhile: do not resize it. Its first byte must lie at a multiple of ``VkMemoryRequirements::alignment`` in its
-        allocation; NumPy's own memory often does not, that of ``device.allocate(nbytes).buffer.view(...)`` does.
+        allocation; NumPy's own memory often does not, that of `Device.empty` does.
     usage : int
         ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
         takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
@@ -388,7 +388,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
                 Scope.DRIVER,
                 f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
                 "VK_EXT_external_memory_host",
-                "put the array into Device.allocate(nbytes).buffer.view(shape, dtype). A physical device with "
+                "put the array into Device.empty(shape, dtype). A physical device with "
                 "VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host.",
             )
             raise UnsupportedError(gap, context=vk.identity.name)
@@ -399,7 +399,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
         raise InvalidArgumentError(
             "array",
             f"expected an array in one handle, got one that lies across {len(blocks)}; "
-            "put it into Device.allocate(nbytes).buffer.view(shape, dtype), which is one handle of any size.",
+            "put it into Device.empty(shape, dtype), which is one handle of any size.",
         )
     (block,) = blocks
     _check_size(vk, block.size)
@@ -425,8 +425,8 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     if start % step or size % step:  # only whole pages are certain to be mapped
         raise InvalidArgumentError(
             "array",
-            f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}; put the array into "
-            "Device.allocate(nbytes).buffer.view(shape, dtype).",
+            f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}; put it into "
+            "Device.empty(shape, dtype).",
         )
     mapped = 0
     for one in system.mappings(within=range(start, start + size)):
@@ -512,7 +512,7 @@ def _buffer(
                 argument,
                 f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} wants of a buffer, got "
                 f"an address {offset % needs.alignment} bytes past one; put the array into "
-                "Device.allocate(nbytes).buffer.view(shape, dtype), or take a part that begins at one.",
+                "Device.empty(shape, dtype), or take a part that begins at one.",
             )
         if offset + needs.size > size:
             raise InvalidArgumentError(

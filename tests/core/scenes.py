@@ -205,6 +205,7 @@ USES: Mapping[str, Mapping[str, tuple[str, Call]]] = {
         "map_mipmapped_array": ("", lambda w: w.make(w.memory.map_mipmapped_array("R8_UNORM", (4, 4)))),
         "fill": ("stream buffer", lambda w: w.buffer.fill(1, stream=w.stream)),
         "copy": ("buffer", lambda w: w.buffer.copy_from_host(BYTES)),
+        "copy of a view": ("view shared stream", lambda w: w.shared.view(16).copy_from(w.view, stream=w.stream)),
         "__dlpack__": ("view", lambda w: w.view.__dlpack__(stream=-1)),
         "a close of a buffer": ("buffer", lambda w: w.buffer.close()),
     },
@@ -212,6 +213,7 @@ USES: Mapping[str, Mapping[str, tuple[str, Call]]] = {
         "buffer": ("", lambda w: w.allocation.buffer),
         "export": ("", lambda w: w.allocation.export().close()),
         "copy": ("shared", lambda w: w.shared.copy_to_host(bytearray(16))),
+        "copy of a view": ("shared view", lambda w: w.shared.view(16).copy_from(w.view)),
     },
     "array": {
         "copy_from_buffer": ("level shared stream", lambda w: w.level.copy_from_buffer(w.shared, stream=w.stream)),

@@ -10,7 +10,9 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import gpuinterop as gi
 from gpuinterop._core import lifetime
 from tests.beside import elsewhere
 
-from .fake import FakeBackend, FakeDriver, Pinned, fake_device, memory_of, semaphore_of
+from .fake import FakeBackend, FakeDriver, FakeEverything, Pinned, fake_device, memory_of, semaphore_of
 
 SIZE = 4096
 Call = Callable[[], object]
@@ -456,7 +458,7 @@ def test_numpy_takes_no_memory_of_a_gpu(kind: int) -> None:
             with pytest.raises(TypeError) as caught:
                 call()
             assert isinstance(caught.value, gi.GpuInteropError)
-            for name in ("torch.from_dlpack(view)", "cupy.asarray(view)", "Buffer.copy_to_host"):
+            for name in ("torch.from_dlpack(view)", "cupy.asarray(view)", "view.to_numpy()"):
                 assert name in str(caught.value)
         any_: Any = view
         others: list[Call] = [lambda: memoryview(view), lambda: float(any_), lambda: bytes(view), lambda: list(any_)]
@@ -520,6 +522,55 @@ def test_a_pageable_copy_behind_a_pending_wait_is_refused(device: gi.Device, bac
         assert not [call for call in backend.calls if call[0] in ("copy", "copy_level")]
         backend.blocked.clear()
         buffer.copy_to_host(bytearray(4), stream=stream)
+
+
+def test_a_copy_behind_a_wait_that_passes_is_not_refused() -> None:
+    """The signal is there, and the stream has not got to it yet."""
+    device, backend = fake_device(backend=FakeEverything())
+    with memory_of(device) as memory, device.create_stream() as stream, device.create_semaphore(gi.TimelineFd) as own:
+        own.wait(stream, 4)
+        own.host_signal(4)
+        backend.blocked.add(stream.ptr)
+        with memory.map_buffer() as buffer:
+            buffer.copy_to_host(bytearray(4), stream=stream)
+        assert backend.calls[-1][0] == "copy"
+        backend.blocked.clear()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_views_copy_uses_the_bytes_of_both(device: gi.Device, backend: FakeBackend, given: bool) -> None:
+    """It is ordered behind earlier work with either, if it has no stream; and later work with either behind it."""
+
+    def behind(stream: gi.Stream, call: Call) -> bool:
+        backend.calls.clear()
+        call()
+        return any(one[0] == "wait_event" and one[2] == stream._handle for one in backend.calls)
+
+    with (
+        memory_of(device) as one, memory_of(device) as other,
+        device.create_stream() as first, device.create_stream() as second,
+    ):  # fmt: skip
+        mine, theirs = one.map_buffer(), other.map_buffer()
+        target, source = mine.view(256, offset=512), theirs.view(256, offset=512)
+        if given:
+            target.copy_from(source, stream=first)
+            for buffer in (mine, theirs):
+                fills = {at: partial(buffer.fill, 1, offset=at, size=16) for at in (0, 496, 512, 752, 768)}
+                assert [at for at, fill in fills.items() if behind(first, fill)] == [512, 752]
+        else:
+            mine.fill(1, stream=first)
+            theirs.fill(1, stream=second)
+            assert behind(first, lambda: target.copy_from(source))
+            assert behind(second, lambda: target.copy_from(source))
+            assert [len(buffer.mapping.uses) for buffer in (mine, theirs)] == [1, 1]
+            backend.on_synchronize = Mock(side_effect=KeyboardInterrupt)
+            with pytest.raises(KeyboardInterrupt):
+                target.copy_from(source)
+            backend.on_synchronize = Mock()
+            assert [len(buffer.mapping.uses) for buffer in (mine, theirs)] == [2, 2], "the copy may be under way"
+            theirs.close()
+            with pytest.raises(gi.ResourceClosedError):
+                target.copy_from(source)
 
 
 def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: FakeBackend) -> None:

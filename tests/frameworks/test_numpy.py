@@ -43,6 +43,9 @@ def test_bfloat16(party: Party) -> None:
         assert (array == expected).all()
     array += 1
     assert party.read(2 * COUNT) == (expected + ml_dtypes.bfloat16(1)).tobytes()
+    assert (view.to_numpy() == array).all()
+    view.copy_from(expected)
+    assert party.read(2 * COUNT) == expected.tobytes()
     assert np.asarray(view, dtype="float32").dtype == np.float32
     assert not np.shares_memory(np.array(view), array)
 

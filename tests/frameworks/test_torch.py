@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+from tests.programs import printed
 
 from .claims import claim, load
 from .in_place import check_in_place
@@ -33,6 +35,23 @@ def test_bfloat16(party: Party) -> None:
     tensor.mul_(2)
     assert tensor.float().sum().item() == 2 * COUNT
     assert party.read(2 * COUNT) == b"\x00\x40" * COUNT
+    party.buffer.view(COUNT, torch.bfloat16).copy_from(torch.ones(COUNT, dtype=torch.bfloat16))
+    assert party.read(2 * COUNT) == b"\x80\x3f" * COUNT
+
+
+SHARES: Final = """
+import gpuinterop as gi, torch
+tensor = torch.from_dlpack(gi.get_backend("host").device().empty((2, 3), torch.int16))
+with gi.share(tensor) as shared, gi.attach(str(shared)) as attached:
+    torch.from_dlpack(attached).copy_(torch.arange(6).view(2, 3))
+    print(tensor.tolist(), torch.from_dlpack(shared).tolist())
+"""
+
+
+def test_an_array_of_a_device_and_an_attachment() -> None:
+    """A tensor keeps the bytes of an array that was dropped; an attachment of one array is a tensor by itself."""
+    load("torch")  # in a process of its own, which shares before and after no other test
+    assert printed("-W", "error", "-c", SHARES) == "[[0, 1, 2], [3, 4, 5]] [[0, 1, 2], [3, 4, 5]]\n"
 
 
 @claim("torch", "device.wrap_stream(torch.cuda.current_stream())", access="stream",

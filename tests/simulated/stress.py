@@ -416,6 +416,16 @@ class Thread:
     def do_copy_to_host(self) -> None:
         self.buffer().copy_to_host(np.zeros(32, np.uint8), stream=self.stream_or_none())
 
+    def do_copy_view(self) -> None:
+        self.buffer().view(32).copy_from(self.buffer().view(32, offset=64), stream=self.stream_or_none())
+
+    def do_to_numpy(self) -> None:
+        self.buffer().view((4, 2), strides=(-8, 1), offset=24).to_numpy()
+
+    def do_empty(self) -> None:
+        if self.world.allocates:
+            Kept(self.world.device.empty((4, 4), "float32").__dlpack__(stream=-1))
+
     def do_array(self) -> None:
         view = self.buffer().view(32, "uint8")
         if self.world.device.info.is_cpu:

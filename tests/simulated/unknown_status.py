@@ -138,6 +138,7 @@ class Check:
             buffer.fill(7, stream=stream)
             buffer.copy_from_host(np.zeros(16, np.uint8))
             buffer.copy_to_host(np.zeros(16, np.uint8))
+            buffer.view(16).copy_from(buffer.view(16, offset=64))
             self.device.driver.is_pageable(self.device._handle, buffer.ptr)
 
     def peers_memory(self) -> None:
