@@ -12,7 +12,8 @@
 
 **The newest frame wins.** A frame is written into the slot that was published longest ago and that no reader uses. The
 writer never waits for a reader if there are enough slots: the readers that may read at once + 2. A reader on a GPU uses
-a slot until its stream has done the work of ``read``. With fewer slots the writer waits for a reader, and warns once.
+a slot until its stream has done the work of ``read``: one that runs late uses a slot for each frame that it has yet to
+read. With fewer slots the writer waits for a reader, and warns once.
 
 **Names** belong to the user: letters, digits, ``-``, ``_`` and ``.``. A name is a file in the folder of this user's
 sockets (`GPUINTEROP_SHARE_DIR`), which the publishing process keeps locked (``flock``), and which has the descriptor of
@@ -79,6 +80,7 @@ class Publisher(Resource):
         super().__init__(Lifetime("Publisher", _unlock, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
+        share._turns()  # raises where there are no timelines
         self._views = [share[slot] for slot in share]
         self.lifetime.create(lambda: (file, path))
 
