@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,21 @@ def test_sharing() -> None:
     assert "expected torch and a GPU" in figures["sharing tensors of torch"]["problem"]
 
 
+def test_frames_between_processes() -> None:
+    done = python("-m", "gpuinterop", "bench", "--backend", "host", "--quick", "--json", "--only", "sharing frames")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)["figures"]
+    assert {one["name"]: contenders(one) for one in found} == {
+        "a frame of 1 KiB, until another process has read it": ["gpuinterop", "shared memory, sequence lock"],
+        "a frame of 1 KiB, from its release until a reader that waits has it": ["gpuinterop", "a byte in a pipe"],
+        "all calls for a frame, of the writer and the reader": ["gpuinterop"],
+        "1080p at 60 a second, beside a reader that takes 1 s for each": ["gpuinterop"],
+    }
+    assert [one["problem"] for one in found[:3]] == [None] * 3
+    assert re.fullmatch(r"[\d.]+ a second; of 6 the fast reader missed \d, the slow one \d", found[3]["problem"])
+    assert all(one["median"] > 0 for figure in found for one in figure["times"])
+
+
 def test_a_process_that_takes_too_long_ends_with_its_stacks() -> None:
     program = """\
 from gpuinterop.cli.bench.clock import OURS, Times
@@ -160,7 +176,7 @@ if __name__ == "__main__":
 def test_frames(driver: str, mode: str, choose_driver: Callable[[str], None]) -> None:
     """A handoff may be bridged; a driver without a transfer queue is told."""
     choose_driver(driver)
-    found = parsed("--only", "frames")
+    found = parsed("--only", "frames on")
     where = f"compute queue{mode}"
     assert {name: contenders(figure) for name, figure in found["figures"].items()} == {
         "frames on a transfer queue": [],

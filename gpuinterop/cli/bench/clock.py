@@ -65,7 +65,7 @@ class Figure:
     judged_by : str
         Which part of the spread the ratio compares: ``median`` or ``p99``.
     problem : str
-        Why there are no times, or not those of all; empty if there are.
+        Why there are no times, or not those of all, or what was counted beside them; else empty.
     failed : bool
         Whether the reason is a failure, and not that the device cannot do it, or that something is not installed.
     """

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, TypeAlias
 
 from ...errors import DeviceNotFoundError
 from ...sharing import ArrayShare, AttachedArrays, attach, share
+from .camera import Camera
 from .clock import OURS, NotMeasured, Times, why
 from .rig import Bench
 
@@ -32,7 +33,7 @@ PATIENCE_S: Final = 10.0
 START_S: Final = 60.0
 """How long it may take where the process starts, or imports torch."""
 TURNS: Final = 50
-"""Calls that one time of `Work.turns` is the mean of."""
+"""Calls on arrays that one time of `Work.turns` is the mean of."""
 BY_HAND, BY_NAME, TORCH = "by hand", "shared_memory", "torch"
 Calls: TypeAlias = Mapping[str, Callable[[], Any]]
 """What is called, by figure."""
@@ -46,10 +47,12 @@ class Party:
     ----------
     backend : str
         Its backend.
+    *common
+        What it has in common with another process (see `Camera`).
     """
 
-    def __init__(self, backend: str) -> None:
-        self._process = ProcessPoolExecutor(1, get_context("spawn"), _start, (backend,))
+    def __init__(self, backend: str, *common: object) -> None:
+        self._process = ProcessPoolExecutor(1, get_context("spawn"), _start, (backend, common))
 
     def ask(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Future[Any]:
         """Ask for a method of `Work`; the result may take so long."""
@@ -77,7 +80,7 @@ class Party:
         self._process.shutdown()
 
 
-def _start(backend: str) -> None:
+def _start(backend: str, common: Sequence[Any]) -> None:
     global _work  # noqa: PLW0603 - what a process has one of
     faulthandler.dump_traceback_later(START_S, exit=True)
     if sys.platform != "win32":
@@ -86,7 +89,7 @@ def _start(backend: str) -> None:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a block of the host is a descriptor
     gc.disable()
-    _work = Work(Bench(backend, quick=True))
+    _work = Work(Bench(backend, quick=True), *common)
     gc.freeze()  # so that later collections are quick
     faulthandler.cancel_dump_traceback_later()
 
@@ -137,17 +140,12 @@ class _Pages:
         block.unlink()
 
 
-class Work:
-    """What a party does.
+class Work(Camera):
+    """What a party does."""
 
-    Parameters
-    ----------
-    bench : Bench
-    """
-
-    def __init__(self, bench: Bench) -> None:
-        self.device, self.by_hand = bench.device, bench.by_hand
-        self.is_host = bench.device.info.is_cpu
+    def __init__(self, bench: Bench, *common: Any) -> None:
+        super().__init__(bench, *common)
+        self.by_hand = bench.by_hand
         self._hand: Any = _Pages() if self.is_host else self.by_hand if hasattr(self.by_hand, "export") else None
         self._blocks: list[Any] = []
         """Blocks by hand. On a GPU our arrays lie in them, too."""
@@ -160,7 +158,7 @@ class Work:
 
     def close(self) -> None:
         """Let go of everything."""
-        for one in (*self._held, *self._shares):
+        for one in filter(None, (self._reader, self._writer, *self._held, *self._shares)):
             one.close()
         for block in self._blocks:
             self._hand.free(block)
@@ -231,34 +229,43 @@ class Work:
         self._events[0].record()
         return bytes(self._events[0].ipc_handle())
 
-    def turns(self, event: bytes | None, rounds: int) -> Times:
-        """Acquire and release what is held or shared, and make the calls that do as much.
+    def turns(self, event: bytes | None, rounds: int, each: int = TURNS) -> Times:
+        """Acquire and release what is held or shared, or write and read frames; and make the calls that do as much.
 
         Parameters
         ----------
         event : bytes, optional
             The other process's. Without it, this process's own is used, if there is one.
         rounds : int
+        each : int
+            How many calls one time is the mean of. Frames that are queued ahead are in slots of their own.
         """
 
         def run(calls: Calls, settle: Callable[[], Any]) -> Mapping[str, float]:
             took = dict.fromkeys(calls, 0.0)
-            for _ in range(TURNS):
+            for _ in range(each):
                 for figure, call in calls.items():
-                    took[figure] += timed(call)[0] / TURNS
+                    took[figure] += timed(call)[0] / each
             settle()
             return took
 
         return Times().rounds(rounds, {name: partial(run, *found) for name, found in self._turns(event).items()})
 
     def _turns(self, event: bytes | None) -> dict[str, tuple[Calls, Callable[[], Any]]]:
-        arrays = (self._held or self._shares)[0]
+        arrays: Any = next(iter((*self._held, *self._shares)), None)
+
+        def calls(acquire: Callable[[], Any], release: Callable[[], Any]) -> Calls:
+            """Those of one side; for a frame those of both."""
+            if arrays:
+                return {"acquire": acquire, "release": release}
+            return {"frame": lambda: (acquire(), release(), acquire(), release())}
 
         def ours(stream: Any) -> tuple[Calls, Callable[[], Any]]:
-            calls = {"acquire": lambda: arrays.acquire(stream), "release": lambda: arrays.release(stream)}
-            return calls, stream.synchronize if stream else gc.collect
+            of_arrays = calls(lambda: arrays.acquire(stream), lambda: arrays.release(stream))
+            of_frames = {"frame": lambda: self.both(stream)}
+            return of_arrays if arrays else of_frames, stream.synchronize if stream else gc.collect
 
-        found = {OURS: ours(None if self.is_host else self.device.create_stream())}
+        found = {OURS: ours(self._stream)}
         if event or self._events:
             torch = self._torch()
             stream = torch.cuda.Stream()
@@ -266,16 +273,13 @@ class Work:
             found["gpuinterop, a stream of ours"] = found[OURS]
             found[OURS] = ours(stream)
             found[f"{TORCH}'s IPC event"] = (
-                {"acquire": lambda: stream.wait_event(mine), "release": lambda: mine.record(stream)},
+                calls(lambda: stream.wait_event(mine), lambda: mine.record(stream)),
                 stream.synchronize,
             )
         if hasattr(self.by_hand, "word"):
             native = self.by_hand.stream()
             write, wait = self.by_hand.word(native)
-            found[BY_HAND] = (
-                {"acquire": lambda: wait(1), "release": lambda: write(1)},
-                lambda: self.by_hand.synchronize(native),
-            )
+            found[BY_HAND] = calls(lambda: wait(1), lambda: write(1)), lambda: self.by_hand.synchronize(native)
         return found
 
     # -- tensors of torch ------------------------------------------------------------------------------------------

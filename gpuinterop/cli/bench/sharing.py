@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing import Pipe
+from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceNotFoundError
 from ...exporters.vulkan.device import Device as VulkanDevice
 from ...exporters.vulkan.drivers import Instance
 from ...vulkan._buffer import import_array
-from .clock import OURS, Figure, Times
+from .camera import LOCK, PIPE, RATE, SMALL, WORDS
+from .clock import OURS, Figure, Spread, Times
 from .party import START_S, TORCH, Party
 
 if TYPE_CHECKING:
@@ -25,11 +29,11 @@ PART, PER_BLOCK = 4096, 500
 """Size in bytes of an array where many lie in a block, and how many do."""
 
 
-def _start(scope: ExitStack, bench: Bench, count: int) -> list[Party]:
+def _start(scope: ExitStack, bench: Bench, count: int, *common: object) -> list[Party]:
     """Make so many processes, which start when they are asked, and end with the scope."""
     if sys.platform != "linux":
         raise DeviceNotFoundError("expected Linux, where processes share arrays")
-    return [scope.enter_context(Party(bench.backend.name)) for _ in range(count)]
+    return [scope.enter_context(Party(bench.backend.name, *common)) for _ in range(count)]
 
 
 def _begin(parties: Sequence[Party], what: str, *arguments: object) -> None:
@@ -142,6 +146,50 @@ def order(bench: Bench) -> Iterator[Figure]:
             yield times.figure("release", f"release, the {side}")
 
 
+def frames(bench: Bench) -> Iterator[Figure]:
+    """Frames by name: from process to process, their calls, and at a camera's rate beside a reader that is slow."""
+    name = f"bench-{os.getpid()}"
+    with ExitStack() as scope:
+        common = RawArray("q", WORDS), RawArray("c", SMALL), [scope.enter_context(end) for end in Pipe(duplex=False)]
+        sender, reader, own = _start(scope, bench, 3, *common)
+        for party in (sender, reader):
+            party("camera", party is sender, name, SMALL, seconds=START_S)
+        first = 1
+        for key, until, theirs, rounds, pause in (
+            ("frame", "until another process has read it", LOCK, 500, 0.0),
+            ("return", "from its release until a reader that waits has it", PIPE, 100, 0.003),
+        ):
+            times = Times()
+            for way in (OURS, theirs) * 4:
+                numbers = range(first, first := first + bench.rounds(rounds))
+                with times.measuring(way):
+                    taken = reader.ask("takes", way, numbers)
+                    times.update(sender("sends", way, numbers, pause))
+                    taken.result()
+            yield times.figure(key, f"a frame of 1 KiB, {until}", "frame")
+        times = Times()
+        if not bench.device.info.is_cpu:
+            with times.measuring(f"{TORCH}'s IPC event"):
+                own("torch", False, seconds=START_S)
+                own("event")
+        with times.measuring(OURS):
+            for writes in (True, False):
+                own("camera", writes, f"{name}-own", SMALL, seconds=START_S)
+            times.update(own("turns", None, bench.rounds(1000), 2, seconds=START_S))
+        yield times.figure("frame", "all calls for a frame, of the writer and the reader", "frame")
+    with ExitStack() as scope:
+        sender, *readers = _start(scope, bench, 3)
+        for party in (sender, *readers):
+            party("camera", party is sender, name, 1080, 1920, 4, seconds=START_S)
+        count = bench.rounds(3 * RATE)
+        watched = [one.ask("watches", seconds) for one, seconds in zip(readers, (0.0, 1.0), strict=True)]
+        took = sender("films", count)
+        fast, slow = (count - one.result() for one in watched)
+        told = f"{count * 1e6 / sum(took):.1f} a second; of {count} the fast reader missed {fast}, the slow one {slow}"
+        what = f"1080p at {RATE} a second, beside a reader that takes 1 s for each"
+        yield Figure(what, "frame", {OURS: Spread.of(took)}, problem=told)
+
+
 def into_vulkan(bench: Bench) -> Iterator[Figure]:
     """Arrays become VkBuffers."""
     driver = bench.need_vulkan()
@@ -172,6 +220,7 @@ PARTS: Final = {
     "sharing one array": one,
     "sharing many arrays": many,
     "sharing in order": order,
+    "sharing frames": frames,
     "sharing with vulkan": into_vulkan,
 }
 """Functions that measure the figures."""
