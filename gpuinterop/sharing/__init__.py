@@ -46,14 +46,6 @@ from .frames import Frame, Publisher, Subscription, publish, subscribe
 from .offer import ArrayShare, share
 
 __all__ = [
-    "ArrayShare",
-    "AttachedArrays",
-    "Frame",
-    "Publisher",
-    "Subscription",
-    "acquire",
-    "attach",
-    "publish",
-    "share",
+    "ArrayShare", "AttachedArrays", "Frame", "Publisher", "Subscription", "acquire", "attach", "publish", "share",
     "subscribe",
-]
+]  # fmt: skip

@@ -292,7 +292,7 @@ class Subscription(NoCopy):
             See `latest`.
         """
         frame = Frame(self, timeout)
-        if not self._takes(frame) and not _runs_here():
+        if not self._takes(frame) and asyncio._get_running_loop() is None:
             self._wait(frame)
         return frame
 
@@ -512,15 +512,6 @@ def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None 
     if device is not None:
         check_device(device, "device")
     return Subscription(name, limit, device)
-
-
-def _runs_here() -> bool:
-    """Whether a loop of asyncio runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
