@@ -261,7 +261,7 @@ class Subscription(NoCopy):
     def latest(self) -> Frame | None:
         """Take the newest frame, if it was not taken before; None otherwise. Does not block.
 
-        It stays whole until it was read, or the next one is taken.
+        It stays whole until it was read, or the next one is waited for or taken.
 
         Raises
         ------
@@ -347,9 +347,10 @@ class Subscription(NoCopy):
                 self._join(0.0)
 
     def _wait(self, frame: Frame) -> None:
-        """Take the newest frame, once there is one that was not taken before."""
+        """Take the newest frame, once there is one that was not taken before. Give the last one back meanwhile."""
         while True:
             try:
+                self._reader.unclaim()  # the writer may wait for it
                 self._arrays.wait(newer_than=self._last, timeout=frame._left())
                 if self._takes(frame):
                     return
@@ -387,7 +388,7 @@ class Subscription(NoCopy):
 
 
 class Frame(NotAnArray):
-    """A frame that a `Subscription` has taken. It stays whole until it was read, or the next one is taken.
+    """A frame that a `Subscription` has taken. It stays whole until it was read, or a newer one is waited for or taken.
 
     Attributes
     ----------
@@ -425,7 +426,7 @@ class Frame(NotAnArray):
         Raises
         ------
         InvalidArgumentError
-            The frame was read, or a newer one was taken.
+            The frame was read, or a newer one was waited for or taken.
         PeerError
             The writer died before its stream had written the frame.
         """
@@ -434,7 +435,7 @@ class Frame(NotAnArray):
     def _begin(self, stream: Stream, timeout: float | None) -> View:
         if not (reader := self._reader).claims(self.number):
             raise InvalidArgumentError(
-                "frame", f"expected a frame to read, got frame {self.number}, which was read, or a newer one was taken."
+                "frame", f"expected a frame to read, got frame {self.number}, which was read or passed; take the next one."
             )
         try:
             reader.begin(stream, timeout)
@@ -462,6 +463,7 @@ class Frame(NotAnArray):
                     raise
             if self._left() == 0:
                 raise SemaphoreTimeoutError(f"{self._camera.name!r} has no newer frame; is its writer alive?")
+            self._camera._reader.unclaim()
             yield from asyncio.sleep(_POLL_S).__await__()
 
     def __getattr__(self, name: str) -> Any:

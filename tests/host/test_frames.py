@@ -93,8 +93,13 @@ def test_too_few_slots(writer: Shell, reader: Shell) -> None:
     writer.give("write(3)")
     reader("gate.host_signal(1)")
     writer.answer()
+    writer("write(4)")
+    reader("frame = camera.next(timeout=20)")  # and never reads it
+    reader.give("frame = camera.next(timeout=20)")
+    writer("write(5); write(6)")
+    reader.answer()
     writer("warnings.simplefilter('error'); camera._share._turns()._warned = False")
-    reader("frame = camera.next(timeout=20)")
+    reader("frame = camera.latest() or frame")
     with pytest.raises(Raised, match=r"RuntimeWarning: .* 2 slots, all in use; the writer waits for .*the reader in"):
         writer("write(4); write(5)")
     reader("del frame; camera.close()")
