@@ -202,10 +202,10 @@ class Lease(NoCopy):
 
     def check(self) -> None:
         """Raise if the writer has ended, or has closed the share."""
+        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it may have ended since
+            raise ResourceClosedError("the process that shared the arrays has closed the share.")
         if self.link.ended:
             raise PeerError(ENDED)
-        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):
-            raise ResourceClosedError("the process that shared the arrays has closed the share.")
 
     def leave(self) -> None:
         """Release, and do not acquire again."""

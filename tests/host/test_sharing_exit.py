@@ -1,4 +1,4 @@
-"""A process that attaches, closes and exits at once: nothing is reported, and the share ends."""
+"""A process that closes and exits at once: nothing is reported, the share ends, and its readers know why."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 
 import gpuinterop as gi
 from tests.programs import python
+
+from .shells import Raised, pair
 
 BEGIN = """
 import atexit, sys, gpuinterop as gi
@@ -32,3 +34,14 @@ def test_an_attachment_ends_with_its_process(program: str) -> None:
         done = python("-W", "error", "-c", BEGIN + program, bytes(shared).hex(), GPUINTEROP_BACKEND="host")
         assert (done.returncode, done.stderr) == (0, "")
         shared.close(timeout=20)
+
+
+def test_a_writer_that_closes_and_exits_has_not_died() -> None:
+    with pair() as (writer, reader):
+        reader("attached = gi.attach(descriptor); attached.wait(newer_than=-1)")
+        writer("share.close()")
+        writer.kill()
+        reader.until("attached.lifetime.handle.link.ended")
+        with pytest.raises(Raised, match="ResourceClosedError: the process that shared the arrays has closed"):
+            reader("attached.wait(newer_than=0, timeout=20)")
+        reader("attached.close()")
