@@ -91,6 +91,7 @@ class Link(Holds):
                 self._connect(descriptor.address, left, users)
             except BaseException:
                 self.end()
+                self._owned.close()
                 raise
 
     def _connect(self, path: str, left: Left, users: Collection[int]) -> None:

@@ -155,6 +155,7 @@ class Offered(NoCopy, Offer):
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
         own: Word = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
+        own.lifetime.warns = False  # the share warns
         for buffer in range(max(1, self.buffers)):
             writer.page.slots[SLOTS * buffer + place] = 0
         writer.leases[place] = own

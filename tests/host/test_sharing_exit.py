@@ -7,7 +7,7 @@ import pytest
 import gpuinterop as gi
 from tests.programs import python
 
-from .shells import Raised, pair
+from .shells import Raised, Shell
 
 BEGIN = """
 import atexit, sys, gpuinterop as gi
@@ -37,11 +37,17 @@ def test_an_attachment_ends_with_its_process(program: str) -> None:
 
 
 def test_a_writer_that_closes_and_exits_has_not_died() -> None:
-    with pair() as (writer, reader):
-        reader("attached = gi.attach(descriptor); attached.wait(newer_than=-1)")
-        writer("share.close()")
-        writer.kill()
+    """It leaves nothing open for the readers that are attached; they know that it has closed, and attach no more."""
+    strict = {"PYTHONWARNINGS": "error::ResourceWarning"}
+    with Shell(**strict) as reader:
+        with Shell(**strict) as writer:
+            writer("share = gi.share(np.arange(4), copy=True)")
+            descriptor = writer.descriptor("share")
+            reader(f"attached = gi.attach({descriptor}); attached.wait(newer_than=-1, timeout=20)")
+            writer("share.close()")
         reader.until("attached.lifetime.handle.link.ended")
         with pytest.raises(Raised, match="ResourceClosedError: the process that shared the arrays has closed"):
             reader("attached.wait(newer_than=0, timeout=20)")
+        with pytest.raises(Raised, match=r"PeerError: .*ask for a new descriptor|PeerError: .*it is not there"):
+            reader(f"gi.attach({descriptor})")
         reader("attached.close()")
