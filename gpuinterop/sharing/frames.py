@@ -333,11 +333,11 @@ class Subscription(NoCopy):
     def _takes(self, frame: Frame) -> bool:
         """Take the newest frame, if it was not taken before."""
         while True:
-            reader, before = self._reader, self._last
-            if (number := reader.claim(before)) is not None:
+            reader, before, views = self._reader, self._last, self._views
+            if views and (number := reader.claim(before)) is not None:  # none after `close`
                 frame.number, frame.dropped = number, number - before - 1 if before else 0
                 frame.restarted, self._restarted = self._restarted, False
-                frame._reader, frame._arrays, frame._view = reader, self._arrays, self._views[reader.buffer]
+                frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
                 self._last = number
                 return True
             try:
@@ -435,7 +435,8 @@ class Frame(NotAnArray):
     def _begin(self, stream: Stream, timeout: float | None) -> View:
         if not (reader := self._reader).claims(self.number):
             raise InvalidArgumentError(
-                "frame", f"expected a frame to read, got frame {self.number}, which was read or passed; take the next one."
+                "frame",
+                f"expected a frame to read, got {self.number}, which was read or passed over; take the next one.",
             )
         try:
             reader.begin(stream, timeout)

@@ -43,7 +43,15 @@ from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
-from ..errors import GpuInteropError, HandleError, InvalidArgumentError, PeerError, SemaphoreTimeoutError, again
+from ..errors import (
+    GpuInteropError,
+    HandleError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+    again,
+)
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
 from .link import ENDED
@@ -459,12 +467,15 @@ class FrameReader(Reader):
 
     def claim(self, newer_than: int) -> int | None:
         """Claim the newest frame, in place of the one that is claimed; its number, or None if there is no newer one."""
+        return system.under(self._guard, self._claim, newer_than)
+
+    def _claim(self, newer_than: int) -> int | None:
         slots = self.page.slots
-        while True:
+        while not isinstance(self.failure, ResourceClosedError):  # else it may have left the order
             number, word = self.page.newest()
             if number <= newer_than:
                 return None
-            self.unclaim()
+            self._unclaim()
             self.buffer = word >> _BUFFER
             at = SLOTS * self.buffer + self._slot
             self._before = slots[at]
@@ -473,6 +484,7 @@ class FrameReader(Reader):
             if self.page.words[_TURN] == word:
                 self._version = number
                 return number
+        return None
 
     def claims(self, number: int) -> bool:
         """Whether a frame is claimed, and not read yet."""
@@ -480,7 +492,10 @@ class FrameReader(Reader):
 
     def unclaim(self) -> None:
         """Claim no frame; one that is read is not a claim any more."""
-        if self._before is not None:
+        system.under(self._guard, self._unclaim)
+
+    def _unclaim(self) -> None:
+        if self._before is not None and not isinstance(self.failure, ResourceClosedError):
             self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._before, None
 
     def is_whole(self) -> bool:
