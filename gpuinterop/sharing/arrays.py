@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from .._arguments import check_timeout
+from .._arguments import NotAnArray, check_timeout
 from .._core.device import Device
 from .._core.interchange import View
 from .._core.memory import Buffer
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Access(Generic[T]):
+class Access(Generic[T], NotAnArray):
     """What ``write`` and ``read`` return: acquires where a ``with`` begins, and releases where it ends."""
 
-    __slots__ = ("_accessed", "_arrays", "_stream", "_timeout", "_turn", "_turns")
+    _as_array = "with shared.write(stream) as array, or read(stream) as array"
 
     def __init__(self, arrays: Arrays, accessed: Any, stream: object, timeout: float | None) -> None:
         self._arrays, self._accessed, self._stream, self._timeout = arrays, accessed, stream, timeout

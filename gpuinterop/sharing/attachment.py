@@ -253,7 +253,8 @@ class AttachedArrays(Arrays):
     """
 
     def __init__(self, device: Device, contents: Contents, lease: Lease, label: str | None) -> None:
-        super().__init__(Lifetime("AttachedArrays", Lease.end, device=device.streams, label=label))
+        noun = "Subscription" if lease.buffers else "AttachedArrays"
+        super().__init__(Lifetime(noun, Lease.end, device=device.streams, label=label))
         self.device, self._contents = device, contents
         self.key = lease.descriptor.process, lease.descriptor.serial
         lease.label, lease.device = self.label, device
@@ -353,7 +354,7 @@ class AttachedArrays(Arrays):
                 return found
             self._check()
             if (rest := left()) == 0:
-                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} after {timeout:g} s.")
+                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} in time.")
             if time.monotonic() < spins:
                 system.relax()
             else:

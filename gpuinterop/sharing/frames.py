@@ -67,6 +67,8 @@ class Publisher(Resource):
         The name.
     device : Device
         The device that has the frames.
+    shape, dtype
+        Of each frame, as `View` has them.
 
     Examples
     --------
@@ -77,11 +79,12 @@ class Publisher(Resource):
     """
 
     def __init__(self, name: str, path: str, file: int, share: ArrayShare) -> None:
-        super().__init__(Lifetime("Publisher", _unlock, device=share.device.streams, label=name))
+        super().__init__(Lifetime("name", _unlock, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
         share._turns()  # raises where there are no timelines
         self._views = [share[slot] for slot in share]
+        self.shape, self.dtype = self._views[0].shape, self._views[0].dtype
         self.lifetime.create(lambda: (file, path))
 
     def write(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
@@ -225,6 +228,10 @@ class Subscription(NoCopy):
     ----------
     name : str
         The name.
+    device : Device
+        The device that has the frames here.
+    shape, dtype
+        Of each frame, as `View` has them.
 
     Examples
     --------
@@ -239,19 +246,16 @@ class Subscription(NoCopy):
     >>> viewer.close()
     """
 
-    def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
-        self.name, self._timeout, self._device = name, timeout, device
-        self._path = _path(name)
-        self._arrays, self._reader = self._found(timeout)
-        self._views = [self._arrays[slot] for slot in self._arrays]
-        self._last = 0
-        """Number of the last frame that was taken."""
-        self._restarted = False
+    _arrays: AttachedArrays
+    _views: list[View]
+    _last: int
+    """Number of the last frame that was taken."""
 
-    @property
-    def device(self) -> Device:
-        """The device that has the frames here."""
-        return self._arrays.device
+    def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
+        self.name, self._timeout, self._wanted = name, timeout, device
+        self._path = _path(name)
+        self._join(timeout)
+        self._restarted = False
 
     @property
     def ended(self) -> bool:
@@ -367,7 +371,7 @@ class Subscription(NoCopy):
             try:
                 with open(self._path, "rb") as file:
                     descriptor = file.read()
-                found = attached(descriptor, limit, self._device, (), self.name, frames=True)
+                found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
                 try:
                     return found, cast(FrameReader, found._turns(limit))
                 except BaseException:
@@ -376,15 +380,22 @@ class Subscription(NoCopy):
             except (OSError, ResourceClosedError, InvalidArgumentError) as problem:
                 # It has died, or is about to write the file.
                 if rest == 0:
-                    raise PeerError(f"expected a process that publishes {self.name!r}, got none: {problem}") from None
+                    raise PeerError(
+                        f"expected a process that publishes {self.name!r}, got none; start one as this user, with the "
+                        f"same folder: {problem}"
+                    ) from None
             time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
-        """Go on with another writer, in place of one that has died."""
-        before, (self._arrays, self._reader) = self._arrays, self._found(timeout)
+        """Begin with a writer, or go on with another one in place of one that has died."""
+        before = getattr(self, "_arrays", None)
+        self._arrays, self._reader = self._found(timeout)
         self._views = [self._arrays[slot] for slot in self._arrays]
+        first, self.device = self._views[0], self._arrays.device
+        self.shape, self.dtype = first.shape, first.dtype
         self._last, self._restarted = 0, True
-        before.close()
+        if before is not None:
+            before.close()
 
 
 class Frame(NotAnArray):

@@ -254,7 +254,8 @@ class ArrayShare(Arrays):
 
     def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
         device = offer.device
-        super().__init__(Lifetime("ArrayShare", Offered.close, device=device.streams, label=label))
+        noun = "Publisher" if offer.buffers else "ArrayShare"
+        super().__init__(Lifetime(noun, Offered.close, device=device.streams, label=label))
         self.device, self._contents = device, offer.told
         offer.label = self.label
         self._immutable = next((name for name, one in offer.told.arrays.items() if one.read_only), None)

@@ -201,7 +201,7 @@ def test_what_readers_are_told() -> None:
     with pair() as (exporter, reader):
         reader("attached = gi.attach(descriptor)")
         assert reader("attached.version, attached.wait(newer_than=-1), attached.ended") == [0, 0, False]
-        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .* no version newer than 0 after 0"):
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .* no version newer than 0 in time"):
             reader("attached.wait(newer_than=0, timeout=0.01)")
         reader.give("attached.wait(newer_than=1, timeout=20)")
         for version in (1, 2):
