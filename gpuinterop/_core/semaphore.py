@@ -701,9 +701,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         """
         limit = None if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores][-1]
         numbers = self._check_values(values, self._cannot_wait)
-        if (
-            limit is not None or not self._direct
-        ):  # the host has a wait for each, and so have stream words and the bridge
+        if limit is not None or not self._direct:  # the host waits for each, and so do stream words and the bridge
             if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
                 self._look_closer(check_stream(self.device, stream))
             left, taken = None if limit is None else system.seconds_left(limit), []
@@ -714,7 +712,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
                     )
                     if left and not semaphore.takes_value:
                         taken.append(semaphore)
-            except SemaphoreTimeoutError:
+            except BaseException:
                 for semaphore in taken:  # the caller may try again
                     with suppress(UnsupportedError):  # a sync file stays signalled
                         semaphore.host_signal()

@@ -486,10 +486,17 @@ def check_foreign_device(device: Device, stream: object) -> None:
         )
 
 
+def _owns(owner: object) -> bool:
+    """Whether a library's stream lives as long as its object: one that wraps a number may be destroyed before."""
+    kind = type(owner)
+    library = kind.__module__.partition(".")[0]
+    return library in ("torch", "cupy", "numba") and kind.__name__ == "Stream" and not getattr(owner, "external", False)
+
+
 def check_stream(device: Device, stream: object) -> Stream:
     """Return our stream, or that of another library's as `Device.wrap_stream` makes it; raise if it cannot be used.
 
-    The device remembers the last one of another library, and keeps the library's object alive with it.
+    The device remembers the last stream that an object of torch, CuPy or numba owns, and keeps the object alive.
     """
     if not isinstance(stream, Stream):
         pointer, owner = foreign_pointer(stream)
@@ -498,7 +505,7 @@ def check_stream(device: Device, stream: object) -> Stream:
         # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
         if last is None or known is None or known.failure is not None or last._failure is not None:
             last = device.wrap_stream(stream)
-            device._last_stream = None if owner is None and pointer else last
+            device._last_stream = last if not pointer or _owns(owner) else None
         elif not pointer:  # of each device
             check_foreign_device(device, stream)
         stream = last

@@ -36,7 +36,11 @@ class Access(Generic[T], NotAnArray):
         self._stream = stream = self._arrays._stream(self._stream)
         self._turns = turns = self._arrays._turns()
         self._turn = turns._turn + 1
-        found: T = self._accessed._begin(stream, self._timeout)
+        try:
+            found: T = self._accessed._begin(stream, self._timeout)
+        except Exception:  # it has not acquired, or has released
+            del self._turns
+            raise
         return found
 
     def __exit__(self, _kind: object, error: object, _traceback: object) -> None:

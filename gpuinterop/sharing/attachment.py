@@ -13,7 +13,7 @@ from struct import pack
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from .. import system
-from .._arguments import NoCopy, check_timeout
+from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
 from .._core.interchange import View
@@ -346,6 +346,7 @@ class AttachedArrays(Arrays):
         1
         """
         left = system.seconds_left(check_timeout(timeout))
+        check_int(newer_than, "newer_than", minimum=-1)
         page = self._turns(timeout).page
         spins = time.monotonic() + system.SPIN_S
         while True:

@@ -52,6 +52,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _ALIGNMENT: Final = 256
 _LOOK_S: Final = 0.02
 """Seconds between two looks whether somebody publishes a name."""
+_ANSWER_S: Final = 0.05
+"""Seconds that another writer is given to answer, also by a call that does not block."""
 _POLL_S: Final = 0.0005
 """Seconds between two looks for a frame that is awaited."""
 _files: Final[dict[int, None]] = {}
@@ -79,7 +81,7 @@ class Publisher(Resource):
     """
 
     def __init__(self, name: str, path: str, file: int, share: ArrayShare) -> None:
-        super().__init__(Lifetime("name", _unlock, device=share.device.streams, label=name))
+        super().__init__(Lifetime("Publisher", _unlock, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
         share._turns()  # raises where there are no timelines
@@ -206,8 +208,7 @@ def publish(
             arrays = {str(slot): view for slot, view in enumerate(views)}
             share = share_described(device, arrays, None, name, buffers=count)
         try:
-            os.ftruncate(file, 0)
-            os.pwrite(file, bytes(share), 0)
+            os.ftruncate(file, os.pwrite(file, bytes(share), 0))
             return Publisher(name, path, file, share)
         except BaseException:
             share.close()
@@ -248,6 +249,7 @@ class Subscription(NoCopy):
 
     _arrays: AttachedArrays
     _views: list[View]
+    _closed = False
     _last: int
     """Number of the last frame that was taken."""
 
@@ -264,6 +266,8 @@ class Subscription(NoCopy):
 
     def latest(self) -> Frame | None:
         """Take the newest frame, if it was not taken before; None otherwise. Does not block.
+
+        After the death of a writer it looks for another one, which it gives 50 ms to answer.
 
         It stays whole until it was read, or the next one is waited for or taken.
 
@@ -321,7 +325,8 @@ class Subscription(NoCopy):
 
     def close(self, timeout: float | None = None) -> None:
         """Give the frames back; a frame that is being read is released. See `AttachedArrays.close`."""
-        self._views = []
+        check_timeout(timeout)
+        self._closed, self._views = True, []
         self._arrays.close(timeout)
 
     def __enter__(self) -> Self:
@@ -338,7 +343,11 @@ class Subscription(NoCopy):
         """Take the newest frame, if it was not taken before."""
         while True:
             reader, before, views = self._reader, self._last, self._views
-            if views and (number := reader.claim(before)) is not None:  # none after `close`
+            if (
+                views  # none after `close`
+                and (number := reader.claim(before)) is not None
+                and (reader.failure is None or reader.is_whole())
+            ):
                 frame.number, frame.dropped = number, number - before - 1 if before else 0
                 frame.restarted, self._restarted = self._restarted, False
                 frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
@@ -366,19 +375,22 @@ class Subscription(NoCopy):
         """Attach what the name's writer shares, once there is one, and take a place in its order."""
         left = system.seconds_left(timeout)
         while True:
+            if self._closed:
+                raise ResourceClosedError(f"{self!r}; subscribe again.")
             rest = left()
-            limit = 10.0 if rest is None else max(1.0, rest)  # a process that is asked is given some time
+            limit = 10.0 if rest is None else max(_ANSWER_S, rest)
             try:
                 with open(self._path, "rb") as file:
                     descriptor = file.read()
+                if not descriptor:
+                    raise FileNotFoundError("its writer is about to begin")
                 found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
                 try:
                     return found, cast(FrameReader, found._turns(limit))
                 except BaseException:
                     found.close()
                     raise
-            except (OSError, ResourceClosedError, InvalidArgumentError) as problem:
-                # It has died, or is about to write the file.
+            except (FileNotFoundError, PeerError, ResourceClosedError) as problem:
                 if rest == 0:
                     raise PeerError(
                         f"expected a process that publishes {self.name!r}, got none; start one as this user, with the "
@@ -396,6 +408,8 @@ class Subscription(NoCopy):
         self._last, self._restarted = 0, True
         if before is not None:
             before.close()
+        if self._closed:  # by another thread, meanwhile
+            self.close()
 
 
 class Frame(NotAnArray):
@@ -556,7 +570,8 @@ def _locked(path: str, name: str) -> int:
 def _unlock(owned: tuple[int, str]) -> None:
     file, path = owned
     with suppress(OSError):
-        os.unlink(path)
+        if os.path.samestat(os.stat(path), os.fstat(file)):  # else it was removed, and is another writer's
+            os.unlink(path)
     _close(file)
 
 

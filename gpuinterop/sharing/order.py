@@ -105,10 +105,11 @@ class ControlPage(NoCopy):
 
     def publish(self, turn: int, buffer: int) -> None:
         """Tell of a version, and wake the threads that wait for it."""
+        if asleep := self.words[_ASLEEP]:
+            self.words[_ASLEEP] = 0  # first: who sets it from now on sees the version, or is seen below
         self.words[_TURN] = 2 * turn | buffer << _BUFFER
         system.full_fence()
-        if self.words[_ASLEEP]:
-            self.words[_ASLEEP] = 0
+        if asleep or self.words[_ASLEEP]:
             self.wake()
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class _Turns(NoCopy):
 
     def _wait(self, stream: Stream, word: Word, value: int, left: Callable[[], float | None]) -> None:
         if (now := value_of(word)) < value:
-            if left is not _ALWAYS or (not stream._ptr and stream.device.info.is_cpu):
+            if left is not _ALWAYS or _is_here(stream):
                 now = self._wait_here(word, value, left)
             else:
                 word._wait_asked(stream, value)
@@ -205,7 +206,7 @@ class _Turns(NoCopy):
             if self.failure is not None:
                 raise again(self.failure)
             if (rest := left()) == 0:
-                who = "the writer" if word is self.writer else word.label
+                who = "the writer" if word is self.writer else _name(word)
                 raise SemaphoreTimeoutError(
                     f"{self.label} was not free in time: {who} is between acquire and release, or its stream is still "
                     "at work."
@@ -241,10 +242,10 @@ class _Turns(NoCopy):
         before, turn = self._told_by, self._turn
         if (stream := self._stream if self.inside else before) is None:
             return
-        passed = _end_of(stream)
+        tells = partial(self._tells, turn, _end_of(stream), before)
+        loop().look_again(tells)  # first: another interrupt may strike
         self._leave(None)
-        if not self._tells(turn, passed, before):
-            loop().look_again(partial(self._tells, turn, passed, before))
+        tells()
 
     def _tells(self, turn: int, passed: Callable[[], bool], before: KnownStream | None) -> bool:
         """Signal once a stream has done its work so far, and the one `before` has signalled or failed."""
@@ -340,16 +341,18 @@ class FrameWriter(Writer):
         system.under(self._guard, self._begin, stream, _time_left(timeout))
 
     def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
+        known, queues = stream._known_as(), left is _ALWAYS and not _is_here(stream)
         if self.inside:
-            self._check(stream._known_as(), enters=True)
-        if self._find() is not None:
-            self._wait_for_buffer(left)
-        _acquire([(self, stream, stream._known_as())], (), left)
+            self._check(known, enters=True)
+        if self._find(queues=queues) is not None:
+            self._check(known, enters=True)
+            self._wait_for_buffer(left, queues=queues)
+        _acquire([(self, stream, known)], (), left)
 
-    def _wait_for_buffer(self, left: Callable[[], float | None]) -> None:
-        """Block the calling thread while readers have claimed all buffers, which no stream can wait for."""
+    def _wait_for_buffer(self, left: Callable[[], float | None], *, queues: bool) -> None:
+        """Block the calling thread until a buffer is free, or may be waited for by the stream."""
         for pause in system.pauses():
-            if (holders := self._find()) is None:
+            if (holders := self._find(queues=queues)) is None:
                 return
             if self.failure is not None:
                 raise again(self.failure)
@@ -357,8 +360,8 @@ class FrameWriter(Writer):
                 raise SemaphoreTimeoutError(f"{self.label} had no slot that is free; in use by {holders}.")
             time.sleep(pause)
 
-    def _find(self) -> str | None:
-        """Find a buffer to take; return who holds all of them, if there is none."""
+    def _find(self, *, queues: bool) -> str | None:
+        """Find a buffer to take, if it queues also one that the stream waits for; else return who holds all."""
         newest = self.page.words[_TURN] >> _BUFFER
         system.full_fence()  # who claims another buffer from now on sees that it is not the newest
         others = [one for one in range(len(self._written)) if one != newest]
@@ -368,7 +371,7 @@ class FrameWriter(Writer):
             self._readers = used[self.taken] = self._uses(self.taken)
             if not self._readers:
                 return None
-        holders = ", ".join(dict.fromkeys(lease.label for uses in used.values() for lease, _ in uses))
+        holders = ", ".join(dict.fromkeys(_name(lease) for uses in used.values() for lease, _ in uses))
         if not self._warned:
             self._warned = True
             warnings.warn(
@@ -377,8 +380,8 @@ class FrameWriter(Writer):
                 RuntimeWarning,
                 stacklevel=2,
             )
-        for self.taken, self._readers in used.items():
-            if all(turn < POISON for _, turn in self._readers):  # no claims: streams will release it
+        for self.taken, self._readers in reversed(used.items()):  # a slow reader has an old one
+            if queues and all(turn < POISON for _, turn in self._readers):  # a stream cannot wait for a claim
                 return None
         return holders
 
@@ -421,12 +424,11 @@ class Reader(_Turns):
         if (
             writer is not None
             and writer.inside
-            and writer._stream is stream
-            and (stream.pointer or writer.thread == threading.get_ident())
+            and (writer._stream is stream if stream.pointer else writer.thread == threading.get_ident())
         ):
             raise InvalidArgumentError(
                 "order",
-                f"expected {writer.label} to be released, the same stream still writes it; release it, or "
+                f"expected {writer.label} to be released, this thread or stream still writes it; release it, or "
                 f"{self.label} waits for ever.",
             )
         self.page.slots[self._slot] = self._turn
@@ -504,8 +506,14 @@ class FrameReader(Reader):
 
     def begin(self, stream: Stream, timeout: float | None) -> None:
         """Acquire the frame that is claimed."""
+        system.under(self._guard, self._begin, stream, _time_left(timeout))
+
+    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
         known = stream._known_as()
-        system.under(self._guard, _acquire, [(self, stream, known)], (), _time_left(timeout))
+        if left is not _ALWAYS:  # first: a frame that is late stays claimed
+            self._check(known, enters=True)
+            self._wait_here(self.writer, self._version + 1, left)
+        _acquire([(self, stream, known)], (), left)
 
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._turn, None
@@ -535,6 +543,16 @@ def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: 
                 guard.release()
             except RuntimeError:
                 pass
+
+
+def _is_here(stream: Stream) -> bool:
+    """Whether a stream is the calling thread."""
+    return not stream._ptr and stream.device.info.is_cpu
+
+
+def _name(word: Word) -> str:
+    """What a message calls a timeline's process."""
+    return word.lifetime.naming[2] or word.label
 
 
 def _time_left(timeout: float | None) -> Callable[[], float | None]:

@@ -214,6 +214,7 @@ class Word:
 
     def __init__(self, process: Process, name: str, cell: list[int] | None = None) -> None:
         self.process, self.name, self.label, self.closed, self.lifetime = process, name, name, False, self
+        self.naming = "", 0, name
         self.cell = [0] if cell is None else cell
         self.tell = process.world.tell
 

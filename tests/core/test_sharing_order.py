@@ -52,7 +52,7 @@ FRAME_MUTANTS: dict[str, Mutant] = {
         "self._readers = used[self.taken] = self._uses(self.taken)",
         "self._readers = []",
     ),
-    "a stream waits for a claim": ("turn < POISON", "True"),
+    "a stream waits for a claim": ("if queues and all(turn < POISON for _, turn in self._readers):", "if queues:"),
     "a frame that was given up is published": ("        if self.whole:\n", "        if True:\n"),
     "a frame whose stream fails is published": (
         "        self.whole = False\n        super()._give_up()",

@@ -57,10 +57,12 @@ def test_other_libraries_streams_are_understood_and_kept_alive(device: gi.Device
 
 
 def test_the_last_stream_of_another_library_is_remembered(backend: FakeBackend) -> None:
-    """By its pointer, as long as its owner lives; a bare number may be another stream by then."""
+    """By its pointer, if the object owns it; a number, or a wrapper of one, may be another stream by then."""
     device, _ = fake_device(dlpack=(2, 0), backend=backend)
-    first = check_stream(device, Torch())
-    assert check_stream(device, Torch()) is first
+    Owner = type("Stream", (Torch,), {"__module__": "torch.cuda.streams"})
+    first = check_stream(device, Owner())
+    assert check_stream(device, Owner()) is first
+    assert check_stream(device, CuPy()) is not check_stream(device, CuPy())
     assert first.lifetime.keep is not None
     assert check_stream(device, CuPy()).ptr == 80
     assert check_stream(device, 112) is not check_stream(device, 112)
@@ -70,13 +72,13 @@ def test_the_last_stream_of_another_library_is_remembered(backend: FakeBackend) 
         check_stream(device, Default(1))
 
     for others in (False, True):  # a failure is told once, by whatever wrapper
-        wrapper = check_stream(device, Torch())
+        wrapper = check_stream(device, Owner())
         (wrapper.known or wrapper._known_as()).fail(gi.PeerError("died"))
         with pytest.raises(gi.PeerError, match="died"):
-            check_stream(device, Torch())
+            check_stream(device, Owner())
         if others:
-            device.wrap_stream(Torch())
-        assert check_stream(device, Torch()) is not wrapper
+            device.wrap_stream(Owner())
+        assert check_stream(device, Owner()) is not wrapper
 
 
 @pytest.mark.parametrize("bad", [None, True, "stream", -1, object(), NewerProtocol(), np.zeros(1)])

@@ -106,6 +106,57 @@ def test_too_few_slots(writer: Shell, reader: Shell) -> None:
     writer("write(6)")
 
 
+def test_the_writer_takes_the_first_slot_that_is_free(writer: Shell, reader: Shell) -> None:
+    """The one that was published longest ago; with one too few, whichever of two readers gives its slot back first."""
+    taken = "[(write(5), camera._share._turns().taken)[1] for _ in range(6)]"
+    assert writer(taken) == [1, 0, 2, 1, 0, 2]
+    with Shell() as slow:
+        slow("camera = gi.subscribe('camera'); reads = camera.next(timeout=20).read(); picture = reads.__enter__()")
+        writer("write(6)")
+        reader("reads = camera.next(timeout=20).read(); reads.__enter__()")
+        writer("write(7)")
+        writer("import warnings; warnings.simplefilter('ignore')")
+        writer.give("write(8)")
+        reader("reads.__exit__(None, None, None)")
+        writer.answer()
+        slow("reads.__exit__(None, None, None); camera.close()")
+
+
+def test_a_late_frame_stays_claimed(writer: Shell, reader: Shell) -> None:
+    writer("stream, gate = gi.device().create_stream(), gi.device().create_semaphore(gi.TimelineFd)")
+    writer("gate.wait(stream, 1)\nwith camera.write(stream): pass")
+    reader("frame, stream = camera.next(timeout=20), gi.device().create_stream()")
+    with pytest.raises(Raised, match=r"SemaphoreTimeoutError: Subscription .* was not free in time: the writer"):
+        reader("frame.read(stream, timeout=0.02).__enter__()")
+    writer("gate.host_signal(1)")
+    reader("with frame.read(stream, timeout=20): pass")
+
+
+def test_what_a_dropped_with_releases(writer: Shell, reader: Shell) -> None:
+    """Its own turn, as after an interrupt; one that was refused has none, and ends nobody else's."""
+    writer("writes = camera.write(); writes.__enter__(); refused = camera.write()")
+    with pytest.raises(Raised, match=r"InvalidArgumentError: order: acquire of Publisher .* is out of turn"):
+        writer("refused.__enter__()")
+    writer("writes.__exit__(None, None, None); writes = camera.write(); frame = writes.__enter__()")
+    writer("refused = None; loop()._look()")
+    writer("np.asarray(frame)[:] = 7; writes.__exit__(None, None, None)")
+    assert reader("watch(1)") == [[7, 2, 0, False]]
+    writer("writes = camera.write(); writes.__enter__(); del writes")
+    writer.until("not camera._share._turns().inside")
+    writer("write(8)")
+    assert reader("watch(2)[-1][0]") == 8
+
+
+def test_a_close_while_it_waits_for_another_writer(writer: Shell, reader: Shell) -> None:
+    writer("write(1)")
+    reader("thread = threading.Thread(target=watch, args=(9,)); thread.start()")
+    reader.until("len(seen) == 1")
+    writer.kill()
+    reader.until("camera.ended")
+    reader("camera.close(); thread.join(20)")
+    assert not reader("thread.is_alive()")
+
+
 def test_a_frame_that_is_given_up_is_never_seen(writer: Shell, reader: Shell) -> None:
     writer("write(1)")
     with pytest.raises(Raised, match="ZeroDivisionError"):
@@ -155,7 +206,12 @@ def test_names(writer: Shell, sockets: Path) -> None:
         other("camera.close()")
         writer(PUBLISH)  # a child of the last writer keeps nothing
         writer("camera.close()")
-        other("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); camera = gi.publish('camera', 4); camera.close()")
+        other("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); camera = gi.publish('camera', 4)")
+        name = sockets / "gpuinterop-camera.frames"
+        name.unlink()  # as a cleaner of temporary files does
+        writer(PUBLISH)
+        other("camera.close()")
+        assert name.exists()
 
 
 def test_coroutines(writer: Shell, reader: Shell) -> None:
