@@ -24,7 +24,14 @@ from .._core.registry import get_backend, search
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import InvalidArgumentError, PeerError, ResourceClosedError, SemaphoreTimeoutError, UnsupportedError
+from ..errors import (
+    GpuInteropError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+    SemaphoreTimeoutError,
+    UnsupportedError,
+)
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS, Message
 from .arrays import Access, Arrays
@@ -350,10 +357,12 @@ class AttachedArrays(Arrays):
         page = self._turns(timeout).page
         spins = time.monotonic() + system.SPIN_S
         while True:
+            over = self._over()  # first: the last version comes before the end
             found, seen = page.newest()
             if found > newer_than:
                 return found
-            self._check()
+            if over is not None:
+                raise over
             if (rest := left()) == 0:
                 raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} in time.")
             if time.monotonic() < spins:
@@ -361,11 +370,15 @@ class AttachedArrays(Arrays):
             else:
                 page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
 
-    def _check(self) -> None:
-        """Raise if no newer version will come."""
-        self._check_open()
+    def _over(self) -> GpuInteropError | None:
+        """Why no newer version will come."""
         lease: Lease = self.lifetime.handle
-        lease.check()
+        try:
+            self._check_open()
+            lease.check()
+        except GpuInteropError as error:
+            return error
+        return None
 
     def _map(self, offer: Offered | None, left: Left) -> None:
         lease: Lease = self.lifetime.handle

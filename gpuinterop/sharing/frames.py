@@ -341,6 +341,7 @@ class Subscription(NoCopy):
 
     def _takes(self, frame: Frame) -> bool:
         """Take the newest frame, if it was not taken before."""
+        over = None
         while True:
             reader, before, views = self._reader, self._last, self._views
             if (
@@ -353,11 +354,12 @@ class Subscription(NoCopy):
                 frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
                 self._last = number
                 return True
-            try:
-                self._arrays._check()
-                return False
-            except PeerError:
+            if isinstance(over, PeerError):
                 self._join(0.0)
+            elif over is not None:
+                raise over
+            if (over := self._arrays._over()) is None:  # else it looks again: the last frame came before the end
+                return False
 
     def _wait(self, frame: Frame) -> None:
         """Take the newest frame, once there is one that was not taken before. Give the last one back meanwhile."""

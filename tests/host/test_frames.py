@@ -179,7 +179,7 @@ def test_the_end(writer: Shell, reader: Shell) -> None:
     writer("write(1)")
     reader("watch(1)")
     reader.give("watch(9)")
-    writer("write(2); kept = np.asarray(camera._views[0]); camera.close()")
+    writer("write(2); kept = np.asarray(camera._views[0]); camera.close()")  # at once
     assert reader.answer() == [[1, 1, 0, False], [2, 2, 0, False]]
     assert reader("camera.ended")
     for call in ("camera.latest()", "camera.next(timeout=20)"):
@@ -207,11 +207,11 @@ def test_names(writer: Shell, sockets: Path) -> None:
         writer(PUBLISH)  # a child of the last writer keeps nothing
         writer("camera.close()")
         other("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); camera = gi.publish('camera', 4)")
-        name = sockets / "gpuinterop-camera.frames"
-        name.unlink()  # as a cleaner of temporary files does
+        file = sockets / "gpuinterop-camera.frames"
+        file.unlink()  # as a cleaner of temporary files does
         writer(PUBLISH)
         other("camera.close()")
-        assert name.exists()
+        assert file.exists()
 
 
 def test_coroutines(writer: Shell, reader: Shell) -> None:

@@ -204,10 +204,13 @@ def test_a_capture_is_refused(simulator: Simulator) -> None:
 
 
 class Theirs:
-    """Another library's stream."""
+    """torch's stream."""
 
     def __init__(self, stream: gi.Stream) -> None:
         self.cuda_stream = stream.ptr
+
+
+Theirs.__module__, Theirs.__name__ = "torch.cuda.streams", "Stream"
 
 
 def test_a_stream_is_resolved_once(simulator: Simulator) -> None:
