@@ -27,7 +27,7 @@ T = TypeVar("T")
 class Access(Generic[T], NotAnArray):
     """What ``write`` and ``read`` return: acquires where a ``with`` begins, and releases where it ends."""
 
-    _as_array = "with shared.write(stream) as array, or read(stream) as array"
+    _as_array = "numpy.asarray(array) in a with: with frame.read() as array"
 
     def __init__(self, arrays: Arrays, accessed: Any, stream: object, timeout: float | None) -> None:
         self._arrays, self._accessed, self._stream, self._timeout = arrays, accessed, stream, timeout

@@ -210,7 +210,7 @@ class Lease(NoCopy):
     def check(self) -> None:
         """Raise if the writer has ended, or has closed the share."""
         if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it may have ended since
-            raise ResourceClosedError("the process that shared the arrays has closed the share.")
+            raise ResourceClosedError("the writer has closed: nothing newer will come.")
         if self.link.ended:
             raise PeerError(ENDED)
 

@@ -300,7 +300,12 @@ class Subscription(NoCopy):
             See `latest`.
         """
         frame = Frame(self, timeout)
-        if not self._takes(frame) and asyncio._get_running_loop() is None:
+        try:
+            if self._takes(frame):
+                return frame
+        except PeerError:  # another writer may come
+            pass
+        if asyncio._get_running_loop() is None:
             self._wait(frame)
         return frame
 
@@ -396,8 +401,8 @@ class Subscription(NoCopy):
                 if rest == 0:
                     raise PeerError(
                         f"expected a process that publishes {self.name!r}, got none; start one as this user, with the "
-                        f"same folder: {problem}"
-                    ) from None
+                        "same folder."
+                    ) from problem
             time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
@@ -405,6 +410,8 @@ class Subscription(NoCopy):
         before = getattr(self, "_arrays", None)
         self._arrays, self._reader = self._found(timeout)
         self._views = [self._arrays[slot] for slot in self._arrays]
+        for view in self._views:
+            view.read_only = True  # libraries are told not to write
         first, self.device = self._views[0], self._arrays.device
         self.shape, self.dtype = first.shape, first.dtype
         self._last, self._restarted = 0, True
@@ -427,7 +434,7 @@ class Frame(NotAnArray):
         Whether it is the first frame that the reader takes from another writer, after the death of one.
     """
 
-    _as_array = "numpy.asarray(picture), of with frame.read() as picture"
+    _as_array = "numpy.asarray(picture) in a with: with frame.read() as picture"
     number: int
     dropped: int
     restarted: bool
@@ -439,7 +446,7 @@ class Frame(NotAnArray):
         self._camera, self._left = camera, system.seconds_left(check_timeout(timeout))
 
     def read(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
-        """Read the frame in a ``with``, which gives its array; the writer may use the slot after that.
+        """Read the frame in a ``with``, which gives its array, to read; the writer may use the slot after that.
 
         The stream waits for the bytes, and releases the slot after the work that it was given in the ``with``.
 
