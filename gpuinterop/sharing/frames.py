@@ -432,6 +432,17 @@ class Frame(NotAnArray):
         How many frames the reader has missed since the last one that it took from this writer.
     restarted : bool
         Whether it is the first frame that the reader takes from another writer, after the death of one.
+
+    Examples
+    --------
+    >>> with gi.publish("doc-camera", 2, "uint8", device) as camera, gi.subscribe("doc-camera") as viewer:
+    ...     for value in (7, 8):
+    ...         with camera.write() as array:
+    ...             np.asarray(array)[:] = value
+    ...     frame = viewer.next(timeout=10)
+    ...     with frame.read() as picture:
+    ...         frame.number, frame.dropped, np.asarray(picture)
+    (2, 0, array([8, 8], dtype=uint8))
     """
 
     _as_array = "numpy.asarray(picture) in a with: with frame.read() as picture"

@@ -185,7 +185,9 @@ def args(kind: type, value: int) -> tuple[int, ...]:
 
 def read(buffer: Buffer, offset: int = 0, size: int | None = None) -> bytes:
     """A buffer's bytes, copied out by the device."""
-    return bytes(buffer.view(buffer.size - offset if size is None else size, offset=offset).to_numpy())
+    target = np.zeros(buffer.size - offset if size is None else size, np.uint8)
+    buffer.copy_to_host(target, offset=offset)
+    return target.tobytes()
 
 
 def write(buffer: Buffer, data: bytes, offset: int = 0) -> None:

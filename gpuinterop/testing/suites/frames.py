@@ -13,10 +13,10 @@ from ..._core.interchange import View
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
-from ...handles import TimelineFd, VmmFd
+from ...handles import OpaqueFd, TimelineFd, VmmFd
 from ...sharing import Publisher, publish
 from ..peer import BackendPeer
-from ..requirements import requires
+from ..requirements import requires, skip_declared
 from .base import LIMIT, Suite, held, raises
 
 SIZE = 5000
@@ -26,6 +26,12 @@ NAME = f"kit-{os.getpid()}"
 @requires((Operation.EXPORT_ALLOCATION, VmmFd), (Operation.CREATE_SEMAPHORE, TimelineFd))
 class FrameSuite(Suite):
     """The writer here, a reader in another process."""
+
+    @pytest.fixture(autouse=True)
+    def exports(self, device: Device) -> None:
+        """Slots are shared as arrays are."""
+        if not any(device.capabilities.supports((Operation.EXPORT_ARRAY, kind)) for kind in (VmmFd, OpaqueFd)):
+            skip_declared("the device exports no arrays of its allocations")
 
     @pytest.fixture
     def camera(self, device: Device, scope: ExitStack) -> Publisher:
