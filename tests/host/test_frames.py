@@ -13,7 +13,6 @@ from typing import Final
 import pytest
 
 from .shells import Raised, Shell
-from .test_namespaces import UNSHARE
 
 POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "10"))
 PUBLISH: Final = "camera = gi.publish('camera', 1 << 16, 'int64')"
@@ -299,29 +298,3 @@ def test_a_hundred_readers(writer: Shell) -> None:
             """)
             assert one("[each.latest().number for each in cameras]") == [4] * 25
             one("for each in cameras: each.close()")
-
-
-def test_containers(sockets: Path) -> None:
-    with Shell(*UNSHARE) as writer, Shell(*UNSHARE) as one, Shell() as two:
-        for each in (writer, one, two):
-            each(FRAMES)
-        writer(PUBLISH)
-        for each in (one, two):
-            each("camera = gi.subscribe('camera', timeout=20)")
-        for value in range(1, 5):
-            writer(f"write({value})")
-            for each in (one, two):
-                assert each(f"watch({value})[-1]") == [value, value, 0, False]
-        with pytest.raises(Raised, match="ResourceBusyError: 'camera' is published already"):
-            one("gi.publish('camera', 4)")
-        writer.kill()
-        one("""def publishes():
-            global other
-            with contextlib.suppress(gi.ResourceBusyError):
-                other = gi.publish('camera', 1 << 16, 'int64')
-                return True
-        """)
-        one.until("publishes()")  # the kernel has ended all of the container
-        one("with other.write() as frame: np.asarray(frame)[:] = 9")
-        assert two("watch(5)[-1]") == [9, 1, 0, True]
-        one("other.close()")

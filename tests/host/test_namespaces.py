@@ -9,6 +9,7 @@ from typing import Final
 import pytest
 
 from .shells import Raised, Shell, needs_root
+from .test_frames import FRAMES, PUBLISH
 
 UNSHARE: Final = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--net",
@@ -48,6 +49,32 @@ def test_containers() -> None:
         two.until("attached._turns().failure is not None", 5)
         with pytest.raises(Raised, match="PeerError: the process that shared the arrays has ended"):
             two("attached.acquire(timeout=5)")
+
+
+def test_frames_in_containers() -> None:
+    with Shell(*UNSHARE) as writer, Shell(*UNSHARE) as one, Shell() as two:
+        for each in (writer, one, two):
+            each(FRAMES)
+        writer(PUBLISH)
+        for each in (one, two):
+            each("camera = gi.subscribe('camera', timeout=20)")
+        for value in range(1, 5):
+            writer(f"write({value})")
+            for each in (one, two):
+                assert each(f"watch({value})[-1]") == [value, value, 0, False]
+        with pytest.raises(Raised, match="ResourceBusyError: 'camera' is published already"):
+            one("gi.publish('camera', 4)")
+        writer.kill()
+        one("""def publishes():
+            global other
+            with contextlib.suppress(gi.ResourceBusyError):
+                other = gi.publish('camera', 1 << 16, 'int64')
+                return True
+        """)
+        one.until("publishes()")  # the kernel has ended all of the container
+        one("with other.write() as frame: np.asarray(frame)[:] = 9")
+        assert two("watch(5)[-1]") == [9, 1, 0, True]
+        one("other.close()")
 
 
 @needs_root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import pickle
 import re
 import threading
@@ -187,7 +188,8 @@ def documented(kind: type) -> set[str]:
     found = {"device"}
     for one in kind.__mro__[:-1]:
         found |= {name for name, member in vars(one).items() if getattr(member, "__doc__", "")}
-        found |= set(re.findall(r"\w+", " ".join(re.findall(r"^ {4}([\w, ]+) : ", one.__doc__ or "", re.MULTILINE))))
+        text = inspect.cleandoc(one.__doc__ or "")  # from Python 3.13 on it is dedented
+        found |= set(re.findall(r"\w+", " ".join(re.findall(r"^([\w, ]+) : ", text, re.MULTILINE))))
     return found
 
 
