@@ -207,12 +207,11 @@ class Lease(NoCopy):
     def _reader(self, page: ControlPage, writer: Word, own: Word, place: int, lender: Writer | None) -> Reader:
         return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
 
-    def check(self) -> None:
-        """Raise if the writer has ended, or has closed the share."""
+    def over(self) -> GpuInteropError | None:
+        """Why no newer version will come: the writer has closed the share, or has ended."""
         if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it may have ended since
-            raise ResourceClosedError("the writer has closed: nothing newer will come.")
-        if self.link.ended:
-            raise PeerError(ENDED)
+            return ResourceClosedError("the writer has closed: nothing newer will come.")
+        return PeerError(ENDED) if self.link.ended else None
 
     def leave(self) -> None:
         """Release, and do not acquire again."""
@@ -294,7 +293,7 @@ class AttachedArrays(Arrays):
         >>> attached.close()
         """
         lease: Lease = self.lifetime.handle
-        return lease.link.ended or not lease.link.stands(lease.descriptor.slot, lease.descriptor.serial)
+        return lease.over() is not None
 
     def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
         """Acquire in a ``with``, which gives the array, or all by name; release at each of its exits.
@@ -371,14 +370,9 @@ class AttachedArrays(Arrays):
                 page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
 
     def _over(self) -> GpuInteropError | None:
-        """Why no newer version will come."""
+        """Why no newer version will come here."""
         lease: Lease = self.lifetime.handle
-        try:
-            self._check_open()
-            lease.check()
-        except GpuInteropError as error:
-            return error
-        return None
+        return self.lifetime.refusal() if self.closed else lease.over()
 
     def _map(self, offer: Offered | None, left: Left) -> None:
         lease: Lease = self.lifetime.handle

@@ -44,12 +44,11 @@ from .._core.stream import Stream
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from .arrays import Access
 from .attachment import AttachedArrays, attached
-from .offer import ArrayShare, share_described
+from .offer import ALIGNMENT, ArrayShare, share_described
 from .order import MAX_BUFFERS, FrameReader, FrameWriter
 from .rendezvous import folder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_ALIGNMENT: Final = 256
 _LOOK_S: Final = 0.02
 """Seconds between two looks whether somebody publishes a name."""
 _ANSWER_S: Final = 0.05
@@ -200,12 +199,11 @@ def publish(
     path, count = _path(name), check_int(slots, "slots", minimum=2, maximum=MAX_BUFFERS)
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
-    step = round_up(max(layout.high, 1), _ALIGNMENT)
+    step = round_up(max(layout.high, 1), ALIGNMENT)
     file = _locked(path, name)
     try:
         with device.allocate(step * count) as allocation:
-            views = [allocation.buffer._view(layout, step * slot)._described() for slot in range(count)]
-            arrays = {str(slot): view for slot, view in enumerate(views)}
+            arrays = {str(slot): allocation.buffer._view(layout, step * slot)._described() for slot in range(count)}
             share = share_described(device, arrays, None, name, buffers=count)
         try:
             os.ftruncate(file, os.pwrite(file, bytes(share), 0))

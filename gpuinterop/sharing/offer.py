@@ -32,7 +32,7 @@ from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
 from .origin import check_pointers, describe, device_of, locate
 from .rendezvous import Guest, Offer, region_of, server, users_of
 
-_ALIGNMENT: Final = 256
+ALIGNMENT: Final = 256
 _LOOKS: Final = 8
 """Arrays that each acquire looks at: as many as cost little beside it."""
 
@@ -530,7 +530,7 @@ def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | No
     spans = {name: array.span for name, array in arrays.items() if 0 not in array.layout.shape}
     if not spans:
         return dict(arrays)
-    sizes = [round_up(end - start, _ALIGNMENT) for start, end in spans.values()]
+    sizes = [round_up(end - start, ALIGNMENT) for start, end in spans.values()]
     found = dict(arrays)
     with device.allocate(sum(sizes)) as allocation:
         for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):

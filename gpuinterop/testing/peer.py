@@ -168,9 +168,7 @@ class _Commands:
     def write_frame(self, byte: int) -> None:
         """Publish a frame of that byte, and wait until it is there."""
         with self._publisher.write(self._stream) as frame:
-            _Placed(frame._buffer, frame._pointer - frame._buffer.address, self._stream).fill(
-                byte, offset=0, size=frame.nbytes
-            )
+            _Placed(frame._buffer, frame._start, self._stream).fill(byte, offset=0, size=frame.nbytes)
         self._stream.synchronize(20)
 
     def subscribe(self, name: str) -> None:
@@ -182,7 +180,7 @@ class _Commands:
         frame = self._camera.next(timeout)
         self._access = frame.read(self._stream)
         view = self._access.__enter__()
-        self._buffer = _Placed(view._buffer, view._pointer - view._buffer.address, self._stream)
+        self._buffer = _Placed(view._buffer, view._start, self._stream)
         return frame.number, frame.dropped, frame.restarted
 
     def give_back(self) -> None:

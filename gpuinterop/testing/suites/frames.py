@@ -140,5 +140,4 @@ class FrameSuite(Suite):
 
 def fill(frame: View, byte: int, stream: Stream) -> None:
     """Fill a frame on a stream."""
-    buffer = frame._buffer
-    buffer.fill(byte, offset=frame._pointer - buffer.address, size=frame.nbytes, stream=stream)
+    frame._buffer.fill(byte, offset=frame._start, size=frame.nbytes, stream=stream)
