@@ -104,6 +104,24 @@ def test_many_are_acquired_at_once(host: Device) -> None:
             one.release()
 
 
+def test_the_last_version_comes_before_the_end(host: Device) -> None:
+    """The writer publishes it and closes after the reader has looked for a version, and before it looks for the end."""
+    with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
+        page = attached._turns().page
+        newest = page.newest
+
+        def looks() -> tuple[int, int]:
+            found = newest()
+            if not shared.closed:
+                shared.acquire(timeout=5)
+                shared.release()
+                shared.close()
+            return found
+
+        page.newest = looks  # type: ignore[method-assign]
+        assert attached.wait(newer_than=0, timeout=5) == 1
+
+
 def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
         attached.acquire(timeout=5)

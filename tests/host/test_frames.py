@@ -156,7 +156,14 @@ def test_a_close_while_it_waits_for_another_writer(writer: Shell, reader: Shell)
     reader.until("camera.ended")
     with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
         reader("camera.next(timeout=0.01)")
-    reader("camera.close(); thread.join(20)")
+    reader("""def looks_for_one():
+        frame = sys._current_frames()[thread.ident]
+        while frame is not None and frame.f_code.co_name != "_found":
+            frame = frame.f_back
+        return frame is not None
+    """)
+    reader.until("looks_for_one()")
+    reader("camera.close(); thread.join(10)")  # of the 20 seconds that it may wait
     assert not reader("thread.is_alive()")
 
 
