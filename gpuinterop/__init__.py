@@ -1,4 +1,4 @@
-"""Share GPU memory and semaphores between Vulkan or Direct3D, other processes, and CUDA or HIP compute.
+"""Share GPU memory and semaphores between Vulkan, OpenGL or Direct3D, other processes, and CUDA or HIP compute.
 
 Importing this reads no environment, touches no driver and imports neither NumPy nor a vendor's binding: names are
 loaded on first use.
@@ -21,7 +21,10 @@ Examples
 '0'
 """
 
-_MODULES = ("backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "sharing", "vulkan")
+_MODULES = (
+    "backend", "bridge", "capabilities", "errors", "exchange", "handles", "handoff", "ipc", "opengl", "sharing",
+    "vulkan",
+)  # fmt: skip
 _NAMES = {
     "gpuinterop._core.allocation": ("Allocation", "DeviceArray"),
     "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
         handles as handles,
         handoff as handoff,
         ipc as ipc,
+        opengl as opengl,
         sharing as sharing,
         vulkan as vulkan,
     )

@@ -19,13 +19,13 @@ HandoffStep(frame=1, wait_value=2, signal_value=3)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
-from ._arguments import MAX_SIZE, NoCopy, check_int, check_timeout, check_type
+from ._arguments import MAX_SIZE, NoCopy, check_int, check_sequence, check_timeout, check_type
 from ._core.semaphore import ExternalSemaphore
 from ._core.stream import Stream, check_stream
 from .capabilities import Capabilities, Cell, Operation, Scope
@@ -94,6 +94,31 @@ def _mode_gap(graphics: Graphics, device: Device, mode: str) -> UnsupportedError
     return None
 
 
+def agree_on_mode(
+    side: str, graphics: Graphics, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
+) -> str:
+    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode, once."""
+    check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
+    if not allow:
+        raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
+    if unknown := [mode for mode in allow if mode not in MODES]:
+        raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
+    for mode in allow:
+        if gaps[mode] is None:
+            return mode
+    allowed = ", ".join(allow)
+    lines = [f"expected a mode that {side}'s {graphics.identity.name} and {device.name} both support, got {allowed}."]
+    alike: dict[str, list[str]] = {}
+    for mode, gap in gaps.items():
+        alike.setdefault(gap.capability.reason if gap else mode, []).append(mode)
+    for mode, *others in alike.values():
+        told = gaps[mode] or f"works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}."
+        lines.append(f"  {', '.join((mode, *others))}: {told}")
+    first = gaps[allow[0]]
+    assert first is not None
+    raise UnsupportedError(first.capability, message="\n".join(lines))
+
+
 @dataclass(frozen=True, slots=True)
 class HandoffStep:
     """The wait and the signal of the graphics side's next submission.
@@ -128,16 +153,51 @@ def _asked(value: int | None) -> str:
     return f"of a handoff: was frame {frame} {'released' if back else 'submitted'}?"
 
 
-class _Turn(Enum):
+class Turn(Enum):
+    """The call that is due."""
+
     SUBMIT = "submit"
     ACQUIRE = "acquire"
     RELEASE = "release"
 
 
-_SUBMIT, _ACQUIRE, _RELEASE = _Turn
+_SUBMIT, _ACQUIRE, _RELEASE = Turn
 
 
-class Handoff(NoCopy):
+class Turns(NoCopy):
+    """The order of a handoff's calls: submit, acquire, release."""
+
+    _submits: ClassVar[str] = "next_submit"
+    """The call that submits."""
+    _turn = _SUBMIT
+    _frame = 0
+
+    @property
+    def frame(self) -> int:
+        """Number of the frame that is under way; starts at 0 on unused semaphores."""
+        return self._frame
+
+    def __repr__(self) -> str:
+        closed = any(one.closed for one in self._semaphores())
+        state = " closed" if closed else f": frame {self._frame} is due for {self._turn.value}"
+        return f"<{type(self).__name__} of {self._label()}{state}>"
+
+    def _semaphores(self) -> Sequence[ExternalSemaphore[Any]]:
+        raise NotImplementedError
+
+    def _label(self) -> str:
+        return " and ".join(one.label for one in self._semaphores())
+
+    def _check(self, turn: Turn, call: str) -> None:
+        if self._turn is not turn:
+            for one in self._semaphores():
+                one._check_open()
+            due = self._submits if self._turn is _SUBMIT else self._turn.value
+            frame = f"frame {self._frame} of {self._label()}"
+            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")
+
+
+class Handoff(Turns):
     """The compute side of a handoff. The caller still owns the semaphores.
 
     Parameters
@@ -178,8 +238,6 @@ class Handoff(NoCopy):
     HandoffStep(frame=2, wait_value=0, signal_value=0)
     """
 
-    _submits: ClassVar[str] = "next_submit"
-
     def __init__(
         self,
         to_compute: ExternalSemaphore[Any],
@@ -218,20 +276,10 @@ class Handoff(NoCopy):
         # Do not wait for a release that will not come: that of the frame before an explicit `frame`.
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
-    def __repr__(self) -> str:
-        closed = any(one.closed for one in self._semaphores())
-        state = " closed" if closed else f": frame {self._frame} is due for {self._turn.value}"
-        return f"<{type(self).__name__} of {self._label()}{state}>"
-
     @property
     def mode(self) -> str:
         """``timeline`` or ``binary``."""
         return "timeline" if self._timeline else "binary"
-
-    @property
-    def frame(self) -> int:
-        """Number of the frame that is under way; starts at 0 on unused semaphores."""
-        return self._frame
 
     def next_submit(self) -> HandoffStep:
         """Return the wait and the signal of the graphics side's next submission; call it once per frame.
@@ -330,9 +378,6 @@ class Handoff(NoCopy):
     def _semaphores(self) -> list[ExternalSemaphore[Any]]:
         return [one for one in (self._to_compute, self._to_graphics) if one is not None]
 
-    def _label(self) -> str:
-        return " and ".join(one.label for one in self._semaphores())
-
     def _stands(self) -> int:
         """The timeline's value, as far as this process knows it; enqueued signals count."""
         counter = 0
@@ -352,14 +397,6 @@ class Handoff(NoCopy):
                 f"pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
             )
         return frame
-
-    def _check(self, turn: _Turn, call: str) -> None:
-        if self._turn is not turn:
-            for one in self._semaphores():
-                one._check_open()
-            due = self._submits if self._turn is _SUBMIT else self._turn.value
-            frame = f"frame {self._frame} of {self._label()}"
-            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")
 
     def _check_tracking(self) -> None:
         if not self._tracks_submits:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from .. import system
-from .._arguments import MAX_SIZE, NotAnArray, check_flags, check_nbytes
-from ..backend import SharingBackend
-from ..capabilities import Cell, Operation, Scope
-from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from .._arguments import MAX_SIZE, check_flags, check_nbytes
+from ..capabilities import Operation
+from ..errors import InvalidArgumentError, OutOfMemoryError
 from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
 from ._context import VulkanContext, check_context
 from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
 from ._query import BUFFER_USAGE, MEMORY_BITS, Support
-from ._shared import agree, check_device, share
+from ._shared import OfBuffer, agree, check_device, exported_block, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.interchange import Described, View
+    from .._core.interchange import Described
     from .._core.memory import Buffer, ExternalMemory, Mappable
-    from .._core.stream import Stream
-    from ..backend import Block
 
 
 _READS: Final = (
@@ -38,7 +35,7 @@ _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon
 """Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
 
 
-class SharedBuffer(PairedMemory, NotAnArray):
+class SharedBuffer(PairedMemory, OfBuffer):
     """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
     Attributes
@@ -61,28 +58,11 @@ class SharedBuffer(PairedMemory, NotAnArray):
     array([0., 1., 2., 3.], dtype=float32)
     """
 
-    _as_array = "numpy.asarray(shared.view(shape, dtype))"
-
     def __init__(
         self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer, *, immutable: bool = False
     ) -> None:
         super().__init__(vk, native, memory)
         self._buffer, self._immutable = buffer, immutable
-
-    @property
-    def buffer(self) -> Buffer:
-        """The compute side's buffer; `ptr`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
-
-        Raises
-        ------
-        InvalidArgumentError
-            It is an imported array that its library takes for immutable: read the array itself.
-        """
-        if self._immutable:
-            raise InvalidArgumentError(
-                "array", "expected an array that may be written, got an immutable one; read it by its own library."
-            )
-        return self._buffer
 
     @property
     def exposes(self) -> str:
@@ -165,35 +145,6 @@ class SharedBuffer(PairedMemory, NotAnArray):
         native = self._open()
         # The source stage joins the semaphore's wait.
         native.transfer(cmd, native.theirs(stage), native.ours(stage, access))
-
-    @property
-    def ptr(self) -> int:
-        """`Buffer.ptr`."""
-        return self.buffer.ptr
-
-    @property
-    def size(self) -> int:
-        """Size in bytes that was asked for, or of the imported array."""
-        return self._buffer.size
-
-    def view(
-        self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
-        strides: Sequence[int] | None = None,
-    ) -> View:  # fmt: skip
-        """Call `Buffer.view`."""
-        return self.buffer.view(shape, dtype, offset, strides)
-
-    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | object = None) -> None:
-        """Call `Buffer.copy_from_host`."""
-        self.buffer.copy_from_host(source, offset=offset, stream=stream)
-
-    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | object = None) -> None:
-        """Call `Buffer.copy_to_host`."""
-        self.buffer.copy_to_host(target, offset=offset, stream=stream)
-
-    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
-        """Call `Buffer.fill`."""
-        self.buffer.fill(byte, offset=offset, size=size, stream=stream)
 
 
 def share_buffer(
@@ -370,45 +321,14 @@ def import_array(
 
 def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
     """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
-    from ..sharing.origin import check_block, locate
-    from ..sharing.rendezvous import driver_lock
-
-    if vk.identity.conflicts(device.identity):
-        raise InvalidArgumentError(
-            "array",
-            f"expected memory of Vulkan's {vk.identity.name}, got that of {device.name}; create the VkDevice on that "
-            "GPU.",
-        )
-
-    def check(device: Device, block: Block, what: str) -> None:
-        agree(vk, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
-        if not block.behind.travels:
-            wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
-            gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
-                Scope.DRIVER,
-                f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
-                "VK_EXT_external_memory_host",
-                "put the array into Device.empty(shape, dtype). A physical device with "
-                "VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host.",
-            )
-            raise UnsupportedError(gap, context=vk.identity.name)
-        check_block(device, block, what)
-
-    blocks = [block for run in locate(device, {"array": array}, check)[0] for block in run]
-    if len(blocks) > 1:
-        raise InvalidArgumentError(
-            "array",
-            f"expected an array in one handle, got one that lies across {len(blocks)}; "
-            "put it into Device.empty(shape, dtype), which is one handle of any size.",
-        )
-    (block,) = blocks
-    _check_size(vk, block.size)
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
-    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
-        assert isinstance(handle, FdHandle)
+    with exported_block(
+        vk, device, array, "A physical device with VK_EXT_external_memory_host, such as lavapipe's, imports all memory "
+        "of the host."
+    ) as (handle, size, offset):  # fmt: skip
+        _check_size(vk, size)
+        _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
         start, end = array.span
-        part = start - block.address, end - start
-        return import_fd(vk, handle, block.size, usage, part, argument="array", user="import_array()")
+        return import_fd(vk, handle, size, usage, (offset, end - start), argument="array", user="import_array()")
 
 
 def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 from weakref import ref
 
 from .. import system
@@ -238,6 +238,9 @@ class VulkanContext(NoCopy):
         self._fences: list[VulkanObject] = []  # behind the queue's work, once `close` was called
         self.lifetime.open()
 
+    side: ClassVar[str] = "Vulkan"
+    how_to_match: ClassVar[str] = "gpuinterop.vulkan.identity(physical_device)"
+
     @property
     def identity(self) -> DeviceIdentity:
         """Identity of the physical device (:func:`gpuinterop.vulkan.identity`)."""
@@ -255,6 +258,11 @@ class VulkanContext(NoCopy):
         """Whether the device is software."""
         self._check_open()
         return self.physical.is_cpu
+
+    @property
+    def endpoint_gap(self) -> str:
+        """Why no bridge can use the driver's timelines; empty if one can."""
+        return self.physical.endpoint_gap
 
     def close(self, timeout: float | None = 10.0) -> None:
         """Close all objects that were shared or bridged through it, and destroy Vulkan's half. Idempotent.

@@ -11,9 +11,9 @@ from .. import system
 from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
-from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError
 from ..handles import Binary, Timeline
-from ..handoff import BRIDGED, MODES, Handoff, mode_gaps
+from ..handoff import BRIDGED, Handoff, agree_on_mode, mode_gaps
 from . import _api as c
 from ._api import Api, check
 from ._context import VulkanContext
@@ -412,12 +412,7 @@ def share_handoff(
     'binary'
     """
     check_device(vk, device)
-    check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
-    if not allow:
-        raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
-    if unknown := [mode for mode in allow if mode not in MODES]:
-        raise InvalidArgumentError("allow", f"expected 'timeline', 'binary' or 'bridged', got {unknown[0]!r}.")
-    return _make(vk, device, _agree_on_mode(vk, device, allow), bridge, label)
+    return _make(vk, device, agree_on_mode(vk.side, vk, device, mode_gaps(vk, device), allow), bridge, label)
 
 
 def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
@@ -433,22 +428,3 @@ def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, l
         handoff = SharedHandoff(vk, *halves, bridge=own)
         undo.pop_all()
     return handoff
-
-
-def _agree_on_mode(vk: VulkanContext, device: Device, allow: Sequence[str]) -> str:
-    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode, once."""
-    gaps = mode_gaps(vk.physical, device)
-    for mode in allow:
-        if gaps[mode] is None:
-            return mode
-    allowed = ", ".join(allow)
-    lines = [f"expected a mode that Vulkan's {vk.identity.name} and {device.name} both support, got {allowed}."]
-    alike: dict[str, list[str]] = {}
-    for mode, gap in gaps.items():
-        alike.setdefault(gap.capability.reason if gap else mode, []).append(mode)
-    for mode, *others in alike.values():
-        told = gaps[mode] or f"works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}."
-        lines.append(f"  {', '.join((mode, *others))}: {told}")
-    first = gaps[allow[0]]
-    assert first is not None
-    raise UnsupportedError(first.capability, message="\n".join(lines))

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
-from .._arguments import NoCopy, check_timeout, check_type
-from ..capabilities import Operation
+from .. import system
+from .._arguments import NoCopy, NotAnArray, check_timeout, check_type
+from ..backend import SharingBackend
+from ..capabilities import Cell, Operation, Scope
 from ..errors import DriverError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import FdHandle, HandleOrigin
+from ..handoff import Graphics
 from ._context import VulkanContext, VulkanObject, check_context
 
 if TYPE_CHECKING:
     from .._core.device import Device
+    from .._core.interchange import Described, View
+    from .._core.memory import Buffer
     from .._core.resource import Resource
+    from .._core.stream import Stream
+    from ..backend import Block
 
 
 H = TypeVar("H", bound=FdHandle)
@@ -22,26 +29,48 @@ R = TypeVar("R", bound="Resource")
 S = TypeVar("S")
 
 
+class Side(Graphics, Protocol):
+    """A graphics API's device, as far as the choice of what is shared asks.
+
+    Attributes
+    ----------
+    side : str
+        Name of the API, in messages.
+    how_to_match : str
+        The call whose result `gpuinterop.match_device` takes.
+    """
+
+    @property
+    def side(self) -> str: ...
+
+    @property
+    def how_to_match(self) -> str: ...
+
+
 def check_device(vk: VulkanContext, device: Device) -> None:
+    """Refuse what is no context, or certainly another GPU's."""
+    check_same_device(check_context(vk), device)
+
+
+def check_same_device(graphics: Side, device: Device) -> None:
     """Refuse what is certainly another GPU: drivers would import its memory without a word."""
     from .._core.device import Device
 
-    check_context(vk)
     check_type(device, Device, "device", "a device of gpuinterop")
-    if vk.identity.conflicts(device.identity):
+    if graphics.identity.conflicts(device.identity):
         raise InvalidArgumentError(
             "device",
-            f"{device.name} is not Vulkan's {vk.identity.name}; "
-            "use gpuinterop.match_device(gpuinterop.vulkan.identity(physical_device)).",
+            f"{device.name} is not {graphics.side}'s {graphics.identity.name}; "
+            f"use gpuinterop.match_device({graphics.how_to_match}).",
         )
 
 
-def agree(vk: VulkanContext, device: Device, operations: Sequence[Operation], types: Sequence[type[Any]]) -> type[Any]:
+def agree(graphics: Side, device: Device, operations: Sequence[Operation], types: Sequence[type[Any]]) -> type[Any]:
     """The first handle type in which both sides can do all of `operations`; the first gap otherwise."""
     gap = None
     for kind in types:
         cells = [(operation, kind) for operation in operations]
-        for table, owner in ((device.capabilities, device.name), (vk.capabilities, vk.identity.name)):
+        for table, owner in ((device.capabilities, device.name), (graphics.capabilities, graphics.identity.name)):
             if missing := table.missing(*cells):
                 gap = gap or UnsupportedError(missing[0], context=owner)
                 break
@@ -49,6 +78,100 @@ def agree(vk: VulkanContext, device: Device, operations: Sequence[Operation], ty
             return kind
     assert gap is not None  # no caller gives no types
     raise gap
+
+
+@contextmanager
+def exported_block(
+    graphics: Side, device: Device, array: Described, way_out: str = ""
+) -> Iterator[tuple[FdHandle, int, int]]:
+    """The one handle that an array lies in: a GPU's VMM handle, or a memfd; its size, and the array's offset there."""
+    from ..sharing.origin import check_block, locate
+    from ..sharing.rendezvous import driver_lock
+
+    name = graphics.identity.name
+    if graphics.identity.conflicts(device.identity):
+        raise InvalidArgumentError(
+            "array",
+            f"expected memory of {graphics.side}'s {name}, got that of {device.name}; create {graphics.side}'s device "
+            "on that GPU.",
+        )
+
+    def check(device: Device, block: Block, what: str) -> None:
+        agree(graphics, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
+        if not block.behind.travels:
+            wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
+            gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
+                Scope.DRIVER,
+                f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
+                f"gpuinterop.{graphics.side.lower()}.import_array",
+                f"put the array into Device.empty(shape, dtype). {way_out}".rstrip(),
+            )
+            raise UnsupportedError(gap, context=name)
+        check_block(device, block, what)
+
+    blocks = [block for run in locate(device, {"array": array}, check)[0] for block in run]
+    if len(blocks) > 1:
+        raise InvalidArgumentError(
+            "array",
+            f"expected an array in one handle, got one that lies across {len(blocks)}; "
+            "put it into Device.empty(shape, dtype), which is one handle of any size.",
+        )
+    (block,) = blocks
+    with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
+        assert isinstance(handle, FdHandle)
+        yield handle, block.size, array.span[0] - block.address
+
+
+class OfBuffer(NotAnArray):
+    """What the compute side does with a shared buffer."""
+
+    _as_array = "numpy.asarray(shared.view(shape, dtype))"
+    _buffer: Buffer
+    _immutable: bool
+
+    @property
+    def buffer(self) -> Buffer:
+        """The compute side's buffer; `ptr`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is an imported array that its library takes for immutable: read the array itself.
+        """
+        if self._immutable:
+            raise InvalidArgumentError(
+                "array", "expected an array that may be written, got an immutable one; read it by its own library."
+            )
+        return self._buffer
+
+    @property
+    def ptr(self) -> int:
+        """`Buffer.ptr`."""
+        return self.buffer.ptr
+
+    @property
+    def size(self) -> int:
+        """Size in bytes that was asked for, or of the imported array."""
+        return self._buffer.size
+
+    def view(
+        self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
+        strides: Sequence[int] | None = None,
+    ) -> View:  # fmt: skip
+        """Call `Buffer.view`."""
+        return self.buffer.view(shape, dtype, offset, strides)
+
+    def copy_from_host(self, source: object, *, offset: int = 0, stream: Stream | object = None) -> None:
+        """Call `Buffer.copy_from_host`."""
+        self.buffer.copy_from_host(source, offset=offset, stream=stream)
+
+    def copy_to_host(self, target: object, *, offset: int = 0, stream: Stream | object = None) -> None:
+        """Call `Buffer.copy_to_host`."""
+        self.buffer.copy_to_host(target, offset=offset, stream=stream)
+
+    def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
+        """Call `Buffer.fill`."""
+        self.buffer.fill(byte, offset=offset, size=size, stream=stream)
 
 
 class Shared(NoCopy):

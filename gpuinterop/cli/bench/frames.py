@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError, SemaphoreTimeoutError
-from ...exporters.vulkan.device import Device as VulkanDevice
-from ...exporters.vulkan.drivers import Instance
 from ...handles import Timeline
 from ...vulkan import _api as c
 from ...vulkan._api import check
 from ...vulkan._buffer import share_buffer
+from ...vulkan._device import Device as VulkanDevice, Instance
 from ...vulkan._handoff import share_handoff
 from ...vulkan._semaphore import share_semaphore
 from .calls import IN_C, done

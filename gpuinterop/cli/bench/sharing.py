@@ -14,9 +14,8 @@ from multiprocessing.sharedctypes import RawArray
 from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceNotFoundError
-from ...exporters.vulkan.device import Device as VulkanDevice
-from ...exporters.vulkan.drivers import Instance
 from ...vulkan._buffer import import_array
+from ...vulkan._device import Device as VulkanDevice, Instance
 from .camera import LOCK, PIPE, RATE, SMALL, WORDS
 from .clock import OURS, Figure, Spread, Times
 from .party import START_S, TORCH, Party

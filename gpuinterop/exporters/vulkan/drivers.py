@@ -1,27 +1,19 @@
-"""The Vulkan loader, and the drivers that it finds."""
+"""The drivers that the Vulkan loader finds."""
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ... import system
-from ..._arguments import NoCopy, check_int, check_type
+from ..._arguments import check_int, check_type
 from ...capabilities import Capabilities, Operation
-from ...errors import (
-    BackendUnavailableError,
-    DeviceNotFoundError,
-    DriverError,
-    GpuInteropError,
-)
+from ...errors import BackendUnavailableError, DeviceNotFoundError, DriverError, GpuInteropError
 from ...handles import DeviceIdentity, OpaqueFd
-from ...vulkan._api import Api, Functions, check_call
+from ...vulkan._device import Instance
 from ...vulkan._query import PhysicalDevice
 
-__all__ = ["DriverList", "Instance", "VulkanDriver", "choose", "list_drivers"]
+__all__ = ["DriverList", "VulkanDriver", "choose", "list_drivers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,70 +94,6 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
         capabilities=physical.capabilities,
         endpoint_gap=physical.endpoint_gap,
     )
-
-
-class Instance(NoCopy):
-    """A VkInstance."""
-
-    def __init__(self) -> None:
-        self.api = api = Api({})
-        ffi, new = api.ffi, api.new
-        loader = api.global_functions()
-        application = new("VkApplicationInfo", apiVersion=1 << 22 | 1 << 12)
-        version = ffi.new("uint32_t *")
-        if loader.has("vkEnumerateInstanceVersion"):
-            check_call(loader, "vkEnumerateInstanceVersion", version)
-            if version[0] >= (1 << 22 | 2 << 12):  # 1.2: timeline semaphores without an extension
-                application.apiVersion = 1 << 22 | 2 << 12
-        _keep_drivers_loaded(api, loader)
-        self.handle = _create_instance(api, loader, new("VkInstanceCreateInfo", pApplicationInfo=application))
-        self.functions = api.instance_functions(self.handle)
-
-    def physical_devices(self) -> list[PhysicalDevice]:
-        """List the physical devices in the loader's order."""
-        listed = self.api.listed("VkPhysicalDevice", self.functions, "vkEnumeratePhysicalDevices", self.handle)
-        return [PhysicalDevice(self.api, self.functions, handle) for handle in listed]
-
-    def close(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            self.functions.vkDestroyInstance(handle, self.api.ffi.NULL)
-
-    def __enter__(self) -> Instance:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-
-_LIMITS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
-"""The loader takes drivers from these variables alone, if one is set."""
-_anchor: list[Any] = []
-_anchor_lock = threading.Lock()
-
-
-def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
-    """Keep one bare instance for the life of the process, so that the loader never unloads the drivers.
-
-    NVIDIA's (580) can be loaded some thirty times in one process; then "cannot allocate memory in static TLS block"
-    hides the GPU.
-    """
-    with _anchor_lock:
-        if not _anchor:
-            _anchor.append(_create_instance(api, loader, api.new("VkInstanceCreateInfo")))
-
-
-def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
-    out = api.ffi.new("VkInstance *")
-    try:
-        check_call(loader, "vkCreateInstance", info, api.ffi.NULL, out)
-    except DriverError as error:
-        limits = "".join(f"; {name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
-        raise BackendUnavailableError(
-            f"the Vulkan loader found no usable driver ({error}{limits}).",
-            fix=f"With VK_LOADER_DEBUG=error the loader says what is wrong with a file. {system.install_vulkan()}",
-        ) from error
-    return out[0]
 
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:

@@ -25,12 +25,12 @@ from ...handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Timel
 from ...vulkan import _api as c
 from ...vulkan._api import Api, check
 from ...vulkan._context import VulkanContext
+from ...vulkan._device import Device, Instance
 from ...vulkan._handoff import VulkanSubmit
 from ...vulkan._query import BUFFER_USAGE, PhysicalDevice
 from ...vulkan._semaphore import import_binary_fd
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
-from .device import Device
-from .drivers import Instance, choose
+from .drivers import choose
 from .image import VulkanImage, image_gap
 from .memory import VulkanMemory
 from .semaphore import VulkanSemaphore

@@ -1,0 +1,216 @@
+"""All calls to OpenGL: functions that the current context's own loader finds, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..errors import ArgumentTypeError, DriverError, OutOfMemoryError
+
+# -- numbers of the API ----------------------------------------------------------------------------------------------
+
+OUT_OF_MEMORY: Final = 0x0505
+VENDOR: Final = 0x1F00
+RENDERER: Final = 0x1F01
+VERSION: Final = 0x1F02
+EXTENSIONS: Final = 0x1F03
+MAJOR_VERSION: Final = 0x821B
+MINOR_VERSION: Final = 0x821C
+NUM_EXTENSIONS: Final = 0x821D
+DEVICE_UUID: Final = 0x9597
+DRIVER_UUID: Final = 0x9598
+
+BUFFER: Final = 0x82E0
+BUFFER_SIZE: Final = 0x8764
+BUFFER_MAPPED: Final = 0x88BC
+BUFFER_IMMUTABLE_STORAGE: Final = 0x821F
+PIXEL_PACK_BUFFER: Final = 0x88EB
+PIXEL_UNPACK_BUFFER: Final = 0x88EC
+PIXEL_PACK_BUFFER_BINDING: Final = 0x88ED
+PIXEL_UNPACK_BUFFER_BINDING: Final = 0x88EF
+
+HANDLE_TYPE_OPAQUE_FD: Final = 0x9586
+DEDICATED_MEMORY_OBJECT: Final = 0x9581
+TEXTURE_TILING: Final = 0x9580
+NUM_TILING_TYPES: Final = 0x9582
+TILING_TYPES: Final = 0x9583
+OPTIMAL_TILING: Final = 0x9584
+LINEAR_TILING: Final = 0x9585
+LAYOUT_GENERAL: Final = 0x958D
+TIMELINE_SEMAPHORE_VALUE: Final = 0x9595
+SEMAPHORE_TYPE: Final = 0x95B3
+SEMAPHORE_TYPE_TIMELINE: Final = 0x95B5
+
+TEXTURE_1D: Final = 0x0DE0
+TEXTURE_2D: Final = 0x0DE1
+TEXTURE_2D_ARRAY: Final = 0x8C1A
+TEXTURE_RECTANGLE: Final = 0x84F5
+TEXTURE_TARGET: Final = 0x1006
+TEXTURE_WIDTH: Final = 0x1000
+TEXTURE_HEIGHT: Final = 0x1001
+TEXTURE_INTERNAL_FORMAT: Final = 0x1003
+TEXTURE_RED_TYPE: Final = 0x8C10
+
+SYNC_GPU_COMMANDS_COMPLETE: Final = 0x9117
+TIMEOUT_EXPIRED: Final = 0x911B
+WAIT_FAILED: Final = 0x911D
+ALL_BARRIER_BITS: Final = 0xFFFFFFFF
+
+_ERRORS: Final = {
+    0x0500: "GL_INVALID_ENUM",
+    0x0501: "GL_INVALID_VALUE",
+    0x0502: "GL_INVALID_OPERATION",
+    OUT_OF_MEMORY: "GL_OUT_OF_MEMORY",
+    0x0507: "GL_CONTEXT_LOST",
+}
+
+_KINDS: Final[dict[str, Any]] = {
+    "v": None,
+    "b": ctypes.c_ubyte,
+    "i": ctypes.c_int,
+    "u": ctypes.c_uint,
+    "n": ctypes.c_ssize_t,
+    "q": ctypes.c_uint64,
+    "p": ctypes.c_void_p,
+    "s": ctypes.c_char_p,
+}
+_SIGNATURES: Final = {
+    "glBindBuffer": "vuu",
+    "glClientWaitSync": "upuq",
+    "glCreateBuffers": "vip",
+    "glCreateMemoryObjectsEXT": "vip",
+    "glCreateSemaphoresNV": "vip",
+    "glCreateTextures": "vuip",
+    "glDeleteBuffers": "vip",
+    "glDeleteMemoryObjectsEXT": "vip",
+    "glDeleteSemaphoresEXT": "vip",
+    "glDeleteSync": "vp",
+    "glDeleteTextures": "vip",
+    "glFenceSync": "puu",
+    "glFlush": "v",
+    "glGenSemaphoresEXT": "vip",
+    "glGetError": "u",
+    "glGetIntegerv": "vup",
+    "glGetInternalformativ": "vuuuip",
+    "glGetNamedBufferParameteriv": "vuup",
+    "glGetNamedBufferParameteri64v": "vuup",
+    "glGetObjectLabel": "vuuipp",
+    "glGetString": "su",
+    "glGetStringi": "suu",
+    "glGetTextureLevelParameteriv": "vuiup",
+    "glGetTextureParameteriv": "vuup",
+    "glGetTextureSubImage": "vuiiiiiiiuuip",
+    "glGetUnsignedBytei_vEXT": "vuup",
+    "glGetUnsignedBytevEXT": "vup",
+    "glImportMemoryFdEXT": "vuqui",
+    "glImportSemaphoreFdEXT": "vuui",
+    "glIsBuffer": "bu",
+    "glIsTexture": "bu",
+    "glMemoryBarrier": "vu",
+    "glMemoryObjectParameterivEXT": "vuup",
+    "glNamedBufferStorageMemEXT": "vunuq",
+    "glObjectLabel": "vuuip",
+    "glPixelStorei": "vui",
+    "glSemaphoreParameterivNV": "vuup",
+    "glSemaphoreParameterui64vEXT": "vuup",
+    "glSignalSemaphoreEXT": "vuupupp",
+    "glTextureParameteri": "vuui",
+    "glTextureStorageMem2DEXT": "vuiuiiuq",
+    "glTextureStorageMem3DEXT": "vuiuiiiuq",
+    "glTextureSubImage2D": "vuiiiiiuup",
+    "glWaitSemaphoreEXT": "vuupupp",
+}
+"""The result and the parameters of each function, by the letters above."""
+
+Lookup = Callable[[str], Any]
+
+
+class Loader:
+    """What knows the current context and finds its functions: EGL or GLX.
+
+    Parameters
+    ----------
+    name : str
+    current, lookup : callable
+        ``eglGetCurrentContext`` and ``eglGetProcAddress``, or GLX's.
+    """
+
+    def __init__(self, name: str, current: Any, lookup: Any) -> None:
+        self.name = name
+        current.restype = lookup.restype = ctypes.c_void_p
+        current.argtypes, lookup.argtypes = (), (ctypes.c_char_p,)
+        self.current: Callable[[], int | None] = current
+        self._lookup = lookup
+
+    def find(self, name: str) -> Any:
+        return self._lookup(name.encode())
+
+
+_LOADERS: Final = {
+    "EGL": (("libEGL.so.1",), "eglGetCurrentContext", "eglGetProcAddress"),
+    "GLX": (("libGLX.so.0", "libGL.so.1"), "glXGetCurrentContext", "glXGetProcAddressARB"),
+}
+
+
+def current_loader() -> Loader | None:
+    """The loader of the context that is current in this thread; None if neither EGL nor GLX has one.
+
+    Only a library that the process has loaded already can have one, so none is loaded.
+    """
+    for name, (libraries, current, lookup) in _LOADERS.items():
+        for library in libraries:
+            try:
+                opened = ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+            except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD, which has neither
+                continue
+            loader = Loader(name, getattr(opened, current), getattr(opened, lookup))
+            if loader.current():
+                return loader
+    return None
+
+
+class Functions:
+    """A context's functions, each looked up on first use."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _SIGNATURES:
+            raise AttributeError(name)
+        found = self._lookup(name)
+        address = found if isinstance(found, int) else ctypes.cast(found, ctypes.c_void_p).value if found else None
+        if not address:
+            raise ArgumentTypeError(
+                "get_proc_address", f"expected the address of {name}, got {found!r}; pass the context's own loader."
+            )
+        result, *parameters = (_KINDS[letter] for letter in _SIGNATURES[name])
+        function = ctypes.CFUNCTYPE(result, *parameters)(address)
+        self.__dict__[name] = function
+        return function
+
+    def integer(self, name: str, *arguments: int) -> int:
+        """Call a query that writes one 32-bit integer."""
+        found = ctypes.c_int()
+        getattr(self, name)(*arguments, ctypes.byref(found))
+        return found.value
+
+    def check(self, call: str, *arguments: Any) -> None:
+        """Call a function, and raise for the error that it leaves. Earlier errors are other code's, and are dropped.
+
+        Raises
+        ------
+        OutOfMemoryError
+            ``GL_OUT_OF_MEMORY``, which drivers also say of memory that they do not import.
+        DriverError
+            Any other error.
+        """
+        for _ in range(16):  # a lost context has errors without end
+            if not self.glGetError():
+                break
+        getattr(self, call)(*arguments)
+        if code := self.glGetError():
+            kind = OutOfMemoryError if code == OUT_OF_MEMORY else DriverError
+            raise kind(call, code, _ERRORS.get(code, f"{code:#06x}"))

@@ -1,0 +1,396 @@
+"""Buffers that OpenGL and the compute side both use, and copies between them and textures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final
+
+from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
+from ..capabilities import Operation
+from ..errors import InvalidArgumentError
+from ..handles import Handle, OpaqueFd, VmmFd
+from ..vulkan._buffer import share_buffer as share_vulkan_buffer
+from ..vulkan._shared import OfBuffer, agree, check_same_device, exported_block
+from . import _api as gl
+from ._context import Context, Names, current_context
+from ._shared import SharedObject, import_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .._core.device import Device
+    from .._core.memory import Buffer, Mappable
+    from ..vulkan import SharedBuffer as VulkanBuffer, VulkanContext
+    from ._api import Lookup
+
+_SPARE: Final = 4096
+"""Bytes that software OpenGL wants after a buffer's last: llvmpipe 22.3 and 25.0 want 47, and no query tells."""
+
+_CHANNELS: Final = ((0x1903, 0x8D94), (0x8227, 0x8228), (0x1907, 0x8D98), (0x1908, 0x8D99))
+"""``GL_RED``, ``RG``, ``RGB``, ``RGBA``, and the formats of integers, by the number of channels."""
+_ELEMENTS: Final = {
+    "uint8": (0x1401, 1), "int8": (0x1400, 1), "uint16": (0x1403, 2), "int16": (0x1402, 2), "uint32": (0x1405, 4),
+    "int32": (0x1404, 4), "float16": (0x140B, 2), "float32": (0x1406, 4),
+}  # fmt: skip
+"""``GL_UNSIGNED_BYTE`` and so on, and the bytes of an element."""
+_INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90)}
+"""Internal formats of integers that shaders read as such: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``."""
+_STORE: Final = {
+    # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES, LSB_FIRST
+    gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0, 0x0CF1)),
+    gl.PIXEL_PACK_BUFFER: (gl.PIXEL_PACK_BUFFER_BINDING, (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D00, 0x0D01)),
+}
+
+
+class SharedBuffer(OfBuffer, SharedObject):
+    """One buffer, in OpenGL and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
+
+    It can be drawn from, written (``glBufferSubData``), copied and bound as every buffer. It cannot be mapped
+    (``glMapBuffer``), nor get other storage (``glBufferData``, which orphans): OpenGL takes its storage for immutable.
+
+    Attributes
+    ----------
+    name : int
+        OpenGL's name: what moderngl calls ``glo``, and takes with ``external_buffer``.
+    memory : Allocation, ExternalMemory or SharedMemory
+        What the buffer is of.
+
+    Examples
+    --------
+    >>> with gi.opengl.share_buffer(device, 4096) as shared:
+    ...     name = shared.name  # OpenGL's
+    ...     shared.copy_from_host(np.arange(4, dtype="float32"))
+    ...     np.asarray(shared.view(4, "float32"))
+    array([0., 1., 2., 3.], dtype=float32)
+    """
+
+    def __init__(
+        self, names: Names, name: int, buffer: Buffer, memory: Mappable, half: Mappable | VulkanBuffer, *,
+        immutable: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(names, name, half)
+        self._buffer, self._immutable, self.memory = buffer, immutable, memory
+
+    def upload_to(
+        self, texture: int, shape: Sequence[int], dtype: str = "uint8", *, offset: int = 0,
+        row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
+    ) -> None:  # fmt: skip
+        """Have OpenGL copy texels from the buffer to a texture; they do not leave the device.
+
+        ``glTextureSubImage2D`` with the buffer as ``GL_PIXEL_UNPACK_BUFFER``, in the order of the context's commands:
+        call it where OpenGL has the buffer, as in the block of :meth:`SharedHandoff.gl`. It leaves the context's pixel
+        store and its binding as they were.
+
+        Parameters
+        ----------
+        texture : int
+            OpenGL's name of a 2D texture.
+        shape : sequence of int
+            (height, width) or (height, width, channels), in texels; 1 to 4 channels.
+        dtype : str
+            Type of an element: ``uint8``, ``int8``, ``uint16``, ``int16``, ``uint32``, ``int32``, ``float16``,
+            ``float32``. A texture of an integer format takes integers.
+        offset : int
+            Offset of the first texel in the buffer, in bytes.
+        row_pitch : int, optional
+            Bytes from row to row, a multiple of a texel's; by default, the rows lie close.
+        level : int
+            Mip level.
+        x, y : int
+            The first texel's column and row in the texture.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The texels do not lie in the buffer or in the texture, or the formats do not fit; or the context is not
+            current in the calling thread.
+        ResourceClosedError
+            The buffer was closed.
+        DriverError
+            A native call failed.
+
+        Examples
+        --------
+        >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
+        ...     shared.fill(255)
+        ...     shared.upload_to(texture, (64, 64, 4))  # an RGBA8 texture of 64 x 64 texels
+        """
+        with self._bound(gl.PIXEL_UNPACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
+            check, (width, height, format_, type_) = self.context.functions.check, box
+            check("glTextureSubImage2D", texture, level, x, y, width, height, format_, type_, offset)
+
+    def download_from(
+        self, texture: int, shape: Sequence[int], dtype: str = "uint8", *, offset: int = 0,
+        row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
+    ) -> None:  # fmt: skip
+        """Have OpenGL copy texels from a texture to the buffer: what was drawn becomes an array.
+
+        ``glGetTextureSubImage`` with the buffer as ``GL_PIXEL_PACK_BUFFER``.
+
+        Parameters
+        ----------
+        texture, shape, dtype, offset, row_pitch, level, x, y
+            See :meth:`upload_to`.
+
+        Raises
+        ------
+        InvalidArgumentError, ResourceClosedError, DriverError
+            See :meth:`upload_to`.
+
+        Examples
+        --------
+        >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
+        ...     shared.download_from(texture, (64, 64, 4))
+        """
+        with self._bound(gl.PIXEL_PACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
+            check, (width, height, format_, type_), size = self.context.functions.check, box, self.size - offset
+            check("glGetTextureSubImage", texture, level, x, y, 0, width, height, 1, format_, type_, size, offset)
+
+    @contextmanager
+    def _bound(
+        self, target: int, texture: int, shape: Sequence[int], dtype: str, offset: int, row_pitch: int | None,
+        level: int, x: int, y: int,
+    ) -> Iterator[tuple[int, int, int, int]]:  # fmt: skip
+        """Bind the buffer for texels, with a pixel store that fits; yields width, height, format and type."""
+        name, functions = self.name, self.context.functions
+        self.context.check_current()
+        texture = check_int(texture, "texture", minimum=1, maximum=MAX_32)
+        if not functions.glIsTexture(texture):
+            raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
+        kind = functions.integer("glGetTextureParameteriv", texture, gl.TEXTURE_TARGET)
+        if kind not in (gl.TEXTURE_2D, gl.TEXTURE_RECTANGLE):
+            raise InvalidArgumentError("texture", f"expected a 2D texture, got one of target {kind:#06x}.")
+        check_sequence(shape, "shape", "(height, width) or (height, width, channels)")
+        if len(shape) not in (2, 3):
+            raise InvalidArgumentError(
+                "shape", f"expected (height, width) or (height, width, channels), got {shape!r}."
+            )
+        height, width = (check_int(length, "shape", minimum=1, maximum=MAX_32) for length in shape[:2])
+        channels = check_int(shape[2], "shape", minimum=1, maximum=4) if len(shape) == 3 else 1
+        if dtype not in _ELEMENTS:
+            raise InvalidArgumentError("dtype", f"expected one of {', '.join(_ELEMENTS)}, got {dtype!r}.")
+        type_, item = _ELEMENTS[dtype]
+        texel = channels * item
+        row_pitch = texel * width if row_pitch is None else check_int(row_pitch, "row_pitch", minimum=texel * width)
+        offset = check_int(offset, "offset", minimum=0)
+        if row_pitch % texel or offset % item:
+            raise InvalidArgumentError(
+                "row_pitch" if row_pitch % texel else "offset",
+                f"expected a row pitch in whole texels of {texel} bytes and an offset in whole elements of {item}, got "
+                f"{row_pitch} and {offset}.",
+            )
+        if (end := offset + row_pitch * (height - 1) + texel * width) > self.size:
+            raise InvalidArgumentError("shape", f"expected texels within {self.size} bytes, got some to byte {end}.")
+        level, x, y = (check_int(one, which, minimum=0) for one, which in ((level, "level"), (x, "x"), (y, "y")))
+
+        def of_level(parameter: int) -> int:
+            return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
+
+        has = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
+        if x + width > has[0] or y + height > has[1]:
+            raise InvalidArgumentError(
+                "shape",
+                f"expected texels within the {has[0]} x {has[1]} of the texture's level {level}, got "
+                f"{width} x {height} at {x}, {y}.",
+            )
+        integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
+        if integer and dtype.startswith("float"):
+            raise InvalidArgumentError("dtype", f"expected integers, as the texture's format has, got {dtype}.")
+        binding, store = _STORE[target]
+        kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
+        try:
+            functions.glBindBuffer(target, name)
+            for one, value in zip(store, (1, row_pitch // texel, 0, 0, 0, 0), strict=True):
+                functions.glPixelStorei(one, value)
+            yield width, height, _CHANNELS[channels - 1][integer], type_
+        finally:
+            functions.glBindBuffer(target, kept[0])
+            for one, value in zip(store, kept[1], strict=True):
+                functions.glPixelStorei(one, value)
+
+
+def share_buffer(
+    device: Device, size: int, *, buffer: int | None = None, vk: VulkanContext | None = None,
+    label: str | None = None, get_proc_address: Lookup | None = None,
+) -> SharedBuffer:  # fmt: skip
+    """Make an OpenGL buffer whose bytes the compute side uses in place, or give an existing one such storage.
+
+    On a GPU the memory is the compute device's (`Device.allocate`: ``cuMemCreate`` / ``hipMemCreate``). Where OpenGL
+    imports no such memory, as llvmpipe, it is Vulkan's, of a small VkDevice of the library's own. Then
+    ``glImportMemoryFdEXT`` and ``glNamedBufferStorageMemEXT``.
+
+    Parameters
+    ----------
+    device : Device
+        The context's GPU: ``gi.match_device(gi.opengl.identity())``.
+    size : int
+        Size in bytes.
+    buffer : int, optional
+        OpenGL's name of a buffer that exists, which gets the memory as its new storage: moderngl's ``buffer.glo``,
+        pyglet's ``buffer.id``, VTK's ``GetHandle()``. Its vertex arrays stay as they are; its contents are lost. It
+        must not be mapped, nor have immutable storage (``glBufferStorage``), nor be larger than `size`. Afterwards it
+        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned. By default the call makes a name.
+    vk : VulkanContext, optional
+        A VkDevice of this GPU and driver, whose memory is then used.
+    label : str, optional
+        Name of the object in messages, warnings and its `repr`.
+    get_proc_address : callable, optional
+        Maps a function's name to its address, in the current context. Needed only where the context is not one of EGL
+        or GLX.
+
+    Returns
+    -------
+    SharedBuffer
+        Owns both sides, but not `buffer`'s name; close it.
+
+    Raises
+    ------
+    UnsupportedError
+        One side cannot; nothing was created.
+    InvalidArgumentError
+        No context is current in the calling thread; or `device` is another GPU; or `buffer` cannot get new storage.
+        OpenGL was not called.
+    DeviceNotFoundError
+        The memory has to be Vulkan's, and no Vulkan device is of the same driver.
+    DriverError
+        A native call failed.
+
+    Examples
+    --------
+    >>> with gi.opengl.share_buffer(device, 1 << 20) as shared:
+    ...     points = np.asarray(shared.view((1 << 16, 4), "float32"))
+    ...     points[:] = 1
+    """
+    context = current_context(get_proc_address)
+    check_same_device(context, device)
+    size = check_nbytes(size)
+    _check_target(context, buffer, size)
+    cells = Operation.EXPORT_ALLOCATION, VmmFd
+    with ExitStack() as undo:
+        if vk is None and device.capabilities.supports(cells) and context.capabilities.supports(cells):
+            allocation = device.allocate(size, label=label)
+            undo.callback(allocation.close)
+            with allocation.export() as handle:
+                names, name = _import(context, handle, allocation.size, 0, size, buffer)
+            undo.callback(names.close)
+            ours = allocation._buffer(0, size, device, label)
+            shared = SharedBuffer(names, name, ours, allocation, allocation)
+        else:
+            agree(context, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), (OpaqueFd,))
+            spare = _SPARE if context.is_cpu else 0
+            made = share_vulkan_buffer(context.vulkan(vk), device, size + spare, handle_types=(OpaqueFd,), label=label)
+            undo.callback(made.close)
+            with made.vulkan_object.export() as exported:
+                names, name = _import(context, exported, made.allocation_size, 0, size, buffer, made.dedicated)
+            undo.callback(names.close)
+            ours = made.memory._buffer(0, size, device, label)
+            shared = SharedBuffer(names, name, ours, made.memory, made)
+        undo.pop_all()
+    return shared
+
+
+def import_array(
+    array: object, *, buffer: int | None = None, label: str | None = None, get_proc_address: Lookup | None = None
+) -> SharedBuffer:
+    """Use an array that exists as an OpenGL buffer, in place.
+
+    Nothing is copied: the buffer begins at the array's first byte, and ends after its last. The array's memory must be
+    one allocation with a virtual-memory handle, as for :func:`gpuinterop.vulkan.import_array`: a tensor of torch's
+    expandable segments, an array of JAX's pool, `Device.empty`, an attached array. Its driver is asked
+    (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and OpenGL imports the whole handle.
+
+    Parameters
+    ----------
+    array : array
+        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
+        is kept alive until the buffer is closed. OpenGL must only read an immutable one, as all of JAX's are.
+    buffer, label, get_proc_address
+        See :func:`share_buffer`.
+
+    Returns
+    -------
+    SharedBuffer
+        Owns OpenGL's side; close it.
+
+    Raises
+    ------
+    UnsupportedError
+        OpenGL cannot import this kind of memory: that of ``cudaMalloc``, of a stream-ordered pool, managed memory, the
+        host's. The error says what to change. Nothing was imported.
+    InvalidArgumentError
+        The array is another GPU's, or lies across several handles; or as of :func:`share_buffer`.
+    ArgumentTypeError
+        `array` is not an array.
+    DriverError
+        A native call failed.
+
+    Examples
+    --------
+    On CUDA (UNVERIFIED on others):
+
+    >>> points = torch.zeros((1000, 3), device="cuda")  # PYTORCH_ALLOC_CONF=expandable_segments:True
+    >>> shared = gi.opengl.import_array(points)
+    >>> shared.name  # OpenGL's
+    """
+    from ..sharing.attachment import SharedMemory
+    from ..sharing.origin import describe, device_of
+
+    context = current_context(get_proc_address)
+    found = describe(array, "array")
+    device = device_of({"array": found})
+    start, end = found.span
+    _check_target(context, buffer, end - start)
+    with exported_block(context, device, found) as (handle, size, offset):
+        names, name = _import(context, handle, size, offset, end - start, buffer)
+    with ExitStack() as undo:
+        undo.callback(names.close)
+        memory = SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label)
+        shared = SharedBuffer(names, name, memory.buffer, memory, memory, immutable=found.read_only)
+        undo.pop_all()
+    return shared
+
+
+def _check_target(context: Context, buffer: int | None, size: int) -> None:
+    """Refuse what cannot get new storage, or would be read past its end."""
+    if buffer is None:
+        return
+    buffer, functions = check_int(buffer, "buffer", minimum=1, maximum=MAX_32), context.functions
+    if not functions.glIsBuffer(buffer):
+        raise InvalidArgumentError(
+            "buffer",
+            f"expected the name of a buffer of this context, got {buffer}; pass moderngl's buffer.glo or the like.",
+        )
+
+    def has(parameter: int) -> int:
+        return functions.integer("glGetNamedBufferParameteriv", buffer, parameter)
+
+    if has(gl.BUFFER_IMMUTABLE_STORAGE):
+        raise InvalidArgumentError(
+            "buffer",
+            f"expected one whose storage can be replaced, got {buffer}, which has immutable storage "
+            "(glBufferStorage, or memory that was shared before); leave buffer out, and draw from shared.name.",
+        )
+    if has(gl.BUFFER_MAPPED):
+        raise InvalidArgumentError("buffer", f"expected one that is not mapped, got {buffer}; unmap it first.")
+    if (least := has(gl.BUFFER_SIZE)) > size:
+        raise InvalidArgumentError(
+            "size",
+            f"expected at least the {least} bytes that buffer {buffer} has, got {size}: draws would read past them.",
+        )
+
+
+def _import(
+    context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None,
+    dedicated: bool = False,
+) -> tuple[Names, int]:  # fmt: skip
+    """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
+    names, check = Names(context), context.functions.check
+    try:
+        memory = import_memory(names, handle, allocation, dedicated)
+        name = names.new("glCreateBuffers") if buffer is None else buffer
+        check("glNamedBufferStorageMemEXT", name, size, memory, offset)
+    except BaseException:
+        names.close()
+        raise
+    return names, name

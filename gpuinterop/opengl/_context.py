@@ -1,0 +1,238 @@
+"""OpenGL contexts that other code has made and keeps current."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import secrets
+import threading
+from collections import deque
+from collections.abc import Iterable
+from functools import cached_property
+from importlib.resources import files
+from typing import Any, ClassVar, Final
+
+from .._arguments import NoCopy
+from .._core.lifetime import LIVE
+from ..capabilities import Capabilities, Rules
+from ..errors import DeviceNotFoundError, InvalidArgumentError, warn_leak
+from ..handles import DeviceIdentity
+from ..vulkan._context import VulkanContext, check_context
+from ..vulkan._device import Device, Instance
+from . import _api as gl
+from ._api import Functions, Loader, Lookup, current_loader
+
+RULES: Final = Rules(files(__package__) / "capabilities.toml")
+_SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")
+
+_contexts: dict[tuple[str, int], Context] = {}
+"""The contexts that objects were made in, by loader and address; without a loader, by thread."""
+_devices: dict[tuple[bytes | None, bytes | None], Device] = {}
+"""Our own VkDevices, by the UUIDs of device and driver. They stay: to make one takes a tenth of a second."""
+_making = threading.Lock()
+
+
+class Context(NoCopy):
+    """A context, as far as the library uses it. It is called only in the thread where it is current."""
+
+    side: ClassVar[str] = "OpenGL"
+    how_to_match: ClassVar[str] = "gpuinterop.opengl.identity()"
+    endpoint_gap: ClassVar[str] = ""
+
+    def __init__(self, key: tuple[str, int], loader: Loader | None, lookup: Lookup) -> None:
+        self.key, self._loader = key, loader
+        self.functions = Functions(lookup)
+        self.closed_names: deque[tuple[str, int]] = deque()
+        """What was closed where the context was not current: each name, and the function that deletes it."""
+        self._mark = 0, b""
+        """A buffer of ours, and its label: another context may get this one's address later."""
+
+    # -- which it is -------------------------------------------------------------------------------------------------
+
+    def is_current(self) -> bool:
+        """Whether this context, or another at its address, is current in the calling thread."""
+        if self._loader is None:
+            return self.key[1] == threading.get_ident()
+        return self._loader.current() == self.key[1]
+
+    def is_marked(self) -> bool:
+        """Whether the current context is certainly this one."""
+        name, label = self._mark
+        if not name or not self.functions.glIsBuffer(name):
+            return False
+        found = ctypes.create_string_buffer(len(label) + 1)
+        self.functions.glGetObjectLabel(gl.BUFFER, name, len(found), None, found)
+        return found.value == label
+
+    def remember(self) -> None:
+        """Have later calls in this context find this object again."""
+        if not self._mark[0]:
+            name, label = ctypes.c_uint(), secrets.token_hex(8).encode()
+            self.functions.check("glCreateBuffers", 1, ctypes.byref(name))
+            self.functions.glObjectLabel(gl.BUFFER, name, len(label), label)
+            self._mark = name.value, label
+            _contexts[self.key] = self
+
+    def check_current(self) -> None:
+        """Refuse a call from a thread in which the context is not current: drivers crash, or call another context."""
+        if not self.is_current():
+            raise InvalidArgumentError(
+                "context",
+                f"expected the {self.name} context that made this to be current in the calling thread, got another or "
+                "none; call from the thread that draws.",
+            )
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def name(self) -> str:
+        """``GL_RENDERER``."""
+        return (self.functions.glGetString(gl.RENDERER) or b"").decode(errors="replace")
+
+    @cached_property
+    def version(self) -> str:
+        """``GL_VERSION``, which begins with ``OpenGL ES`` where it is that."""
+        return (self.functions.glGetString(gl.VERSION) or b"").decode(errors="replace")
+
+    @cached_property
+    def extensions(self) -> frozenset[str]:
+        """The extensions that the context offers."""
+        functions = self.functions
+        count = functions.integer("glGetIntegerv", gl.NUM_EXTENSIONS)
+        return frozenset((functions.glGetStringi(gl.EXTENSIONS, index) or b"").decode() for index in range(count))
+
+    @cached_property
+    def is_cpu(self) -> bool:
+        """Whether the driver is software."""
+        return any(name in self.name for name in _SOFTWARE)
+
+    @cached_property
+    def identity(self) -> DeviceIdentity:
+        """Identity by the UUIDs that the driver reports."""
+        uuid, driver = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
+        if self.extensions & {"GL_EXT_memory_object", "GL_EXT_semaphore"}:
+            self.functions.glGetUnsignedBytei_vEXT(gl.DEVICE_UUID, 0, uuid)
+            self.functions.glGetUnsignedBytevEXT(gl.DRIVER_UUID, driver)
+        return DeviceIdentity(
+            name=self.name,
+            uuid=bytes(uuid) if any(uuid) else None,
+            driver_uuid=bytes(driver) if any(driver) else None,
+            is_cpu=self.is_cpu,
+        )
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        """The capability table (see :func:`gpuinterop.opengl.capabilities`)."""
+        embedded = self.version.startswith("OpenGL ES")
+        number = tuple(self.functions.integer("glGetIntegerv", one) for one in (gl.MAJOR_VERSION, gl.MINOR_VERSION))
+        found = RULES.table(
+            {
+                "driver": self.name,
+                "version": self.version,
+                "OpenGL 4.5": not embedded and number >= (4, 5),
+                "software": self.is_cpu,
+                **{name: name in self.extensions for name in RULES.facts if name.startswith("GL_")},
+            }
+        )
+        return Capabilities(found, owner=self.name)
+
+    # -- Vulkan, of which OpenGL imports what it cannot make -----------------------------------------------------------
+
+    def vulkan(self, vk: VulkanContext | None) -> VulkanContext:
+        """The user's VkDevice, checked, or our own on the same device and of the same driver."""
+        mine = self.identity
+        if vk is not None:
+            theirs = check_context(vk).identity
+            if theirs.conflicts(mine) or (theirs.uuid, theirs.driver_uuid) != (mine.uuid, mine.driver_uuid):
+                raise InvalidArgumentError(
+                    "vk",
+                    f"expected a VkDevice of OpenGL's {mine.name} and of the same driver, got {theirs.name}, whose "
+                    "UUIDs differ; leave vk out.",
+                )
+            return vk
+        with _making:
+            own = _devices.get((mine.uuid, mine.driver_uuid))
+            if own is None or own.vk.lifetime.state is not LIVE:  # a parent process's
+                own = _devices[mine.uuid, mine.driver_uuid] = self._make_device()
+        return own.vk
+
+    def _make_device(self) -> Device:
+        instance, mine = Instance(), self.identity
+        found = instance.physical_devices()
+        for physical in found:
+            theirs = physical.identity
+            if (theirs.uuid, theirs.driver_uuid) == (mine.uuid, mine.driver_uuid):
+                return Device(instance, physical)
+        names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in found) or "none"
+        instance.close()
+        raise DeviceNotFoundError(
+            f"expected a Vulkan device with the device UUID and driver UUID of OpenGL's {mine.name} ({self.version}), "
+            f"got {names}; install OpenGL and Vulkan of one version of the driver: Mesa's are of one build."
+        )
+
+    # -- names ---------------------------------------------------------------------------------------------------------
+
+    def delete(self, names: Iterable[tuple[str, int]]) -> None:
+        """Delete names now, if the context is current; else when it is next, by any call of this package."""
+        self.closed_names.extend(names)
+        if self.closed_names and self.is_current() and self.is_marked():
+            self.delete_closed()
+
+    def delete_closed(self) -> None:
+        while self.closed_names:
+            delete, name = self.closed_names.popleft()
+            getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
+
+
+class Names:
+    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._names: list[tuple[str, int]] = []
+        context.remember()
+
+    def new(self, create: str, *arguments: Any) -> int:
+        """Make an object with ``glCreate*`` or ``glGen*``."""
+        name = ctypes.c_uint()
+        self.context.functions.check(create, *arguments, 1, ctypes.byref(name))
+        kind = create.removeprefix("glCreate").removeprefix("glGen").replace("NV", "EXT")
+        self._names.insert(0, (f"glDelete{kind}", name.value))
+        return name.value
+
+    def close(self) -> None:
+        """Delete the objects. Idempotent; in any thread."""
+        names, self._names = self._names, []
+        self.context.delete(names)
+
+    def __del__(self) -> None:
+        self.context.closed_names.extend(self._names)
+
+
+def current_context(get_proc_address: Lookup | None = None) -> Context:
+    """The context that is current in the calling thread."""
+    loader = current_loader()
+    if loader is None and get_proc_address is None:
+        raise InvalidArgumentError(
+            "context",
+            "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or "
+            "pass get_proc_address, the loader of what made it.",
+        )
+    key = ("", threading.get_ident()) if loader is None else (loader.name, loader.current() or 0)
+    known = _contexts.get(key)
+    if known is not None and known.is_marked():
+        known.delete_closed()
+        return known
+    lookup = get_proc_address or (loader.find if loader else None)
+    assert lookup is not None
+    return Context(key, loader, lookup)
+
+
+@atexit.register
+def _tell_left() -> None:
+    for context in _contexts.values():
+        if left := len(context.closed_names):
+            warn_leak(
+                f"{left} OpenGL object(s) of the context on {context.name} were closed where it was not current, and "
+                "not deleted since: close them in the thread that draws, before the context is destroyed"
+            )

@@ -1,0 +1,370 @@
+"""Handoffs between an OpenGL context and the compute side's streams, frame by frame."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .. import system
+from .._arguments import NoCopy, check_timeout
+from .._core.ownership import import_duplicate
+from .._core.stream import Event, check_stream
+from ..errors import DriverError, GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..handles import Binary, Timeline
+from ..handoff import BRIDGED, Turn, Turns, agree_on_mode, mode_gaps
+from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
+from ..vulkan._shared import check_same_device
+from . import _api as gl
+from ._context import Context, Names, current_context
+from ._shared import Owned, SharedObject
+from ._texture import SharedTexture
+
+if TYPE_CHECKING:
+    from .._core.device import Device
+    from .._core.semaphore import ExternalSemaphore
+    from .._core.stream import Stream
+    from ..vulkan import VulkanContext
+    from ._api import Lookup
+
+
+def gaps(context: Context, device: Device) -> dict[str, UnsupportedError | None]:
+    """Why the two sides cannot hand over in each mode. Bridged, the host waits for each side: all can do that."""
+    return {**mode_gaps(context, device), BRIDGED: None}
+
+
+Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
+"""The number and names of buffers, the number and names of textures, and the layouts of those."""
+
+
+class _Way(NoCopy):
+    """How the two sides wait for each other."""
+
+    mode: str
+    halves: Sequence[SharedSemaphore[Any]] = ()
+
+    def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
+        raise NotImplementedError
+
+    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
+        raise NotImplementedError
+
+    def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
+        raise NotImplementedError
+
+    def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
+        raise NotImplementedError
+
+
+class _Semaphores(_Way):
+    """Semaphores of Vulkan's that both import: a timeline, with the values of `Handoff`, or two binary ones."""
+
+    def __init__(self, names: Names, mode: str, halves: Sequence[SharedSemaphore[Any]]) -> None:
+        self.mode, self.halves, functions = mode, halves, names.context.functions
+        self._timeline = mode == "timeline"
+        self._to_compute, self._to_graphics = halves[0].semaphore, halves[-1].semaphore
+        in_gl = [self._import(names, half) for half in halves]
+        self._forth, self._back = in_gl[0], in_gl[-1]
+        self._value = ctypes.c_uint64()
+        self._at = ctypes.byref(self._value)
+        self._set, self._wait = functions.glSemaphoreParameterui64vEXT, functions.glWaitSemaphoreEXT
+        self._signal, self._flush = functions.glSignalSemaphoreEXT, functions.glFlush
+
+    @staticmethod
+    def _import(names: Names, half: SharedSemaphore[Any]) -> int:
+        check = names.context.functions.check
+        if half.kind is Timeline:
+            name = names.new("glCreateSemaphoresNV")
+            kind = ctypes.c_int(gl.SEMAPHORE_TYPE_TIMELINE)
+            check("glSemaphoreParameterivNV", name, gl.SEMAPHORE_TYPE, ctypes.byref(kind))
+        else:
+            name = names.new("glGenSemaphoresEXT")
+
+        def take(duplicate: Any) -> None:
+            check("glImportSemaphoreFdEXT", name, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
+
+        with export_semaphore(half._vk, half.vk_semaphore, half.kind) as handle:
+            import_duplicate(handle, take, user="gpuinterop.opengl")
+        return name
+
+    def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
+        value: Any = 2 * frame + 1 if self._timeline else None
+        self._to_compute.wait(stream, value, timeout=timeout)
+
+    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
+        value: Any = 2 * frame + 2 if self._timeline else None
+        self._to_graphics.signal(stream, value)
+
+    def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
+        if frame:  # before the first, nobody has released
+            if self._timeline:
+                self._value.value = 2 * frame
+                self._set(self._back, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
+            self._wait(self._back, *barrier)
+
+    def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
+        if self._timeline:
+            self._value.value = 2 * frame + 1
+            self._set(self._forth, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
+        self._signal(self._forth, *barrier)
+        self._flush()  # until then no one else sees that it was submitted
+
+
+class _Fences(_Way):
+    """The host waits for each side: for OpenGL by polling a fence sync, for a stream by an event."""
+
+    mode = BRIDGED
+
+    def __init__(self, context: Context, device: Device) -> None:
+        self._context, self._device = context, device
+        self._fence: int | None = None
+        self._event: Event | None = None
+
+    def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
+        check_stream(self._device, stream)
+        limit = check_timeout(timeout)
+        self._context.check_current()
+        if not system.until(self._is_reached, limit):
+            raise SemaphoreTimeoutError(f"OpenGL did not finish frame {frame} in {limit:g} s: was it drawn?")
+        self._context.functions.glDeleteSync(self._fence)
+
+    def _is_reached(self) -> bool:
+        found = self._context.functions.glClientWaitSync(self._fence, 0, 0)
+        if found == gl.WAIT_FAILED:
+            raise DriverError("glClientWaitSync", found, "GL_WAIT_FAILED")
+        return bool(found != gl.TIMEOUT_EXPIRED)
+
+    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
+        self._event = check_stream(self._device, stream).record()
+
+    def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
+        if self._event is not None:
+            self._event.wait()
+            self._context.functions.glMemoryBarrier(gl.ALL_BARRIER_BITS)
+
+    def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
+        functions = self._context.functions
+        functions.glMemoryBarrier(gl.ALL_BARRIER_BITS)
+        self._fence = functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
+        functions.glFlush()
+
+
+class _Block(NoCopy):
+    """What `SharedHandoff.gl` returns."""
+
+    def __init__(self, handoff: SharedHandoff, shared: tuple[SharedObject, ...]) -> None:
+        self._handoff, self.shared = handoff, shared
+        textures = [one for one in shared if isinstance(one, SharedTexture)]
+        buffers = [one for one in shared if not isinstance(one, SharedTexture)]
+        names = [(ctypes.c_uint * len(some))(*(one.name for one in some)) for some in (buffers, textures)]
+        layouts = (ctypes.c_uint * len(textures))(*(one.layout for one in textures))
+        self._barrier: Barrier = len(buffers), names[0], len(textures), names[1], layouts
+
+    def __enter__(self) -> None:
+        self._handoff._begin_gl(self._barrier)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self._handoff._end_gl(self._barrier)
+        except GpuInteropError:
+            if error is None:  # never hide the first exception
+                raise
+
+
+class SharedHandoff(Owned, Turns):
+    """Hands shared objects back and forth between an OpenGL context and a stream. Made by :func:`share_handoff`.
+
+    Each frame: `acquire`, compute work on the stream, `release`, then a block of `gl`; or first the block. What the
+    first frame begins with, each begins with. A call out of turn raises, instead of waiting for ever.
+
+    Examples
+    --------
+    >>> shared = gi.opengl.share_buffer(device, 4096)
+    >>> handoff = gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged"))
+    >>> for frame in range(3):
+    ...     handoff.acquire(stream)
+    ...     shared.fill(frame, stream=stream)
+    ...     handoff.release(stream)
+    ...     with handoff.gl(shared):
+    ...         pass  # draw
+    >>> handoff.close()
+    >>> shared.close()
+    """
+
+    _submits = "gl"
+
+    def __init__(self, names: Names, device: Device, way: _Way) -> None:
+        Owned.__init__(self, names, way.halves)
+        self._device, self._way, self._in_gl = device, way, False
+        self._awaited = -1
+        """The frame for which OpenGL has waited last."""
+        self._block: _Block | None = None
+
+    __repr__ = Turns.__repr__
+
+    @property
+    def mode(self) -> str:
+        """``timeline``, ``binary`` or ``bridged``."""
+        return self._way.mode
+
+    def _semaphores(self) -> Sequence[ExternalSemaphore[Any]]:
+        return [half.semaphore for half in self._way.halves]
+
+    def _label(self) -> str:
+        return super()._label() or f"fences of {self.context.name}"
+
+    def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
+        """Make `stream` wait for OpenGL's last block. The first frame may begin here: then nothing is waited for.
+
+        Bridged, the calling thread waits, and the context must be current in it (``glClientWaitSync``).
+
+        Parameters
+        ----------
+        stream : Stream, or torch's, CuPy's, numba's, an int
+            Stream of the handoff's device.
+        timeout : float, optional
+            See `ExternalSemaphore.wait`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The call is out of turn.
+        SemaphoreTimeoutError
+            `timeout` passed; the frame is still due for `acquire`.
+        ResourceClosedError
+            The handoff was closed.
+        """
+        self._check_open()
+        if self._turn is Turn.SUBMIT and not self._frame and not self._in_gl:
+            check_stream(self._device, stream)
+        else:
+            self._check(Turn.ACQUIRE, "acquire")
+            self._way.wait_on_stream(stream, self._frame, timeout)
+        self._turn = Turn.RELEASE
+
+    def release(self, stream: Stream | object) -> None:
+        """Make `stream` signal OpenGL when its earlier work is done. Returns at once.
+
+        Parameters
+        ----------
+        stream : Stream, or torch's, CuPy's, numba's, an int
+            Stream of the handoff's device.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The frame was not acquired.
+        ResourceClosedError
+            The handoff was closed.
+        """
+        self._check_open()
+        self._check(Turn.RELEASE, "release")
+        self._way.signal_on_stream(stream, self._frame)
+        self._turn, self._frame = Turn.SUBMIT, self._frame + 1
+
+    def gl(self, *shared: SharedObject) -> _Block:
+        """OpenGL's part of a frame, for a ``with`` block: it waits for the compute side, and signals at the end.
+
+        ``glWaitSemaphoreEXT``; at the end, also of a block that raises, ``glSignalSemaphoreEXT`` and ``glFlush``.
+        Bridged, the calling thread waits for the compute side, and the end is ``glFenceSync`` and ``glFlush``.
+
+        Parameters
+        ----------
+        *shared : SharedBuffer or SharedTexture
+            What the block uses: the barriers at both ends name it. A texture has its `layout` outside the block.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The call is out of turn, or the context is not current in the calling thread.
+        ResourceClosedError
+            The handoff was closed, or something of `shared`.
+        """
+        for one in shared:
+            if one.closed:
+                _ = one.name  # raises
+        if self._block is None or self._block.shared != shared:
+            self._block = _Block(self, shared)
+        return self._block
+
+    def _begin_gl(self, barrier: Barrier) -> None:
+        self.context.check_current()
+        self._check_open()
+        if self._in_gl:
+            raise InvalidArgumentError("handoff", "a block of gl is under way; end it first.")
+        self._check(Turn.SUBMIT, "gl")
+        if self._awaited != self._frame:  # another wait for a binary semaphore would never end
+            self._way.wait_in_gl(self._frame, barrier)
+            self._awaited = self._frame
+        self._in_gl = True
+
+    def _end_gl(self, barrier: Barrier) -> None:
+        self._in_gl = False
+        self.context.check_current()
+        self._way.signal_in_gl(self._frame, barrier)
+        self._turn = Turn.ACQUIRE
+
+
+def share_handoff(
+    device: Device, *, allow: Sequence[str] = ("timeline", "binary"), vk: VulkanContext | None = None,
+    label: str | None = None, get_proc_address: Lookup | None = None,
+) -> SharedHandoff:  # fmt: skip
+    """Create the semaphores for handoffs between the current context and the device, in both directions.
+
+    OpenGL exports no semaphores: Vulkan makes them, in a small VkDevice of the library's own, and both sides import
+    them (``glImportSemaphoreFdEXT``). One timeline if both have those, else two binary ones. Only if `allow` names
+    ``bridged``, for llvmpipe and HIP on Linux, the host waits instead: for OpenGL it polls a fence sync
+    (``glClientWaitSync``), for a stream it waits for an event.
+
+    Parameters
+    ----------
+    device : Device
+        The context's GPU: ``gi.match_device(gi.opengl.identity())``.
+    allow : sequence of str
+        Modes in order of preference: ``timeline``, ``binary``, ``bridged``.
+    vk : VulkanContext, optional
+        A VkDevice of this GPU and driver, that makes the semaphores. It needs no queue.
+    label : str, optional
+        Name of the semaphores in messages, warnings and the `repr`.
+    get_proc_address : callable, optional
+        See :func:`share_buffer`.
+
+    Returns
+    -------
+    SharedHandoff
+        Owns the semaphores on all sides; close it. `SharedHandoff.mode` names the chosen mode.
+
+    Raises
+    ------
+    UnsupportedError
+        The two sides do not have an allowed mode in common; nothing was created.
+    BackendUnavailableError
+        Vulkan is missing: cffi (``pip install gpuinterop[vulkan]``) or the loader.
+    InvalidArgumentError, DeviceNotFoundError, DriverError
+        See :func:`share_buffer`.
+
+    Examples
+    --------
+    >>> allow = ("timeline", "binary", "bridged")
+    >>> with gi.opengl.share_handoff(device, allow=allow) as handoff:
+    ...     handoff.mode  # llvmpipe has no semaphores
+    'bridged'
+    """
+    context = current_context(get_proc_address)
+    check_same_device(context, device)
+    mode = agree_on_mode(context.side, context, device, gaps(context, device), allow)
+    names = Names(context)
+    if mode == BRIDGED:
+        return SharedHandoff(names, device, _Fences(context, device))
+    vk = context.vulkan(vk)
+    kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
+    halves: list[SharedSemaphore[Any]] = []
+    with ExitStack() as undo:
+        undo.callback(names.close)
+        for way in ways:
+            halves.append(share_semaphore(vk, device, kind, label=label and label + way))
+            undo.callback(halves[-1].close)
+        handoff = SharedHandoff(names, device, _Semaphores(names, mode, halves))
+        undo.pop_all()
+    return handoff

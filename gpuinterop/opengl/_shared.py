@@ -1,0 +1,92 @@
+"""Common parts of what OpenGL and the compute side share: its end, and the import of memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Self
+
+from .._arguments import NoCopy, check_timeout
+from .._core.ownership import import_duplicate
+from ..errors import ResourceClosedError
+from . import _api as gl
+
+if TYPE_CHECKING:
+    from .._core.resource import Resource
+    from ..handles import Handle
+    from ..vulkan._shared import Shared
+    from ._context import Context, Names
+
+
+class Owned(NoCopy):
+    """What owns names of OpenGL, and the compute side's halves. The end of a ``with`` block closes it."""
+
+    def __init__(self, names: Names, halves: Sequence[Resource | Shared]) -> None:
+        self._names, self._halves = names, halves
+        self.context: Context = names.context
+        self.closed = False
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ResourceClosedError(f"the {type(self).__name__} on {self.context.name} is closed; make a new one.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self, timeout: float | None = None) -> None:
+        """End use on both sides. Idempotent, and allowed in any thread; never blocks unless `timeout` is given.
+
+        OpenGL's names are deleted in the context that made them: now, if it is current in the calling thread, else by
+        the next call of this package there. What is left at the exit is told once, by a `LeakedResourceWarning`.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the compute side to let go, too.
+
+        Raises
+        ------
+        ResourceBusyError
+            `timeout` passed, and the compute side still uses it; it is released later all the same.
+        """
+        check_timeout(timeout)
+        self.closed = True
+        with ExitStack() as parts:
+            parts.callback(self._names.close)
+            for half in self._halves:
+                parts.callback(half.close, timeout)
+
+
+class SharedObject(Owned):
+    """An object with one name in OpenGL."""
+
+    def __init__(self, names: Names, name: int, *halves: Resource | Shared) -> None:
+        super().__init__(names, halves)
+        self._name = name
+
+    @property
+    def name(self) -> int:
+        """OpenGL's name. Raises `ResourceClosedError` after `close`."""
+        self._check_open()
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name} on {self.context.name}{' closed' if self.closed else ''}>"
+
+
+def import_memory(names: Names, handle: Handle, size: int, dedicated: bool) -> int:
+    """Make a memory object of a whole allocation (``glImportMemoryFdEXT``), which consumes the handle."""
+    check = names.context.functions.check
+    memory = names.new("glCreateMemoryObjectsEXT")
+    if dedicated:
+        check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
+
+    def take(duplicate: Any) -> None:
+        check("glImportMemoryFdEXT", memory, size, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
+
+    import_duplicate(handle, take, user="gpuinterop.opengl")  # drivers differ on whose it is after a failure
+    return memory
