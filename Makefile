@@ -44,14 +44,16 @@ SPACE := $(subst ,, )
 # The tests choose their drivers and variables: what a user's shell has set for other programs does not reach them, but for
 # what the tests themselves ask for.
 FOREIGN := $(filter-out $(addprefix GPUINTEROP_,TEST_% REQUIRE_% SIM_% STANDIN_% EXPLORE% SEEDS KIT_LIMIT), \
-    $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_%,$(.VARIABLES)))
+    $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_% \
+        __EGL_% __GL_% __GLX_% EGL_% GALLIUM_% LIBGL_% LP_% MESA_% DISPLAY WAYLAND_DISPLAY,$(.VARIABLES)))
 # Of LD_LIBRARY_PATH, where Python's own library is.
 PYTHONS = $(foreach folder,$(subst :, ,$(LD_LIBRARY_PATH)),$(if $(wildcard $(folder)/libpython*),$(folder)))
-CLEAN = unset VK_ADD_DRIVER_FILES $(foreach name,$(FOREIGN),$(if $(findstring .,$(name)),,$(name))); \
+CLEAN = unset VK_ADD_DRIVER_FILES __EGL_VENDOR_LIBRARY_FILENAMES $(foreach name,$(FOREIGN),$(if $(findstring .,$(name)),,$(name))); \
     export LD_LIBRARY_PATH=$(subst $(SPACE),:,$(strip $(PYTHONS)))
 TESTED = $(CLEAN); $(if $(filter none,$(DRIVERS)),,. .vulkan/env;) \
     export VK_DRIVER_FILES="$${VK_ADD_DRIVER_FILES:-/nonexistent}" VK_LOADER_LAYERS_DISABLE='~implicit~'; \
-    export VK_ICD_FILENAMES="$$VK_DRIVER_FILES" VK_LAYER_PATH="$${VK_ADD_LAYER_PATH-}"; unset VK_ADD_DRIVER_FILES
+    export VK_ICD_FILENAMES="$$VK_DRIVER_FILES" VK_LAYER_PATH="$${VK_ADD_LAYER_PATH-}"; unset VK_ADD_DRIVER_FILES; \
+    export __EGL_VENDOR_LIBRARY_FILENAMES="$${__EGL_VENDOR_LIBRARY_FILENAMES:-/nonexistent}"
 ifeq ($(MAKELEVEL),0)
 unexport PYTHONPATH $(filter GPUINTEROP_SIM_% GPUINTEROP_STANDIN_%,$(.VARIABLES))
 endif

@@ -19,9 +19,15 @@ from tests import leftovers
 from tests.progress import Progress
 
 # A run by plain pytest after `. .vulkan/env` has the fetched drivers and no others, as make's runs have.
-if "GPUINTEROP_TEST_DRIVERS" not in os.environ and (added := os.environ.pop("VK_ADD_DRIVER_FILES", "")):
-    os.environ.setdefault("VK_DRIVER_FILES", added)
-    os.environ.setdefault("VK_ICD_FILENAMES", added)
+if "GPUINTEROP_TEST_DRIVERS" not in os.environ:
+    if added := os.environ.pop("VK_ADD_DRIVER_FILES", ""):
+        os.environ.setdefault("VK_DRIVER_FILES", added)
+        os.environ.setdefault("VK_ICD_FILENAMES", added)
+    # The fetched Mesa is the last of EGL's vendors, and its drivers come first.
+    if vendors := os.environ.get("__EGL_VENDOR_LIBRARY_FILENAMES"):
+        os.environ["__EGL_VENDOR_LIBRARY_FILENAMES"] = vendors.rpartition(":")[2]
+        os.environ["LIBGL_DRIVERS_PATH"] = os.environ.get("LIBGL_DRIVERS_PATH", "").partition(":")[0]
+        os.environ.update(__GLX_VENDOR_LIBRARY_NAME="mesa", LIBGL_ALWAYS_SOFTWARE="1")
 
 _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 """The seed of a random order; without one, tests run as they are collected."""

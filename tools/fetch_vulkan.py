@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fetch software Vulkan (lavapipe, SwiftShader, the validation layers) and Vulkan's headers into <checkout>/.vulkan.
+"""Fetch software Vulkan (lavapipe, SwiftShader, the validation layers), its headers and OpenGL into <checkout>/.vulkan.
 
 Nothing is installed, and root is not needed. The packages are those of the sources that apt is configured with (Debian,
 Ubuntu), read through private apt folders; of each, only the files below are kept. What the system has of Vulkan plays
@@ -7,6 +7,9 @@ no part. `.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers
 others:
 
     python3 tools/fetch_vulkan.py && . .vulkan/env
+
+OpenGL is llvmpipe, by EGL and GLX, of the same Mesa as lavapipe. Its libraries come before the system's. Through them
+NVIDIA's driver stays in use, and so do Mesa's drivers of GPUs, where the system's Mesa is of that version.
 
 hip5 fetches AMD's HIP runtime 5 for a few tests: it loads without a GPU, and has the ABI from before 6.0. glslang
 fetches a compiler of shaders.
@@ -23,15 +26,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-FORMAT = 2  # of the tree; another number makes every checkout fetch again
+FORMAT = 3  # of the tree; another number makes every checkout fetch again
 HOME = Path(__file__).resolve().parent.parent / ".vulkan"
 TREE = HOME / "tree"
 GROUPS = {
-    "vulkan": ["libvulkan1", "mesa-vulkan-drivers", "chromium-common", "vulkan-validationlayers", "libvulkan-dev"],
+    "vulkan": [
+        "libvulkan1",
+        "mesa-vulkan-drivers",
+        "chromium-common",
+        "vulkan-validationlayers",
+        "libvulkan-dev",
+        "libglvnd0",
+        "libegl1",
+        "libopengl0",
+        "libglx0",
+        "libgl1",
+        "libegl-mesa0",
+        "libglx-mesa0",
+        "libgl1-mesa-dri",
+    ],
     "hip5": ["libamdhip64-5"],
     "glslang": ["glslang-tools"],
 }
@@ -46,11 +64,22 @@ FILES = {
     },
     "libvulkan-dev": {"usr/include/vulkan/vulkan_core.h": "include/vulkan", "usr/include/vulkan/vk_platform.h":
                       "include/vulkan", "usr/include/vk_video/*.h": "include/vk_video"},
+    "libglvnd0": {"usr/lib/*/libGLdispatch.so.0": "lib"},
+    "libegl1": {"usr/lib/*/libEGL.so.1": "lib"},
+    "libopengl0": {"usr/lib/*/libOpenGL.so.0": "lib"},
+    "libglx0": {"usr/lib/*/libGLX.so.0": "lib"},
+    "libgl1": {"usr/lib/*/libGL.so.1": "lib"},
+    "libegl-mesa0": {"usr/lib/*/libEGL_mesa.so.0": "egl.d", "usr/share/glvnd/egl_vendor.d/50_mesa.json": "egl.d"},
+    "libglx-mesa0": {"usr/lib/*/libGLX_mesa.so.0": "lib"},
+    "libgl1-mesa-dri": {"usr/lib/*/dri/swrast_dri.so": "dri"},
     "libamdhip64-5": {"usr/lib/*/libamdhip64.so.5*": "hip5"},
     "glslang-tools": {"usr/bin/glslang*": "bin"},
 }  # fmt: skip
 # Every Debian has them, and a second copy must not come before the system's.
 NEVER = {"libc6", "libgcc-s1", "libstdc++6"}
+# Mesa's OpenGL works with libraries of its own build only: the system's are no substitute.
+OPENGL = {"libegl-mesa0", "libglx-mesa0", "libgl1-mesa-dri"}
+OF_MESA = {"libgbm1", "libglapi-mesa", "mesa-libgallium"}
 # In lib, which the env file names, ROCm's own runtime would find the libraries of HIP 5 before its own.
 OWN_LIBRARIES = {"hip5": "hip5"}
 
@@ -84,6 +113,7 @@ class Apt:
 
     def __init__(self, home: Path) -> None:
         self.home = home
+        self.unpacked: dict[str, Path] = {}
         for folder in ("lists/partial", "cache/archives/partial"):
             (home / folder).mkdir(parents=True)
         (home / "status").touch()
@@ -107,28 +137,36 @@ class Apt:
     def get(self, *arguments: str) -> str:
         return run("apt-get", "-c", self.config, "-qq", *arguments, cwd=self.home)
 
-    def unpack(self, *packages: str) -> tuple[str, Path]:
-        """Download packages: the version of one, and a folder with the files of all."""
-        self.get("download", *packages)
-        folder = Path(tempfile.mkdtemp(dir=self.home))
-        for deb in self.home.glob("*.deb"):
-            run("dpkg-deb", "-x", deb, folder)
-            version = run("dpkg-deb", "-f", deb, "Version").strip()
-            deb.unlink()
-        return version, folder
+    def unpack(self, *packages: str) -> list[Path]:
+        """Download packages that were not yet, as NAME or NAME=VERSION: a folder for each, with its files."""
+        if wanted := [package for package in packages if package not in self.unpacked]:
+            self.get("download", *wanted)
+            debs = {path.name.partition("_")[0]: path for path in self.home.glob("*.deb")}
+            for package in wanted:
+                deb = debs[package.partition("=")[0]]
+                run("dpkg-deb", "-x", deb, self.home / deb.stem)
+                deb.unlink()
+                self.unpacked[package] = self.home / deb.stem
+        return [self.unpacked[package] for package in packages]
 
-    def libraries(self, package: str) -> list[str]:
-        """The packages with libraries that it needs, directly or not."""
+    def needed(self, package: str) -> list[str]:
+        """The packages that it needs, directly or not, as NAME=VERSION."""
         uris = self.get("-y", "--print-uris", "install", package).splitlines()
-        names = {line.split()[1].partition("_")[0] for line in uris if line.startswith("'")}
-        return sorted(name for name in names - NEVER - {package} if name.startswith("lib"))
+        files = [line.split()[1].split("_") for line in uris if line.startswith("'")]
+        return [f"{name}={unquote(version)}" for name, version, *_ in files if name not in NEVER | {package}]
+
+    def libraries(self, *packages: str) -> dict[str, Path]:
+        """The libraries in packages, by their names."""
+        files = (path for folder in self.unpack(*packages) for path in folder.rglob("*.so*"))
+        return {path.name: path for path in files if path.is_file()}
 
 
-def unresolved(files: Iterable[Path], *libs: Path) -> set[str]:
-    """The libraries that the dynamic linker finds neither in the system nor in these folders."""
+def unresolved(files: Iterable[Path], *libs: Path, own: Collection[str] = ()) -> set[str]:
+    """The libraries that the dynamic linker finds neither in the system nor in these folders; `own` in these only."""
     env = {"LD_LIBRARY_PATH": ":".join(map(str, libs))}
-    lines = [line for path in files for line in run("ldd", path, env=env).splitlines()]
-    return {line.split()[0] for line in lines if line.endswith("=> not found")}
+    lines = [line.split() for path in files for line in run("ldd", path, env=env).splitlines() if " => " in line]
+    found = {name: Path(path) for name, _, path, *_ in lines}  # "NAME => PATH (ADDRESS)" or "NAME => not found"
+    return {name for name, path in found.items() if path == Path("not") or (name in own and path.parent not in libs)}
 
 
 def binaries(folder: Path) -> list[Path]:
@@ -137,7 +175,8 @@ def binaries(folder: Path) -> list[Path]:
 
 def add(apt: Apt, package: str) -> str:
     """Put a package's files into the tree, with the libraries that they need and the system lacks: all, or none."""
-    version, unpacked = apt.unpack(package)
+    (unpacked,) = apt.unpack(package)
+    version = unquote(unpacked.name.split("_")[1])
     with tempfile.TemporaryDirectory(dir=apt.home) as made:
         new = Path(made)
         for pattern, folder in FILES[package].items():
@@ -149,14 +188,18 @@ def add(apt: Apt, package: str) -> str:
                 shutil.copy(path, new / folder)  # of a link, what it leads to
                 if path.suffix == ".json":
                     point_beside(new / folder / path.name)
+        needed = apt.needed(package) if package in OPENGL else []
+        own = apt.libraries(*(name for name in needed if name.partition("=")[0] in OF_MESA))
         for folder in set(FILES[package].values()) - {"include/vulkan", "include/vk_video"}:
             lib = OWN_LIBRARIES.get(folder, "lib")
             (new / lib).mkdir(exist_ok=True)
-            spare: dict[str, Path] = {}
-            while missing := unresolved({*binaries(new / folder), *binaries(new / lib)}, new / lib, TREE / lib):
-                if not spare and (names := apt.libraries(package)):
-                    files = apt.unpack(*names)[1].rglob("*.so*")
-                    spare = {path.name: path for path in files if path.is_file()}
+            spare = own
+            while missing := unresolved(
+                {*binaries(new / folder), *binaries(new / lib)}, new / lib, TREE / lib, own=own
+            ):
+                if not missing & spare.keys() and spare is own:
+                    names = [name for name in apt.needed(package) if name.startswith(("lib", "mesa-lib"))]
+                    spare = apt.libraries(*names)
                 if not missing & spare.keys():
                     raise FetchError(
                         f"no package was found to hold {', '.join(sorted(missing))}, which {package} needs"
@@ -175,15 +218,34 @@ def point_beside(path: Path) -> None:
     path.write_text(json.dumps(manifest, indent=4) + "\n", encoding="utf-8")
 
 
+OPENGL_ENV = [
+    'gi_egl="$gi_tree/egl.d/50_mesa.json" gi_dri="$gi_tree/dri"',
+    "for gi_one in /usr/share/glvnd/egl_vendor.d/*.json /etc/glvnd/egl_vendor.d/*.json /usr/lib/*/dri; do",
+    '    if [ -e "$gi_one" ]; then case "$gi_one" in',
+    "        *mesa.json) ;;",
+    '        *.json) gi_egl="$gi_one:$gi_egl" ;;',
+    '        *) gi_dri="$gi_dri:$gi_one" ;;',
+    "    esac; fi",
+    "done",
+    'export __EGL_VENDOR_LIBRARY_FILENAMES="$gi_egl" LIBGL_DRIVERS_PATH="$gi_dri"',
+    "unset gi_egl gi_dri gi_one",
+]
+"""The fetched Mesa comes after other vendors' EGL, and its driver before the system's, which may have one of a GPU."""
+
+
 def env_text() -> str:
     """The env file: shell code that needs no bash, works under set -eu, and may be sourced twice."""
     drivers = ":".join(f"$gi_tree/icd.d/{path.name}" for path in sorted(TREE.glob("icd.d/*.json")))
     lines = [f'export VK_ADD_DRIVER_FILES="{drivers}" VK_ADD_LAYER_PATH="$gi_tree/layers.d"'] if drivers else []
+    if (TREE / "egl.d").exists():
+        lines += OPENGL_ENV
     for name, folder in {"LD_LIBRARY_PATH": "lib", "C_INCLUDE_PATH": "include", "PATH": "bin"}.items():
         if (TREE / folder).exists():
             lines.append(f'case ":${{{name}-}}:" in *":$gi_tree/{folder}:"*) ;; *)')
             lines.append(f'    export {name}="$gi_tree/{folder}${{{name}:+:${name}}}" ;; esac')
-    start = "# Written by tools/fetch_vulkan.py, to be sourced by sh: it adds the Vulkan in .vulkan to the system's."
+    start = (
+        "# Written by tools/fetch_vulkan.py, to be sourced by sh: it adds what is in .vulkan to the system's drivers."
+    )
     return "\n".join([start, f"gi_tree={shlex.quote(str(TREE))}", *lines, "unset gi_tree", ""])
 
 
@@ -194,7 +256,7 @@ def read_stamp() -> dict[str, Any]:
         stamp = {"format": found["format"], "versions": dict(found["versions"]), "missing": dict(found["missing"])}
         if stamp["format"] == FORMAT and not any(
             unresolved(binaries(TREE / folder), TREE / OWN_LIBRARIES.get(folder, "lib"))
-            for folder in ("icd.d", "layers.d", "hip5", "bin")
+            for folder in ("icd.d", "layers.d", "lib", "egl.d", "dri", "hip5", "bin")
         ):
             return stamp
     except (OSError, ValueError, LookupError, TypeError, FetchError):

@@ -18,6 +18,7 @@ from tests.validation import _validation, is_installed, validation
 __all__ = ["_validation", "validation"]
 
 if TYPE_CHECKING:
+    from tests.graphics.opengl_application import OpenGLApplication, OpenGLMissingError
     from tests.graphics.vulkan_application import (
         DRIVERS,
         Application,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         semaphores_missing,
     )
 else:
+    from opengl_application import OpenGLApplication, OpenGLMissingError
     from vulkan_application import DRIVERS, Application, match, open_exporter, semaphores_missing
 
 
@@ -79,3 +81,14 @@ def application(driver: str, request: pytest.FixtureRequest) -> Iterator[Applica
 @pytest.fixture
 def device(application: Application) -> gi.Device:
     return match(application.vk)
+
+
+@pytest.fixture(params=[name for name in DRIVERS if name != "swiftshader"])  # which has no OpenGL
+def opengl(request: pytest.FixtureRequest) -> Iterator[OpenGLApplication]:
+    """A context on that driver's device, current in this thread, and without a surface."""
+    try:
+        application = OpenGLApplication(request.param.replace("lavapipe", "llvmpipe"))
+    except OpenGLMissingError as error:
+        give_up(str(error))
+    yield application
+    application.close()

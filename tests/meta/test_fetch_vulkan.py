@@ -11,7 +11,8 @@ from tools import fetch_vulkan
 THEIRS = (
     "VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES", "VK_INSTANCE_LAYERS", "GPUINTEROP_BACKEND",
     "GPUINTEROP_DISABLE", "GPUINTEROP_SIM_DEVICES", "GPUINTEROP_TEST_ORDER", "PYTHONPATH", "PYTEST_ADDOPTS",
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "__EGL_VENDOR_LIBRARY_FILENAMES", "__GLX_VENDOR_LIBRARY_NAME",
+    "LIBGL_DRIVERS_PATH", "MESA_LOADER_DRIVER_OVERRIDE", "GALLIUM_DRIVER", "EGL_PLATFORM", "DISPLAY",
 )  # fmt: skip
 
 
@@ -30,4 +31,5 @@ def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Pa
     said = subprocess.check_output(command, cwd=tmp_path, env={**os.environ, **outermost, **theirs}, text=True)
     given = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
     assert given["VK_DRIVER_FILES"] == given["VK_ICD_FILENAMES"] == "fetched"
+    assert given["__EGL_VENDOR_LIBRARY_FILENAMES"] == "/nonexistent"
     assert [name for name, value in given.items() if value == "theirs"] == ["GPUINTEROP_TEST_ORDER"]
