@@ -35,6 +35,7 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
+from gpuinterop.opengl._context import Context
 from gpuinterop.sharing.loop import Loop
 from gpuinterop.sharing.rendezvous import Server
 from gpuinterop.testing.kit import Kit
@@ -301,7 +302,10 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "leaves(*words): the test leaves this behind on purpose, and nothing else")
     # The kit's exporters, and what they make when they first need it: tests share them.
-    made_once = (Kit, "exporter"), (_Rescuer, "__init__"), (Server, "__init__"), (Loop, "__init__"), (Loop, "_start")
+    made_once = (
+        (Kit, "exporter"), (_Rescuer, "__init__"), (Server, "__init__"), (Loop, "__init__"), (Loop, "_start"),
+        (Context, "_make_device"),
+    )  # fmt: skip
     for owner, name in made_once:
         setattr(owner, name, _kept(getattr(owner, name)))
     made = Device.__init__

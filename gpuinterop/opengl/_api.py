@@ -56,7 +56,6 @@ TEXTURE_RED_TYPE: Final = 0x8C10
 SYNC_GPU_COMMANDS_COMPLETE: Final = 0x9117
 TIMEOUT_EXPIRED: Final = 0x911B
 WAIT_FAILED: Final = 0x911D
-ALL_BARRIER_BITS: Final = 0xFFFFFFFF
 
 _ERRORS: Final = {
     0x0500: "GL_INVALID_ENUM",
@@ -108,7 +107,6 @@ _SIGNATURES: Final = {
     "glImportSemaphoreFdEXT": "vuui",
     "glIsBuffer": "bu",
     "glIsTexture": "bu",
-    "glMemoryBarrier": "vu",
     "glMemoryObjectParameterivEXT": "vuup",
     "glNamedBufferStorageMemEXT": "vunuq",
     "glObjectLabel": "vuuip",

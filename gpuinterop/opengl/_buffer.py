@@ -230,7 +230,8 @@ def share_buffer(
         OpenGL's name of a buffer that exists, which gets the memory as its new storage: moderngl's ``buffer.glo``,
         pyglet's ``buffer.id``, VTK's ``GetHandle()``. Its vertex arrays stay as they are; its contents are lost. It
         must not be mapped, nor have immutable storage (``glBufferStorage``), nor be larger than `size`. Afterwards it
-        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned. By default the call makes a name.
+        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned; it keeps the memory until it is
+        deleted. By default the call makes a name.
     vk : VulkanContext, optional
         A VkDevice of this GPU and driver, whose memory is then used.
     label : str, optional
@@ -385,7 +386,7 @@ def _import(
     dedicated: bool = False,
 ) -> tuple[Names, int]:  # fmt: skip
     """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
-    names, check = Names(context), context.functions.check
+    names, check = Names(context, buffer or 0), context.functions.check
     try:
         memory = import_memory(names, handle, allocation, dedicated)
         name = names.new("glCreateBuffers") if buffer is None else buffer

@@ -42,8 +42,8 @@ class Context(NoCopy):
     def __init__(self, key: tuple[str, int], loader: Loader | None, lookup: Lookup) -> None:
         self.key, self._loader = key, loader
         self.functions = Functions(lookup)
-        self.closed_names: deque[tuple[str, int]] = deque()
-        """What was closed where the context was not current: each name, and the function that deletes it."""
+        self.closed_names: deque[tuple[str, int, int]] = deque()
+        """What was closed and is yet to be deleted: the function, the name, and a buffer that needs it, or 0."""
         self._mark = 0, b""
         """A buffer of ours, and its label: another context may get this one's address later."""
 
@@ -172,24 +172,35 @@ class Context(NoCopy):
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
-    def delete(self, names: Iterable[tuple[str, int]]) -> None:
+    def delete(self, names: Iterable[tuple[str, int, int]]) -> None:
         """Delete names now, if the context is current; else when it is next, by any call of this package."""
         self.closed_names.extend(names)
         if self.closed_names and self.is_current() and self.is_marked():
             self.delete_closed()
 
     def delete_closed(self) -> None:
-        while self.closed_names:
-            delete, name = self.closed_names.popleft()
-            getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
+        for _ in range(len(self.closed_names)):
+            delete, name, user = self.closed_names.popleft()
+            # llvmpipe 22.3 frees the memory under a buffer that lives on, and a draw from that crashes.
+            if user and self.functions.glIsBuffer(user):
+                self.closed_names.append((delete, name, user))
+            else:
+                getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
 class Names:
-    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does."""
+    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does.
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self._names: list[tuple[str, int]] = []
+    Parameters
+    ----------
+    context : Context
+    user : int
+        A buffer of the user's that needs them: they are deleted after it. By default none.
+    """
+
+    def __init__(self, context: Context, user: int = 0) -> None:
+        self.context, self._user = context, user
+        self._names: list[tuple[str, int, int]] = []
         context.remember()
 
     def new(self, create: str, *arguments: Any) -> int:
@@ -197,7 +208,7 @@ class Names:
         name = ctypes.c_uint()
         self.context.functions.check(create, *arguments, 1, ctypes.byref(name))
         kind = create.removeprefix("glCreate").removeprefix("glGen").replace("NV", "EXT")
-        self._names.insert(0, (f"glDelete{kind}", name.value))
+        self._names.insert(0, (f"glDelete{kind}", name.value, self._user))
         return name.value
 
     def close(self) -> None:
@@ -231,7 +242,7 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
 @atexit.register
 def _tell_left() -> None:
     for context in _contexts.values():
-        if left := len(context.closed_names):
+        if left := sum(not user for *_, user in context.closed_names):
             warn_leak(
                 f"{left} OpenGL object(s) of the context on {context.name} were closed where it was not current, and "
                 "not deleted since: close them in the thread that draws, before the context is destroyed"

@@ -141,11 +141,9 @@ class _Fences(_Way):
     def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
         if self._event is not None:
             self._event.wait()
-            self._context.functions.glMemoryBarrier(gl.ALL_BARRIER_BITS)
 
     def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
-        functions = self._context.functions
-        functions.glMemoryBarrier(gl.ALL_BARRIER_BITS)
+        functions = self._context.functions  # no glMemoryBarrier: it is a glFinish of llvmpipe
         self._fence = functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
         functions.glFlush()
 

@@ -1,0 +1,580 @@
+"""gi.opengl in a context of other code: bytes both ways, textures, turns, refusals and ends."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import gpuinterop as gi
+
+if TYPE_CHECKING:
+    from tests.graphics.opengl_application import OpenGLApplication
+    from tests.graphics.vulkan_application import Application
+else:
+    from opengl_application import OpenGLApplication
+    from vulkan_application import Application
+
+ALL = ("timeline", "binary", "bridged")
+TEXTURE_2D, RGBA8, R32F, RG16UI, RGBA16F = 0x0DE1, 0x8058, 0x822E, 0x823A, 0x881A
+SSBO, TRIANGLES, FRAGMENT_SHADER, VERTEX_SHADER = 0x90D2, 4, 0x8B30, 0x8B31
+RNG = np.random.default_rng(7)
+
+
+def made(opengl: OpenGLApplication, call: str, *arguments: int) -> int:
+    name = ctypes.c_uint()
+    opengl.gl(call, *arguments, 1, ctypes.byref(name))
+    return name.value
+
+
+def read(opengl: OpenGLApplication, buffer: int, size: int, offset: int = 0) -> np.ndarray[Any, Any]:
+    found = np.zeros(size, "uint8")
+    opengl.gl("glGetNamedBufferSubData", buffer, offset, size, found.ctypes.data)
+    assert not opengl.gl("glGetError", returns=ctypes.c_uint)
+    return found
+
+
+def write(opengl: OpenGLApplication, buffer: int, content: np.ndarray[Any, Any], offset: int = 0) -> None:
+    opengl.gl("glNamedBufferSubData", buffer, offset, content.nbytes, content.ctypes.data)
+    assert not opengl.gl("glGetError", returns=ctypes.c_uint)
+
+
+def texture_of(opengl: OpenGLApplication, format_: int, width: int, height: int) -> int:
+    name = made(opengl, "glCreateTextures", TEXTURE_2D)
+    opengl.gl("glTextureStorage2D", name, 1, format_, width, height)
+    return name
+
+
+@pytest.fixture
+def device(opengl: OpenGLApplication) -> gi.Device:
+    return gi.match_device(gi.opengl.identity())
+
+
+@pytest.fixture
+def stream(device: gi.Device) -> Iterator[gi.Stream]:
+    with device.create_stream() as stream:
+        yield stream
+
+
+class Doubled:
+    """A context's loader with some functions in place of the driver's: (result, *parameters), and what is called."""
+
+    def __init__(self, opengl: OpenGLApplication, **functions: tuple[tuple[Any, ...], Callable[..., Any]]) -> None:
+        self._find = opengl._egl.address
+        self._made = {name: ctypes.CFUNCTYPE(*kind)(call) for name, (kind, call) in functions.items()}
+
+    def __call__(self, name: str) -> int:
+        if name in self._made:
+            return ctypes.cast(self._made[name], ctypes.c_void_p).value or 0
+        return self._find(name)
+
+
+def with_extensions(opengl: OpenGLApplication, extensions: list[str], **functions: Any) -> Doubled:
+    """A loader of a context that says that it has these extensions, and no others."""
+    names = [ctypes.create_string_buffer(name.encode()) for name in extensions]
+
+    def integer(what: int, out: Any) -> None:
+        if what == 0x821D:  # GL_NUM_EXTENSIONS
+            out[0] = len(names)
+        else:
+            opengl.gl("glGetIntegerv", what, out)
+
+    functions["glGetIntegerv"] = (None, ctypes.c_uint, ctypes.POINTER(ctypes.c_int)), integer
+    kind = ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    functions["glGetStringi"] = kind, lambda _, index: ctypes.addressof(names[index])
+    return Doubled(opengl, **functions)
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 4096, 65536 + 17, 1 << 20])
+def test_a_buffer_has_the_bytes_of_both_sides(opengl: OpenGLApplication, device: gi.Device, size: int) -> None:
+    with gi.opengl.share_buffer(device, size) as shared:
+        theirs, ours = RNG.integers(256, size=(2, size), dtype="uint8")
+        shared.copy_from_host(theirs)
+        assert (read(opengl, shared.name, size) == theirs).all()
+        write(opengl, shared.name, ours)
+        opengl.gl("glFinish")
+        found = np.zeros(size, "uint8")
+        shared.copy_to_host(found)
+        assert (found == ours).all()
+        assert shared.size == size
+
+
+def test_an_existing_buffer_gets_the_memory_as_its_storage(opengl: OpenGLApplication, device: gi.Device) -> None:
+    name = made(opengl, "glCreateBuffers")
+    opengl.gl("glNamedBufferData", name, 4096, None, 0x88E8)
+    with gi.opengl.share_buffer(device, 4096, buffer=name) as shared:
+        assert shared.name == name
+        shared.fill(7)
+        assert (read(opengl, name, 4096) == 7).all()
+        write(opengl, name, np.full(16, 9, "uint8"), 4080)
+        opengl.gl("glFinish")
+        found = np.zeros(4096, "uint8")
+        shared.copy_to_host(found)
+        assert found.tolist() == [7] * 4080 + [9] * 16
+    gi.opengl.share_buffer(device, 64).close()
+    assert (read(opengl, name, 4096)[:4080] == 7).all()  # the name is the caller's, and has its storage
+    assert shared.context.closed_names
+    opengl.gl("glDeleteBuffers", 1, ctypes.byref(ctypes.c_uint(name)))
+    gi.opengl.identity()
+    assert not shared.context.closed_names
+
+
+def test_what_cannot_get_new_storage_is_refused_before_the_call(opengl: OpenGLApplication, device: gi.Device) -> None:
+    immutable, mapped, large = (made(opengl, "glCreateBuffers") for _ in range(3))
+    opengl.gl("glNamedBufferStorage", immutable, 64, None, 0x100)
+    opengl.gl("glNamedBufferData", mapped, 64, None, 0x88E8)
+    assert opengl.gl("glMapNamedBuffer", mapped, 0x88B9, returns=ctypes.c_void_p)
+    opengl.gl("glNamedBufferData", large, 128, None, 0x88E8)
+    never = 4040404
+    for name, said in (
+        (immutable, "immutable"),
+        (mapped, "unmap it first"),
+        (large, "128 bytes"),
+        (never, "the name of"),
+    ):
+        with pytest.raises(gi.InvalidArgumentError, match=said):
+            gi.opengl.share_buffer(device, 64, buffer=name)
+    opengl.gl("glUnmapNamedBuffer", mapped, returns=ctypes.c_ubyte)
+
+
+def test_an_imported_array_is_the_buffer(opengl: OpenGLApplication, device: gi.Device) -> None:
+    with device.allocate(1 << 16) as allocation:
+        array = allocation.view((64, 4), "float32", 8192)
+        if device.info.is_cpu:
+            with pytest.raises(gi.UnsupportedError, match="imports only"):
+                gi.opengl.import_array(array)
+            return
+        with gi.opengl.import_array(array) as shared:
+            array.copy_from(np.arange(256, dtype="float32").reshape(64, 4))
+            assert read(opengl, shared.name, 1024).view("float32").tolist() == [*range(256)]
+            write(opengl, shared.name, np.ones(1, "float32"), 4)
+            opengl.gl("glFinish")
+            assert array.to_numpy()[0].tolist() == [0, 1, 2, 3]
+
+
+# -- textures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format_", "channels", "dtype"), [(RGBA8, 4, "uint8"), (RGBA8, 3, "uint8"), (R32F, 1, "float32"),
+                                       (RG16UI, 2, "uint16"), (RGBA16F, 4, "float16")]
+)  # fmt: skip
+def test_texels_go_to_a_texture_and_back(
+    opengl: OpenGLApplication, device: gi.Device, format_: int, channels: int, dtype: str
+) -> None:
+    height, width, texture = 5, 7, texture_of(opengl, format_, 16, 12)
+    texels = RNG.integers(0, 200, size=(height, width, channels)).astype(dtype)
+    content = RNG.integers(256, size=1024, dtype="uint8")  # the rows have a gap, and lie after 24 other bytes
+    pitch = (width + 3) * texels.strides[1]
+    strides = pitch, *texels.strides[1:]
+    np.ndarray(texels.shape, dtype, content, 24, strides)[:] = texels
+    with gi.opengl.share_buffer(device, 1024) as shared:
+        shared.copy_from_host(content)
+        shared.upload_to(texture, texels.shape, dtype, offset=24, row_pitch=pitch, x=2, y=4)
+        whole = np.zeros((12, 16, channels), dtype)
+        names = [(0x1903, 0x8D94), (0x8227, 0x8228), (0x1907, 0x8D98), (0x1908, 0x8D99)][channels - 1]
+        kind = {"uint8": 0x1401, "float32": 0x1406, "uint16": 0x1403, "float16": 0x140B}[dtype]
+        opengl.gl("glPixelStorei", 0x0D05, 1)
+        name = names[format_ == RG16UI]
+        opengl.gl("glGetTextureImage", texture, 0, name, kind, whole.nbytes, whole.ctypes.data)
+        assert (whole[4:9, 2:9] == texels).all()
+        shared.fill(0)
+        shared.download_from(texture, texels.shape, dtype, offset=24, row_pitch=pitch, x=2, y=4)
+        opengl.gl("glFinish")
+        found = np.zeros(1024, "uint8")
+        shared.copy_to_host(found)
+        assert (np.ndarray(texels.shape, dtype, found, 24, strides) == texels).all()
+        assert not found[:24].any()
+        assert not found[24 + width * texels.strides[1] : 24 + pitch].any()
+
+
+def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLApplication, device: gi.Device) -> None:
+    texture, other = texture_of(opengl, RGBA8, 8, 8), made(opengl, "glCreateBuffers")
+    stores = {0x0CF5: 2, 0x0CF2: 3, 0x0CF3: 1, 0x0CF4: 1, 0x0D05: 8, 0x0D02: 5, 0x0CF0: 1}
+    opengl.gl("glBindBuffer", 0x88EC, other)
+    for one, value in stores.items():
+        opengl.gl("glPixelStorei", one, value)
+
+    def state() -> list[int]:
+        found = ctypes.c_int()
+        values = []
+        for one in (*stores, 0x88EF, 0x88ED):
+            opengl.gl("glGetIntegerv", one, ctypes.byref(found))
+            values.append(found.value)
+        return values
+
+    before = state()
+    with gi.opengl.share_buffer(device, 256) as shared:
+        shared.fill(50)
+        shared.upload_to(texture, (8, 8, 4))
+        shared.download_from(texture, (8, 8, 4))
+        with pytest.raises(gi.InvalidArgumentError, match="texels within the 8 x 8"):
+            shared.upload_to(texture, (4, 8, 4), y=5)
+    assert state() == before == [*stores.values(), other, 0]
+    for one, value in {**dict.fromkeys(stores, 0), 0x0CF5: 4, 0x0D05: 4}.items():
+        opengl.gl("glPixelStorei", one, value)
+    opengl.gl("glBindBuffer", 0x88EC, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"shape": (7, 9, 4)}, "got 9 x 7"),
+        ({"shape": (8, 8, 4), "offset": 1}, "to byte 257"),
+        ({"shape": (8, 8, 4), "row_pitch": 30}, "row_pitch"),
+        ({"shape": (4, 4, 4), "row_pitch": 18}, "whole texels of 4 bytes"),
+        ({"shape": (4, 4, 2), "dtype": "float32", "offset": 2}, "whole elements of 4"),
+        ({"shape": (8, 8, 5)}, "shape"),
+        ({"shape": (8,)}, "height, width"),
+        ({"shape": (2, 2), "dtype": "float64"}, "float32"),
+        ({"texture": 4040404, "shape": (2, 2)}, "name of a texture"),
+    ],
+)
+def test_texels_that_do_not_fit_are_refused(
+    opengl: OpenGLApplication, device: gi.Device, options: dict[str, Any], said: str
+) -> None:
+    texture = texture_of(opengl, RGBA8, 8, 8)
+    with gi.opengl.share_buffer(device, 256) as shared:
+        with pytest.raises(gi.InvalidArgumentError, match=said):
+            shared.upload_to(**{"texture": texture, **options})
+        integers = texture_of(opengl, RG16UI, 8, 8)
+        with pytest.raises(gi.InvalidArgumentError, match="expected integers"):
+            shared.download_from(integers, (2, 2, 2), "float32")
+
+
+@pytest.mark.parametrize("format_", ["R8G8B8A8_UNORM", "R32_SFLOAT"])
+def test_an_image_of_vulkan_is_a_texture(opengl: OpenGLApplication, device: gi.Device, format_: str) -> None:
+    software = device.info.is_cpu
+    application = Application("lavapipe" if software else "nvidia")
+    tiling = "linear" if software else "optimal"
+    channels, dtype, args = (
+        (4, "uint8", (0x1908, 0x1401)) if format_ == "R8G8B8A8_UNORM" else (1, "float32", (0x1903, 0x1406))
+    )
+    texels, found = RNG.integers(0, 200, size=(2, 10, 24, channels)).astype(dtype)
+    image = gi.vulkan.share_image(application.vk, device, (24, 10), format_, tiling=tiling, initial=1)
+    with image, gi.opengl.import_image(image) as texture:
+        if image.array is None:
+            np.asarray(image.view())[:] = texels
+        else:
+            image.array.level(0).copy_from_host(texels)
+        opengl.gl("glGetTextureImage", texture.name, 0, *args, found.nbytes, found.ctypes.data)
+        assert (found == texels).all()
+        texels += 1
+        opengl.gl("glTextureSubImage2D", texture.name, 0, 0, 0, 24, 10, *args, texels.ctypes.data)
+        opengl.gl("glFinish")
+        if image.array is None:
+            found = np.array(image.view())
+        else:
+            image.array.level(0).copy_to_host(found)
+        assert (found == texels).all()
+    if not software:
+        linear = gi.vulkan.share_image(application.vk, device, (24, 10), format_, tiling="linear", initial=1)
+        with linear, pytest.raises(gi.InvalidArgumentError, match="linear"):
+            gi.opengl.import_image(linear)
+    application.close()
+
+
+# -- turns -------------------------------------------------------------------------------------------------------------
+
+
+class SlowDraw:
+    """A draw that takes 50 ms and more on llvmpipe, which ends a loop after 65,535, then one that writes a number."""
+
+    WORDS = 64
+
+    def __init__(self, opengl: OpenGLApplication) -> None:
+        self._opengl, gl = opengl, opengl.gl
+        self._program = gl("glCreateProgram", returns=ctypes.c_uint)
+        self._add(
+            VERTEX_SHADER, "void main() { gl_Position = vec4(gl_VertexID % 2 * 4 - 1, gl_VertexID / 2 * 4 - 1, 0, 1); }"
+        )
+        self._add(
+            FRAGMENT_SHADER,
+            """
+            layout(std430, binding = 0) buffer Words { uint words[]; };
+            layout(location = 0) uniform uint number; layout(location = 1) uniform uint rounds; out vec4 color;
+            void main() {
+                uint found = number, word = uint(gl_FragCoord.x) + 8u * uint(gl_FragCoord.y);
+                for (uint k = 0u; k < rounds; k++) found = found * 1664525u + 1013904223u;
+                color = vec4(found & 1u);
+                if (rounds == 0u && word < 64u && gl_FragCoord.x < 8.0) words[word] = number;
+            }""",
+        )
+        gl("glLinkProgram", self._program)
+        gl("glUseProgram", self._program)
+        self._target, renders = made(opengl, "glCreateFramebuffers"), made(opengl, "glCreateRenderbuffers")
+        gl("glNamedRenderbufferStorage", renders, RGBA8, 64, 64)
+        gl("glNamedFramebufferRenderbuffer", self._target, 0x8CE0, 0x8D41, renders)
+        gl("glBindFramebuffer", 0x8D40, self._target)
+        gl("glBindVertexArray", made(opengl, "glCreateVertexArrays"))
+        gl("glViewport", 0, 0, 64, 64)
+
+    def _add(self, kind: int, code: str) -> None:
+        gl = self._opengl.gl
+        shader = gl("glCreateShader", kind, returns=ctypes.c_uint)
+        text = ctypes.c_char_p(b"#version 450\n" + code.encode())
+        gl("glShaderSource", shader, 1, ctypes.byref(text), None)
+        gl("glCompileShader", shader)
+        gl("glAttachShader", self._program, shader)
+
+    def __call__(self, buffer: int, number: int) -> None:
+        gl = self._opengl.gl
+        gl("glBindBufferBase", SSBO, 0, buffer)
+        gl("glUniform1ui", 0, number)
+        for rounds in 65000, 0:
+            gl("glUniform1ui", 1, rounds)
+            gl("glDrawArrays", TRIANGLES, 0, 3)
+        assert not gl("glGetError", returns=ctypes.c_uint)
+
+
+def words(shared: gi.opengl.SharedBuffer, stream: gi.Stream) -> set[int]:
+    found = np.zeros(SlowDraw.WORDS, "uint32")
+    shared.copy_to_host(found, stream=stream)
+    stream.synchronize(timeout=60)
+    return set(found.tolist())
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "sabotaged"])
+def test_the_stream_sees_what_opengl_has_drawn(
+    opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """A draw of 100 ms and more. Without the wait each frame has the bytes of the one before."""
+    draw = SlowDraw(opengl)
+    with gi.opengl.share_buffer(device, 256) as shared, gi.opengl.share_handoff(device, allow=ALL) as handoff:
+        shared.fill(0)
+        if not waits:
+            monkeypatch.setattr(handoff._way, "wait_on_stream", lambda *_: None)
+        seen = []
+        for frame in range(1, 21 if not waits else 6):
+            with handoff.gl(shared):
+                draw(shared.name, frame)
+            handoff.acquire(stream)
+            seen.append(words(shared, stream))
+            handoff.release(stream)
+            if not waits:
+                opengl.gl("glFinish")
+        assert seen == [{frame if waits else frame - 1} for frame in range(1, len(seen) + 1)]
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "sabotaged"])
+def test_opengl_sees_what_the_stream_has_written(
+    opengl: OpenGLApplication, device: gi.Device, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The stream is held until OpenGL waits, or has read."""
+    if not device.capabilities.supports((gi.Operation.CREATE_SEMAPHORE, gi.TimelineFd)):
+        pytest.skip("the host cannot hold a stream of this device")
+    with (
+        gi.opengl.share_buffer(device, 256) as shared,
+        gi.opengl.share_handoff(device, allow=ALL) as handoff,
+        device.create_semaphore(gi.TimelineFd) as held,
+        device.create_stream() as stream,
+    ):
+        shared.fill(0)
+        if not waits:
+            monkeypatch.setattr(handoff._way, "wait_in_gl", lambda *_: None)
+        for frame in range(1, 21):
+            handoff.acquire(stream)
+            held.wait(stream, frame)
+            shared.fill(frame, stream=stream)
+            handoff.release(stream)
+            if waits:
+                threading.Timer(0.005, held.host_signal, (frame,)).start()
+            with handoff.gl(shared):
+                found = read(opengl, shared.name, 256)
+            if not waits:
+                held.host_signal(frame)
+            assert set(found.tolist()) == {frame if waits else frame - 1}
+            stream.synchronize(timeout=60)
+
+
+def test_a_call_out_of_turn_raises(opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream) -> None:
+    with gi.opengl.share_buffer(device, 256) as shared, gi.opengl.share_handoff(device, allow=ALL) as handoff:
+        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn"):
+            handoff.release(stream)
+        with handoff.gl(shared):
+            with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn"):
+                handoff.acquire(stream)
+            with pytest.raises(gi.InvalidArgumentError, match="under way"), handoff.gl(shared):
+                pass
+        with pytest.raises(gi.InvalidArgumentError, match="gl is out of turn; call acquire"), handoff.gl(shared):
+            pass
+        handoff.acquire(stream)
+        handoff.release(stream)
+        with pytest.raises(KeyError), handoff.gl(shared):  # a block that raises has ended all the same
+            raise KeyError
+        handoff.acquire(stream, timeout=10)
+        assert handoff.frame == 1
+    with pytest.raises(gi.ResourceClosedError):
+        handoff.acquire(stream)
+    with pytest.raises(gi.ResourceClosedError), handoff.gl(shared):
+        pass
+
+
+def test_bridged_only_by_name(opengl: OpenGLApplication, device: gi.Device) -> None:
+    table = gi.opengl.capabilities()
+    if table.supports((gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd)):
+        assert gi.opengl.share_handoff(device).mode != "bridged"
+    else:
+        with pytest.raises(gi.UnsupportedError, match=r"(?s)GL_EXT_semaphore_fd.*bridged"):
+            gi.opengl.share_handoff(device)
+
+
+# -- who may call, and where -------------------------------------------------------------------------------------------
+
+
+def in_thread(call: Callable[[], Any]) -> Any:
+    """What a call in another thread returns or raises."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    return found[0]
+
+
+def test_a_thread_without_the_context_is_refused(
+    opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream
+) -> None:
+    with gi.opengl.share_buffer(device, 256) as shared, gi.opengl.share_handoff(device, allow=ALL) as handoff:
+        for call in (
+            gi.opengl.identity,
+            lambda: gi.opengl.share_buffer(device, 256),
+            lambda: handoff.gl(shared).__enter__(),
+            lambda: shared.upload_to(1, (1, 1)),
+        ):
+            error = in_thread(call)
+            assert isinstance(error, gi.InvalidArgumentError), error
+            assert "current in" in str(error)
+
+
+def test_what_another_thread_closes_is_deleted_in_the_context(opengl: OpenGLApplication, device: gi.Device) -> None:
+    shared = gi.opengl.share_buffer(device, 256)
+    name = shared.name
+    assert in_thread(shared.close) is None
+    assert opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+    with pytest.raises(gi.ResourceClosedError):
+        _ = shared.name
+    gi.opengl.identity()  # any call there
+    assert not opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+
+
+def test_another_context_at_the_same_address_keeps_its_names(opengl: OpenGLApplication, device: gi.Device) -> None:
+    """The names of a context that is gone are not deleted in one that has its address, and its own objects."""
+    shared = gi.opengl.share_buffer(device, 256)
+    context, old = shared.context, shared.context._mark
+    context._mark = old[0], b"another's"
+    shared.close()
+    assert opengl.gl("glIsBuffer", shared._name, returns=ctypes.c_ubyte)
+    again = gi.opengl.share_buffer(device, 256)
+    assert again.context is not context
+    again.close()
+    context._mark = old
+    gi.opengl._context._contexts[context.key] = context
+    gi.opengl.identity()
+    assert not opengl.gl("glIsBuffer", shared._name, returns=ctypes.c_ubyte)
+
+
+_LATE = """
+import warnings; warnings.simplefilter("always")
+import gpuinterop as gi
+from gpuinterop.exporters.opengl import HeadlessContext
+context = HeadlessContext(); device = gi.match_device(gi.opengl.identity())
+first, second = gi.opengl.share_buffer(device, 256), gi.opengl.share_buffer(device, 256)
+handoff = gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged"))
+context.close()
+for one in (first, second, handoff): one.close()
+"""
+
+
+def test_what_is_closed_after_the_context_is_told_once(opengl: OpenGLApplication) -> None:
+    done = subprocess.run(
+        [sys.executable, "-Xfaulthandler", "-c", _LATE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("OpenGL object(s)") == 1, done.stderr
+
+
+# -- what a context lacks ----------------------------------------------------------------------------------------------
+
+
+def test_missing_extensions_are_named(opengl: OpenGLApplication, device: gi.Device) -> None:
+    without = with_extensions(opengl, ["GL_EXT_memory_object"])
+    with pytest.raises(gi.UnsupportedError, match="GL_EXT_memory_object_fd"):
+        gi.opengl.share_buffer(device, 256, get_proc_address=without)
+    only_binary = with_extensions(opengl, ["GL_EXT_memory_object", "GL_EXT_memory_object_fd", "GL_EXT_semaphore_fd"])
+    with pytest.raises(gi.UnsupportedError, match="GL_NV_timeline_semaphore"):
+        gi.opengl.share_handoff(device, allow=("timeline",), get_proc_address=only_binary)
+
+
+@pytest.mark.parametrize("version", ["OpenGL ES 3.2 Mesa", "4.4 Mesa"])
+def test_other_versions_are_refused(opengl: OpenGLApplication, device: gi.Device, version: str) -> None:
+    text = ctypes.create_string_buffer(version.encode())
+
+    def string(what: int) -> int:
+        return ctypes.addressof(text) if what == 0x1F02 else opengl.gl("glGetString", what, returns=ctypes.c_void_p)
+
+    def integer(what: int, out: Any) -> None:
+        opengl.gl("glGetIntegerv", what, out)
+        if what == 0x821C:  # GL_MINOR_VERSION
+            out[0] = 4
+
+    kinds = (ctypes.c_void_p, ctypes.c_uint), (None, ctypes.c_uint, ctypes.POINTER(ctypes.c_int))
+    loader = Doubled(opengl, glGetString=(kinds[0], string), glGetIntegerv=(kinds[1], integer))
+    with pytest.raises(gi.UnsupportedError, match=r"needs OpenGL 4\.5"):
+        gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+
+
+def test_another_gpu_and_another_build_of_the_driver_are_refused(opengl: OpenGLApplication, device: gi.Device) -> None:
+    kind = None, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_ubyte)
+
+    def uuid(what: int, index: int, out: Any) -> None:
+        ctypes.memmove(out, b"another device..", 16)
+
+    loader = Doubled(opengl, glGetUnsignedBytei_vEXT=(kind, uuid))
+    if not device.info.is_cpu:
+        with pytest.raises(gi.InvalidArgumentError, match=r"gpuinterop.match_device\(gpuinterop.opengl.identity"):
+            gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+        return
+    with pytest.raises(gi.DeviceNotFoundError, match="of one version"):
+        gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+    application = Application("lavapipe")
+    with pytest.raises(gi.InvalidArgumentError, match="UUIDs differ"):
+        gi.opengl.share_buffer(device, 256, vk=application.vk, get_proc_address=loader)
+    with gi.opengl.share_buffer(device, 256, vk=application.vk) as shared:
+        shared.fill(3)
+        assert (read(opengl, shared.name, 256) == 3).all()
+    application.close()
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_a_call_that_fails_leaves_nothing(opengl: OpenGLApplication, device: gi.Device, failing: int) -> None:
+    gi.opengl.share_buffer(device, 256).close()  # what a driver makes once
+    checks = [0]
+
+    def error() -> int:
+        checks[0] += 1
+        return 0x0505 if checks[0] == 2 * failing + 2 else opengl.gl("glGetError", returns=ctypes.c_uint)
+
+    loader = Doubled(opengl, glGetError=((ctypes.c_uint,), error))
+    gi.opengl._context._contexts.clear()
+    before = len([*Path("/proc/self/fd").iterdir()])
+    with pytest.raises(gi.OutOfMemoryError, match="GL_OUT_OF_MEMORY"):
+        gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+    assert len([*Path("/proc/self/fd").iterdir()]) == before
+    gi.opengl._context._contexts.clear()
