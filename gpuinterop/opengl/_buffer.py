@@ -283,7 +283,7 @@ def share_buffer(
             made = share_vulkan_buffer(context.vulkan(vk), device, size + spare, handle_types=(OpaqueFd,), label=label)
             undo.callback(made.close)
             with made.vulkan_object.export() as exported:
-                names, name = _import(context, exported, made.allocation_size, 0, size, buffer, made.dedicated)
+                names, name = _import(context, exported, made.allocation_size, 0, size, buffer)
             undo.callback(names.close)
             ours = made.memory._buffer(0, size, device, label)
             shared = SharedBuffer(names, name, ours, made.memory, made)
@@ -382,13 +382,12 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
 
 
 def _import(
-    context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None,
-    dedicated: bool = False,
-) -> tuple[Names, int]:  # fmt: skip
+    context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None
+) -> tuple[Names, int]:
     """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
     names, check = Names(context, buffer or 0), context.functions.check
     try:
-        memory = import_memory(names, handle, allocation, dedicated)
+        memory = import_memory(names, handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer
         check("glNamedBufferStorageMemEXT", name, size, memory, offset)
     except BaseException:

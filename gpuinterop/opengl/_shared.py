@@ -78,12 +78,13 @@ class SharedObject(Owned):
         return f"<{type(self).__name__} {self._name} on {self.context.name}{' closed' if self.closed else ''}>"
 
 
-def import_memory(names: Names, handle: Handle, size: int, dedicated: bool) -> int:
+def import_memory(names: Names, handle: Handle, size: int) -> int:
     """Make a memory object of a whole allocation (``glImportMemoryFdEXT``), which consumes the handle."""
     check = names.context.functions.check
     memory = names.new("glCreateMemoryObjectsEXT")
-    if dedicated:
-        check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
+    # Whatever the allocation is. Else NVIDIA's driver (580, H200) at times maps it compressed, and neither side reads
+    # bytes that repeat as the other wrote them.
+    check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
 
     def take(duplicate: Any) -> None:
         check("glImportMemoryFdEXT", memory, size, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)

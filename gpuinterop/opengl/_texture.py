@@ -123,7 +123,7 @@ def import_image(
     names = Names(context)
     try:
         with image.vulkan_object.export() as handle:
-            memory = import_memory(names, handle, image.allocation_size, image.dedicated)
+            memory = import_memory(names, handle, image.allocation_size)
         name = names.new("glCreateTextures", target)
         functions.glTextureParameteri(name, gl.TEXTURE_TILING, tiling)
         if layers == 1:

@@ -253,7 +253,9 @@ def test_texels_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("format_", ["R8G8B8A8_UNORM", "R32_SFLOAT"])
-def test_an_image_of_vulkan_is_a_texture(opengl: OpenGLApplication, device: gi.Device, format_: str) -> None:
+def test_an_image_of_vulkan_is_a_texture(
+    opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream, format_: str
+) -> None:
     software = device.info.is_cpu
     application = Application("lavapipe" if software else "nvidia")
     tiling = "linear" if software else "optimal"
@@ -266,7 +268,8 @@ def test_an_image_of_vulkan_is_a_texture(opengl: OpenGLApplication, device: gi.D
         if image.array is None:
             np.asarray(image.view())[:] = texels
         else:
-            image.array.level(0).copy_from_host(texels)
+            image.array.level(0).copy_from_host(texels, stream=stream)
+            stream.synchronize(timeout=60)
         opengl.gl("glGetTextureImage", texture.name, 0, *args, found.nbytes, found.ctypes.data)
         assert (found == texels).all()
         texels += 1
@@ -275,7 +278,8 @@ def test_an_image_of_vulkan_is_a_texture(opengl: OpenGLApplication, device: gi.D
         if image.array is None:
             found = np.array(image.view())
         else:
-            image.array.level(0).copy_to_host(found)
+            image.array.level(0).copy_to_host(found, stream=stream)
+            stream.synchronize(timeout=60)
         assert (found == texels).all()
     if not software:
         linear = gi.vulkan.share_image(application.vk, device, (24, 10), format_, tiling="linear", initial=1)
