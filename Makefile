@@ -7,6 +7,7 @@
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
+#   RENDERERS="moderngl==5.13.0"  what test-renderers installs beside that torch: 1 GB, of which VTK is 560 MB and slangpy 290
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
 #   MINUTES=10              how long each run of soak and of interrupts takes
@@ -23,6 +24,8 @@ SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
 FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0
+RENDERERS ?= moderngl==5.13.0 glcontext==3.1.0 pyglet==2.1.19 PyOpenGL==3.1.10 vtk==9.7.2 vispy==0.17.0 slangpy==0.43.1 \
+    pygfx==0.17.0 wgpu==0.32.0 rendercanvas==2.7.2
 WITH ?=
 RELEASE ?=
 JOBS ?= 4
@@ -70,12 +73,13 @@ MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON
 # Another version is another folder.
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
+RENDERING := $(VENV)/renderers-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(strip $(RENDERERS)))))
 # Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
 .PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange test-system-vulkan \
-    test-frameworks test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
+    test-frameworks test-renderers test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
     interrupts interrupts-host interrupts-cuda interrupts-hip \
     test-lowest-cuda test-lowest-hip \
     memcheck lint types check format shaders wheel-check vulkan drivers clean
@@ -97,6 +101,7 @@ help:
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
 	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
+	@echo "make test-renderers  moderngl, pyglet, PyOpenGL, VTK, vispy, slangpy and pygfx draw what we share, and their windows"
 	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
 	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
 	@echo "make interrupts MINUTES=10  Ctrl-C, RecursionError and MemoryError at random in them, by one thread; what is left"
@@ -133,7 +138,7 @@ test:
 
 # torch is large, and not for every system. What waits most comes first: others run beside it.
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
-    test-lowest-cuda test-lowest-hip
+    test-renderers test-lowest-cuda test-lowest-hip
 
 # What goes through the bindings: the kit, and each call of the table.
 ONCE = ARGS="$(or $(ARGS),-k 'test_conformance or test_facts or test_unknown_status')"
@@ -196,10 +201,16 @@ test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
 	@$(TESTED); PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
+# slangpy needs libraries of its own.
+test-renderers: $(VENV)/.test $(RENDERING) $(EXCHANGE) drivers
+	@$(BUSY) 'fetching what slangpy needs' $(PYTHON) tools/fetch_vulkan.py slangpy $(VULKAN_FLAGS)
+	@$(TESTED); PYTHONPATH="$(call SITES_OF,$(RENDERING) $(EXCHANGE))" $(PYTEST) tests/renderers $(ARGS) || $(NONE_SELECTED)
+
 # Where Python finds what was installed beside .venv.
-SITES = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
+SITES = $(call SITES_OF,$(BESIDE) $(EXCHANGE))
+SITES_OF = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
     "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
-    "$(CURDIR)/$(BESIDE)" "$(CURDIR)/$(EXCHANGE)")
+    $(foreach folder,$(1),"$(CURDIR)/$(folder)"))
 
 # With the interpreter's own switch interval, and with one in which a thread gets a few instructions at a time.
 soak: soak-host soak-cuda
@@ -269,6 +280,11 @@ $(EXCHANGE): | $(VENV)/.test
 $(BESIDE): | $(VENV)/.test
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
 	    $(FRAMEWORKS)
+	@rm -rf $@ && mv $@.new $@
+
+$(RENDERING): | $(VENV)/.test
+	@$(BUSY) 'installing into $(VENV)/renderers' $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location \
+	    --prefix $@.new $(RENDERERS)
 	@rm -rf $@ && mv $@.new $@
 
 $(VENV)/hip-python-%: $(VENV)/.test

@@ -12,7 +12,8 @@ OpenGL is llvmpipe, by EGL and GLX, of the same Mesa as lavapipe. Its libraries 
 NVIDIA's driver stays in use, and so do Mesa's drivers of GPUs, where the system's Mesa is of that version.
 
 hip5 fetches AMD's HIP runtime 5 for a few tests: it loads without a GPU, and has the ABI from before 6.0. glslang
-fetches a compiler of shaders.
+fetches a compiler of shaders. slangpy fetches what slangpy needs besides. On Debian 12 that is the lavapipe of its
+backports; no variable leads to that one, in the tree's folder mesa25.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import argparse
 import fcntl
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,10 +30,11 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from platform import freedesktop_os_release
 from typing import Any
 from urllib.parse import unquote
 
-FORMAT = 3  # of the tree; another number makes every checkout fetch again
+FORMAT = 4  # of the tree; another number makes every checkout fetch again
 HOME = Path(__file__).resolve().parent.parent / ".vulkan"
 TREE = HOME / "tree"
 GROUPS = {
@@ -52,6 +55,7 @@ GROUPS = {
     ],
     "hip5": ["libamdhip64-5"],
     "glslang": ["glslang-tools"],
+    "slangpy": ["libatomic1", "mesa-vulkan-drivers/bookworm-backports"],
 }
 # Of each package: patterns of its files, and where in the tree they go. A manifest goes where its library is.
 FILES = {
@@ -74,14 +78,20 @@ FILES = {
     "libgl1-mesa-dri": {"usr/lib/*/dri/swrast_dri.so": "dri"},
     "libamdhip64-5": {"usr/lib/*/libamdhip64.so.5*": "hip5"},
     "glslang-tools": {"usr/bin/glslang*": "bin"},
+    "libatomic1": {"usr/lib/*/libatomic.so.1": "lib"},
+    "mesa-vulkan-drivers/bookworm-backports": {
+        "usr/lib/*/libvulkan_lvp.so": "mesa25",
+        "usr/share/vulkan/icd.d/lvp_icd*.json": "mesa25",
+    },
 }  # fmt: skip
 # Every Debian has them, and a second copy must not come before the system's.
 NEVER = {"libc6", "libgcc-s1", "libstdc++6"}
 # Mesa's OpenGL works with libraries of its own build only: the system's are no substitute.
 OPENGL = {"libegl-mesa0", "libglx-mesa0", "libgl1-mesa-dri"}
 OF_MESA = {"libgbm1", "libglapi-mesa", "mesa-libgallium"}
-# In lib, which the env file names, ROCm's own runtime would find the libraries of HIP 5 before its own.
-OWN_LIBRARIES = {"hip5": "hip5"}
+# In lib, which the env file names, ROCm's own runtime would find the libraries of HIP 5 before its own, and the older
+# Mesa those of the newer one.
+OWN_LIBRARIES = {"hip5": "hip5", "mesa25": "mesa25"}
 
 
 class FetchError(Exception):
@@ -109,9 +119,12 @@ def say(text: str) -> None:
 
 
 class Apt:
-    """apt with folders of its own, for which nothing is installed: it reads the system's sources and keys."""
+    """apt with folders of its own, for which nothing is installed: it reads the system's sources and keys.
 
-    def __init__(self, home: Path) -> None:
+    It reads other releases, such as bookworm-backports, from the same mirror.
+    """
+
+    def __init__(self, home: Path, *releases: str) -> None:
         self.home = home
         self.unpacked: dict[str, Path] = {}
         for folder in ("lists/partial", "cache/archives/partial"):
@@ -132,18 +145,34 @@ class Apt:
         ]
         self.config = home / "apt.conf"
         self.config.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if releases:
+            sources = "".join(f"deb {self.mirror(release)} {release} main\n" for release in releases)
+            system = Path("/etc/apt/sources.list")
+            kept = system.read_text(encoding="utf-8") if system.exists() else ""
+            (home / "sources.list").write_text(f"{kept}\n{sources}", encoding="utf-8")
+            with self.config.open("a", encoding="utf-8") as file:
+                file.write(f'Dir::Etc::sourcelist "{home}/sources.list";\n')
         self.get("update")
+
+    def mirror(self, release: str) -> str:
+        """Where the system takes the release from that this one adds to."""
+        base = release.partition("-")[0]
+        targets = ("indextargets", "--no-release-info", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages")
+        found = [line.partition(" ")[2] for line in self.get(*targets).splitlines() if line.startswith(f"{base} ")]
+        if not found:
+            raise FetchError(f"Unable to find a source of {base}, which {release} adds to")
+        return found[0]
 
     def get(self, *arguments: str) -> str:
         return run("apt-get", "-c", self.config, "-qq", *arguments, cwd=self.home)
 
     def unpack(self, *packages: str) -> list[Path]:
-        """Download packages that were not yet, as NAME or NAME=VERSION: a folder for each, with its files."""
+        """Download NAME, NAME=VERSION or NAME/RELEASE, where they were not yet: a folder for each, with its files."""
         if wanted := [package for package in packages if package not in self.unpacked]:
             self.get("download", *wanted)
             debs = {path.name.partition("_")[0]: path for path in self.home.glob("*.deb")}
             for package in wanted:
-                deb = debs[package.partition("=")[0]]
+                deb = debs[re.split("[=/]", package)[0]]
                 run("dpkg-deb", "-x", deb, self.home / deb.stem)
                 deb.unlink()
                 self.unpacked[package] = self.home / deb.stem
@@ -151,7 +180,9 @@ class Apt:
 
     def needed(self, package: str) -> list[str]:
         """The packages that it needs, directly or not, as NAME=VERSION."""
-        uris = self.get("-y", "--print-uris", "install", package).splitlines()
+        name, _, release = package.partition("/")
+        options = ("-t", release) if release else ()  # for what it needs, too
+        uris = self.get("-y", *options, "--print-uris", "install", name).splitlines()
         files = [line.split()[1].split("_") for line in uris if line.startswith("'")]
         return [f"{name}={unquote(version)}" for name, version, *_ in files if name not in NEVER | {package}]
 
@@ -186,10 +217,12 @@ def add(apt: Apt, package: str) -> str:
             (new / folder).mkdir(parents=True, exist_ok=True)
             for path in found:
                 shutil.copy(path, new / folder)  # of a link, what it leads to
+                if folder == "lib":  # pyglet asks for it by this name
+                    shutil.copy(path, new / folder / f"{path.name.partition('.so')[0]}.so")
                 if path.suffix == ".json":
                     point_beside(new / folder / path.name)
-        needed = apt.needed(package) if package in OPENGL else []
-        own = apt.libraries(*(name for name in needed if name.partition("=")[0] in OF_MESA))
+        needed = apt.needed(package) if package in OPENGL or "/" in package else []
+        own = apt.libraries(*(name for name in needed if name.partition("=")[0] in OF_MESA or "~bpo" in name))
         for folder in set(FILES[package].values()) - {"include/vulkan", "include/vk_video"}:
             lib = OWN_LIBRARIES.get(folder, "lib")
             (new / lib).mkdir(exist_ok=True)
@@ -228,6 +261,9 @@ OPENGL_ENV = [
     "    esac; fi",
     "done",
     'export __EGL_VENDOR_LIBRARY_FILENAMES="$gi_egl" LIBGL_DRIVERS_PATH="$gi_dri"',
+    "# moderngl and vispy look for none but the system's, unless these name them.",
+    "export GLCONTEXT_LINUX_LIBEGL=libEGL.so.1 GLCONTEXT_LINUX_LIBGL=libGL.so.1 GLCONTEXT_LINUX_LIBX11=libX11.so.6",
+    'export VISPY_GL_LIB=libGL.so.1 EGL_LIBRARY="$gi_tree/lib/libEGL.so.1"',
     "unset gi_egl gi_dri gi_one",
 ]
 """The fetched Mesa comes after other vendors' EGL, and its driver before the system's, which may have one of a GPU."""
@@ -265,6 +301,17 @@ def read_stamp() -> dict[str, Any]:
     return {"format": FORMAT, "versions": {}, "missing": {}}
 
 
+def is_meant(package: str) -> bool:
+    """Whether this system takes it: a later Debian needs no backports of an earlier one."""
+    if "/" not in package:
+        return True
+    try:
+        codename = freedesktop_os_release()["VERSION_CODENAME"]
+    except (OSError, KeyError):
+        return False
+    return package.endswith(f"/{codename}-backports")
+
+
 def provide(packages: list[str]) -> dict[str, str]:
     """Bring `.vulkan` up to date; return why packages are missing."""
     HOME.mkdir(exist_ok=True)
@@ -276,7 +323,7 @@ def provide(packages: list[str]) -> dict[str, str]:
         try:
             if wanted:
                 say(f"fetching {', '.join(wanted)}")
-                apt = Apt(Path(scratch) / "apt")
+                apt = Apt(Path(scratch) / "apt", *{name.partition("/")[2] for name in wanted if "/" in name})
         except FetchError as error:
             failed, wanted = dict.fromkeys(wanted, str(error)), []
         for name in wanted:
@@ -299,7 +346,7 @@ def main() -> int:
     parser.add_argument("--require", action="store_true", help="fail if anything is missing")
     parser.add_argument("groups", nargs="*", choices=[*GROUPS, []], help=f"{', '.join(GROUPS)}; by default vulkan")
     options = parser.parse_args()
-    packages = [name for group in options.groups or ["vulkan"] for name in GROUPS[group]]
+    packages = [name for group in options.groups or ["vulkan"] for name in GROUPS[group] if is_meant(name)]
     try:
         missing = provide(packages)
     except OSError as error:  # the checkout cannot be written to

@@ -3,7 +3,7 @@
 #
 #   tools/other_debian.sh SUITE [--no-compiler] [--mesa] [--no-vulkan] [COMMAND]    default: make demo && make test
 #
-# SUITE is bookworm, trixie or sid. --mesa installs Debian's own Vulkan drivers. With --no-vulkan, apt has no sources, so
+# SUITE is bookworm, trixie or sid. --mesa installs Debian's own drivers. With --no-vulkan, apt has no sources, so
 # no driver can be fetched. The root is kept in ${OTHER_DEBIANS:-/tmp/other-debians}; a second run begins at once.
 set -euo pipefail
 suite=${1:?bookworm, trixie or sid}
@@ -12,7 +12,7 @@ compiler=",gcc,libc6-dev" mesa='' sources=kept
 while [[ ${1:-} == --* ]]; do
     case $1 in
         --no-compiler) compiler='' ;;
-        --mesa) mesa=",mesa-vulkan-drivers,libvulkan1" ;;
+        --mesa) mesa=",mesa-vulkan-drivers,libvulkan1,libegl1,libgl1" ;;
         --no-vulkan) sources='' ;;
         *) echo "expected --no-compiler, --mesa or --no-vulkan, got $1" >&2 && exit 2 ;;
     esac

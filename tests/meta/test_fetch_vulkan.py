@@ -6,6 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
+from gpuinterop.testing.missing_vulkan import give_up
 from tools import fetch_vulkan
 
 THEIRS = (
@@ -33,3 +34,18 @@ def test_make_gives_the_tests_no_drivers_and_variables_of_the_shell(tmp_path: Pa
     assert given["VK_DRIVER_FILES"] == given["VK_ICD_FILENAMES"] == "fetched"
     assert given["__EGL_VENDOR_LIBRARY_FILENAMES"] == "/nonexistent"
     assert [name for name, value in given.items() if value == "theirs"] == ["GPUINTEROP_TEST_ORDER"]
+
+
+def test_the_env_file_adds_to_what_is_there_and_may_be_sourced_twice() -> None:
+    env = fetch_vulkan.HOME / "env"
+    if not (fetch_vulkan.TREE / "egl.d").exists():
+        give_up("OpenGL was not fetched")
+    command = ["sh", "-euc", '. "$0"; . "$0"; env', str(env)]
+    said = subprocess.check_output(command, env={"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/theirs"}, text=True)
+    given = dict(line.split("=", 1) for line in said.splitlines())
+    ours = str(fetch_vulkan.TREE / "egl.d" / "50_mesa.json")
+    assert given["LD_LIBRARY_PATH"] == f"{fetch_vulkan.TREE}/lib:/theirs"
+    *others, last = given["__EGL_VENDOR_LIBRARY_FILENAMES"].split(":")
+    assert last == ours
+    assert not any(other.endswith("mesa.json") for other in others)
+    assert given["LIBGL_DRIVERS_PATH"].split(":")[0] == f"{fetch_vulkan.TREE}/dri"
