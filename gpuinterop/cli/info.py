@@ -14,8 +14,8 @@ from .._core.device import Device
 from .._core.registry import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError
-from ..exporters import open_exporter
-from ..exporters.vulkan import DriverList, list_drivers
+from ..exporters import open_exporter, opengl, vulkan
+from ..exporters.base import Driver
 from ..testing import stand_ins
 from .console import complain, note
 
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(given: argparse.Namespace) -> int:
-    """Show devices and Vulkan drivers, how they hand over to each other, and what can be shared.
+    """Show devices, drivers of Vulkan and OpenGL, how they hand over to each other, and what can be shared.
 
     First the answer in a few lines, with numbers for the reasons, which follow; then versions, libraries and what each
     device and each driver can do.
@@ -57,7 +57,8 @@ class Findings:
         The facts, as ``gpuinterop info --json`` prints them.
     devices : list of Device
         Those of all backends that work.
-    drivers : DriverList
+    drivers : list of Driver
+        Vulkan's and OpenGL's.
     problems : list of str
         What is wrong with the environment.
     missing_exporters : dict of str to str
@@ -68,7 +69,7 @@ class Findings:
         self.backends: list[dict[str, Any]] = []
         self.exporters: list[dict[str, Any]] = []
         self.devices: list[Device] = []
-        self.drivers = DriverList()
+        self.drivers: list[Driver] = []
         self.problems: list[str] = []
         self.missing_exporters: dict[str, str] = {}
 
@@ -138,12 +139,13 @@ def _cells(table: Capabilities) -> list[dict[str, str | None]]:
 
 
 def _exporters(found: Findings) -> None:
-    found.drivers = list_drivers()
-    for driver in found.drivers:
-        facts = {"name": "vulkan", "driver": f"{driver.driver} {driver.version}", "device": driver.name}
-        found.exporters.append({**facts, "capabilities": _cells(driver.capabilities)})
-    if found.drivers.reason:
-        found.missing_exporters["vulkan"] = found.drivers.reason
+    for api, drivers in {"vulkan": vulkan.list_drivers(), "opengl": opengl.list_drivers()}.items():
+        found.drivers += drivers
+        for driver in drivers:
+            facts = {"name": api, "driver": f"{driver.driver} {driver.version}", "device": driver.name}
+            found.exporters.append({**facts, "capabilities": _cells(driver.capabilities)})
+        if drivers.reason:
+            found.missing_exporters[api] = drivers.reason
     try:
         # Without the process round it: the table is the same.
         with open_exporter("memfd") as exporter:

@@ -12,9 +12,9 @@ from .._core.device import Device
 from .._core.registry import match_device
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Support
 from ..errors import GpuInteropError
-from ..exporters.vulkan import VulkanDriver
+from ..exporters.base import Driver
 from ..handles import PointerHandle, is_here
-from ..handoff import MODES, mode_gaps
+from ..handoff import MODES
 from .console import columns, paint, say, table
 from .info import Findings
 
@@ -27,7 +27,7 @@ _DRIVERS: Final = frozenset(
         Operation.WAIT_SEMAPHORE, Operation.EXPORT_ARRAY,
     )
 )  # fmt: skip
-"""What a Vulkan driver takes part in; the rest of its table is a device's own business."""
+"""What a driver of Vulkan or OpenGL takes part in; the rest of its table is a device's own business."""
 _PROCESSES: Final = {
     "memory": Operation.EXPORT_ALLOCATION,
     "arrays": Operation.EXPORT_ARRAY,
@@ -40,20 +40,21 @@ _LEGEND: Final = {
     "○": "said by the vendor",
     "·": "a gap, see --all",
 }
+_APIS: Final = {"vulkan": "Vulkan", "opengl": "OpenGL"}
 _NO_DRIVER: Final = (
-    "Vulkan's loader lists no driver for it. Install the Vulkan driver of this GPU; in a container of NVIDIA's, set "
+    "{api}'s loader lists no driver for it. Install the {api} driver of this GPU; in a container of NVIDIA's, set "
     "NVIDIA_DRIVER_CAPABILITIES=all."
 )
 
 
 @dataclass(eq=False)
 class _Party:
-    """Devices of a backend, or Vulkan drivers, that have one name and one table: eight GPUs are one line."""
+    """Devices of a backend, or drivers of an API, that have one name and one table: eight GPUs are one line."""
 
     kind: str
     name: str
     capabilities: Capabilities
-    members: dict[int, Device | VulkanDriver]
+    members: dict[int, Device | Driver]
 
     @property
     def label(self) -> str:
@@ -65,7 +66,7 @@ class _Party:
 
     def sign(self, cell: Cell) -> tuple[str, str]:
         """Return a cell's sign and its style."""
-        if self.kind == "vulkan" and cell.operation not in _DRIVERS:
+        if self.kind in _APIS and cell.operation not in _DRIVERS:
             return "", ""
         return _SIGNS.get(self.capabilities.of(cell).support, _GAP)
 
@@ -88,16 +89,17 @@ class _Text:
     def __init__(self, found: Findings, every: bool) -> None:
         self._found, self._every = found, every
         parties: dict[tuple[Any, ...], _Party] = {}
-        one: Device | VulkanDriver
-        for one in (*found.devices, *found.drivers):
-            if isinstance(one, VulkanDriver):
-                kind, number, name = "vulkan", one.index, f"{one.name}, {one.driver} {one.version}"
+        members: list[Device | Driver] = [*found.devices, *found.drivers]
+        for one in members:
+            if isinstance(one, Driver):
+                kind, number, name = one.api, one.index, f"{one.name}, {one.driver} {one.version}"
             else:
                 kind, number, name = one.backend, one.ordinal, one.name
             alike = kind, name, *(cell.support for cell in one.capabilities.values())
             parties.setdefault(alike, _Party(kind, name, one.capabilities, {})).members[number] = one
         self.parties = [*parties.values()]
-        names = [*(backend["name"] for backend in found.backends), *(party.label for party in self.parties), "vulkan"]
+        names = [backend["name"] for backend in found.backends] + [party.label for party in self.parties]
+        names += _APIS
         self._width = max(map(len, names)) + 2
         self._reasons: dict[str, int] = {}
 
@@ -109,8 +111,10 @@ class _Text:
 
     def answer(self) -> None:
         """Print what works, which handoffs there are, what can be shared, and what to do next."""
-        pairs = {party: [*self._pairs(party)] for party in self.parties if party.kind == "vulkan"}
-        partners = {partner for found in pairs.values() for partner, *_ in found}
+        pairs = {party: [*self._pairs(party)] for party in self.parties if party.kind in _APIS}
+        partners: dict[str, set[str]] = {}
+        for party, found in pairs.items():
+            partners.setdefault(_APIS[party.kind], set()).update(partner for partner, *_ in found)
         for backend in self._found.backends:
             if not backend["available"]:
                 self._line(backend["name"], ("does not work", "red"), why=backend["reason"])
@@ -123,14 +127,16 @@ class _Text:
                 if shares := "; ".join(_for_processes(party.capabilities)):
                     self._line("", (f"exports {shares}", ""))
                 is_gpu = not all(one.identity.is_cpu for one in party.members.values())
-                if pairs and is_gpu and party.label not in partners:
-                    self._line("", ("no Vulkan driver here is this device", "yellow"), why=_NO_DRIVER)
+                for api in (api for api, labels in partners.items() if is_gpu and party.label not in labels):
+                    self._line("", (f"no {api} driver here is this device", "yellow"), why=_NO_DRIVER.format(api=api))
         for party, found in pairs.items():
             self._line(party.label, (party.name, ""))
             for partner, text, why in found:
                 self._line("", (f"with {partner or 'no device'}{text}", ""), why=why)
-        if reason := self._found.missing_exporters.get("vulkan"):
-            self._line("vulkan", ("a driver does not work" if pairs else "no driver works", "red"), why=reason)
+        for name in _APIS:
+            if reason := self._found.missing_exporters.get(name):
+                some = any(party.kind == name for party in pairs)
+                self._line(name, ("a driver does not work" if some else "no driver works", "red"), why=reason)
         if self._found.devices:
             more = "" if self._every else ", and gpuinterop info --all for each gap's reason"
             self._line("try", ("gpuinterop demo", "green"), (more, ""))
@@ -139,7 +145,7 @@ class _Text:
         """Return the labels of the drivers' devices, what the two share, and why that is no better."""
         found: dict[tuple[str, str, str], None] = {}
         for driver in party.members.values():
-            assert isinstance(driver, VulkanDriver)
+            assert isinstance(driver, Driver)
             try:
                 device = match_device(driver.identity)
             except GpuInteropError as error:
@@ -223,9 +229,9 @@ def _for_processes(capabilities: Capabilities) -> Iterator[str]:
             yield f"{noun} {', '.join(names)}"
 
 
-def _shared(driver: VulkanDriver, device: Device) -> tuple[str, str]:
+def _shared(driver: Driver, device: Device) -> tuple[str, str]:
     """Return what a driver and its device share, and why that is no better."""
-    gaps = mode_gaps(driver, device)
+    gaps = driver.gaps(driver, device)
     mode = next((mode for mode in MODES if gaps[mode] is None), "")
     better: dict[str, list[str]] = {}
     for name in MODES[: MODES.index(mode) if mode else None]:

@@ -7,14 +7,15 @@ writes, reads, signals and waits for goes through Vulkan, or through its own map
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._arguments import NoCopy, check_int
 from ..bridge import Endpoint
 from ..capabilities import Capabilities, Operation
-from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, UnsupportedError
 from ..handles import (
     AllocationHandle,
     AnySemaphoreHandle,
@@ -27,7 +28,12 @@ from ..handles import (
     usage_of,
 )
 
+if TYPE_CHECKING:
+    from .._core.device import Device
+
 __all__ = [
+    "Driver",
+    "DriverList",
     "Exporter",
     "ExporterImage",
     "ExporterMemory",
@@ -40,6 +46,61 @@ __all__ = [
 
 _IMAGES = (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd)
 _ALLOCATIONS = (Operation.EXPORT_ALLOCATION, VmmFd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """What draws on one device, for reports.
+
+    Attributes
+    ----------
+    api : str
+        ``vulkan`` or ``opengl``.
+    index : int
+        Its place in the loader's order: what ``VulkanExporter(device_index=...)`` or ``HeadlessContext(...)`` opens
+        exactly this one with.
+    name : str
+        The device's name.
+    driver, version : str
+        The driver's name and version.
+    identity : DeviceIdentity
+    capabilities : Capabilities
+        The table of :func:`gpuinterop.vulkan.capabilities` or :func:`gpuinterop.opengl.capabilities`.
+    endpoint_gap : str
+        Why no bridge can use its timelines; empty if one can.
+    gaps : callable
+        Says of this and a device, for each mode of a handoff, why they cannot hand over in it; None where they can.
+    """
+
+    api: str
+    index: int
+    name: str
+    driver: str
+    version: str
+    identity: DeviceIdentity
+    capabilities: Capabilities
+    endpoint_gap: str
+    gaps: Callable[[Driver, Device], Mapping[str, UnsupportedError | None]]
+
+
+class DriverList(list[Driver]):
+    """What was found.
+
+    Attributes
+    ----------
+    reason : str
+        Why the list is empty, or what is wrong with a device that is missing from it; empty otherwise.
+    """
+
+    reason: str = ""
+
+    @contextmanager
+    def noting(self, label: str) -> Iterator[None]:
+        """Note why one of them fails, and go on: it must not hide the others."""
+        try:
+            yield
+        except GpuInteropError as error:
+            self.reason = "; ".join(filter(None, (self.reason, f"{label}: {error}")))
 
 
 class _Closing(NoCopy, ABC):

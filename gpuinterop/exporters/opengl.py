@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections import Counter
 from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any, Final, Self
 
 from .._arguments import NoCopy
 from ..errors import BackendUnavailableError, DriverError
+from ..opengl._context import current_context
+from ..opengl._handoff import gaps
+from .base import Driver, DriverList
 
-__all__ = ["HeadlessContext", "device_count"]
+__all__ = ["HeadlessContext", "device_count", "list_drivers"]
 
 _PLATFORM_DEVICE: Final = 0x313F
 _OPENGL_API: Final = 0x30A2
@@ -25,9 +29,12 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "eglCreateContext": (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     "eglMakeCurrent": (c_int, c_void_p, c_void_p, c_void_p, c_void_p),
     "eglDestroyContext": (c_int, c_void_p, c_void_p),
+    "eglTerminate": (c_int, c_void_p),
     "eglGetError": (c_int,),
 }
 
+_opened: Final = Counter[int]()
+"""How many contexts each display has; a driver keeps its threads until the display is terminated."""
 
 _FIX: Final = "Install the GPU's OpenGL driver, or Mesa's; on Debian: apt install libegl1 libgl1-mesa-dri"
 
@@ -65,7 +72,8 @@ class _Egl:
     def devices(self) -> list[int]:
         """EGLDeviceEXT: GPUs, and Mesa's software."""
         count = c_int()
-        self.check("eglQueryDevicesEXT", 0, None, byref(count))
+        if not self.eglQueryDevicesEXT(0, None, byref(count)) or not count.value:
+            raise BackendUnavailableError("EGL finds no driver.", fix=_FIX)
         found = (c_void_p * count.value)()
         self.check("eglQueryDevicesEXT", count, found, byref(count))
         return [one or 0 for one in found]
@@ -77,9 +85,45 @@ def device_count() -> int:
     Raises
     ------
     BackendUnavailableError
-        There is no EGL.
+        There is no EGL, or no driver of it.
     """
     return len(_Egl().devices())
+
+
+def list_drivers() -> DriverList:
+    """List what draws on each device that EGL lists. Never raises for want of OpenGL.
+
+    Each has a context for as long as it takes; afterwards no context is current in the calling thread.
+
+    Returns
+    -------
+    DriverList
+        Empty, with its `reason`, where EGL or every driver is missing. A device without an OpenGL 4.5 context is left
+        out, and is in the `reason`.
+    """
+    found = DriverList()
+    try:
+        count = device_count()
+    except BackendUnavailableError as error:
+        found.reason = str(error)
+        return found
+    for index in range(count):
+        with found.noting(f"EGL device {index}"), HeadlessContext(index):
+            context = current_context()
+            found.append(
+                Driver(
+                    api="opengl",
+                    index=index,
+                    name=context.name,
+                    driver="OpenGL",
+                    version=context.version,
+                    identity=context.identity,
+                    capabilities=context.capabilities,
+                    endpoint_gap="",
+                    gaps=gaps,
+                )
+            )
+    return found
 
 
 class HeadlessContext(NoCopy):
@@ -93,7 +137,7 @@ class HeadlessContext(NoCopy):
     Raises
     ------
     BackendUnavailableError
-        There is no EGL.
+        There is no EGL, or no driver of it.
     DriverError
         The device has no such context.
     """
@@ -106,6 +150,7 @@ class HeadlessContext(NoCopy):
         config, count = c_void_p(), c_int()
         egl.check("eglChooseConfig", self._display, _ints(_CONFIG), byref(config), 1, byref(count))
         self._context = egl.check("eglCreateContext", self._display, config, None, _ints(_CONTEXT))
+        _opened[self._display] += 1
         self.make_current()
 
     def make_current(self, current: bool = True) -> None:
@@ -122,6 +167,9 @@ class HeadlessContext(NoCopy):
         if context is not None:
             self.make_current(False)
             self._egl.check("eglDestroyContext", self._display, context)
+            _opened[self._display] -= 1
+            if not _opened[self._display]:
+                self._egl.check("eglTerminate", self._display)
 
     def __enter__(self) -> Self:
         return self

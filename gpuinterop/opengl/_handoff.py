@@ -13,7 +13,7 @@ from .._core.ownership import import_duplicate
 from .._core.stream import Event, check_stream
 from ..errors import DriverError, GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import Binary, Timeline
-from ..handoff import BRIDGED, Turn, Turns, agree_on_mode, mode_gaps
+from ..handoff import BRIDGED, Graphics, Turn, Turns, agree_on_mode, mode_gaps
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
 from ..vulkan._shared import check_same_device
 from . import _api as gl
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._api import Lookup
 
 
-def gaps(context: Context, device: Device) -> dict[str, UnsupportedError | None]:
+def gaps(context: Graphics, device: Device) -> dict[str, UnsupportedError | None]:
     """Why the two sides cannot hand over in each mode. Bridged, the host waits for each side: all can do that."""
     return {**mode_gaps(context, device), BRIDGED: None}
 

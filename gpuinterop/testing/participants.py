@@ -20,8 +20,7 @@ from .missing_vulkan import vulkan_is_required
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from ..exporters.base import Exporter
-    from ..exporters.vulkan import DriverList
+    from ..exporters.base import DriverList, Exporter
 
 __all__ = ["SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Participants", "short_name"]
 
@@ -208,7 +207,8 @@ class Participants:
     def drivers(self) -> DriverList:
         """Every Vulkan driver on this machine; not looked for where this run uses none."""
         if self._drivers is None:
-            from ..exporters.vulkan import DriverList, list_drivers
+            from ..exporters.base import DriverList
+            from ..exporters.vulkan import list_drivers
 
             self._drivers = DriverList()
             if self._only and not any(wanted.startswith(("vulkan", "@")) for wanted in self._only):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters import open_exporter, opengl
 from gpuinterop.exporters.base import Exporter
 from gpuinterop.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
@@ -14,6 +14,11 @@ def require_driver(name: str) -> None:
     drivers = list_drivers()
     if not any(name.replace("lavapipe", "llvmpipe") in f"{found.name} {found.driver}".lower() for found in drivers):
         give_up(f"there is no Vulkan driver {name!r} ({drivers.reason or [found.name for found in drivers]})")
+
+
+def require_opengl() -> None:
+    if not (drivers := opengl.list_drivers()):
+        give_up(f"there is no OpenGL ({drivers.reason})")
 
 
 def open_party(name: str, **options: Any) -> Exporter:

@@ -15,7 +15,7 @@ from gpuinterop.capabilities import DOMAIN, Scope, Support
 from tests.programs import printed, python
 
 from .invoke import invoke
-from .parties import require_driver
+from .parties import require_driver, require_opengl
 
 
 def info(**environment: str) -> tuple[dict[str, Any], str]:
@@ -28,6 +28,7 @@ def info(**environment: str) -> tuple[dict[str, Any], str]:
 @pytest.fixture(scope="module")
 def facts() -> dict[str, Any]:
     require_driver("swiftshader")  # else a note says that there is no Vulkan
+    require_opengl()
     found, said = info()
     assert said == ""
     return found
@@ -51,7 +52,7 @@ def check_table(cells: list[dict[str, Any]]) -> None:
 def test_the_shape(facts: dict[str, Any]) -> None:
     assert list(facts) == ["backends", "exporters"]
     assert [one["name"] for one in facts["backends"] if one["available"]] == ["host"]
-    assert {one["name"] for one in facts["exporters"]} == {"vulkan", "process"}
+    assert {one["name"] for one in facts["exporters"]} == {"vulkan", "opengl", "process"}
     for backend in facts["backends"]:
         assert list(backend) == [
             "name", "available", "reason", "versions", "libraries", "stand_in", "unknown_version", "devices",
@@ -107,7 +108,7 @@ def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> No
     require_driver("lavapipe")
     text = invoke("info").stdout
     lines, reasons = answer(text)
-    assert len(lines) == 6, "one for each backend and driver, and one that says what to try"
+    assert len(lines) == 7, "one for each backend and driver, and one that says what to try"
     for backend in facts["backends"]:
         if backend["available"]:
             assert all(
@@ -122,12 +123,18 @@ def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> No
         mode = {"SwiftShader": "binary", "llvmpipe": "bridged, if allowed"}[exporter["device"].split()[0]]
         assert f"with host:0: memory OpaqueFd; handoff {mode} [" in line
         assert reasons[number(line)].startswith("No timeline ")
+    (llvmpipe,) = [exporter for exporter in facts["exporters"] if exporter["name"] == "opengl"]
+    assert lines["opengl:0"].startswith(f"{llvmpipe['device']}, {llvmpipe['driver']}")
+    assert "with host:0: memory OpaqueFd; handoff bridged, if allowed [" in lines["opengl:0"]
+    assert "does not offer GL_EXT_semaphore_fd" in reasons[number(lines["opengl:0"])]
     assert "exports memory VmmFd; arrays OpaqueFd; semaphores OpaqueFd, TimelineFd" in lines["host:0"]
 
 
 DRIVERS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
 BROKEN: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
     "a library that is none": ({"libcuda.so.1": "none"}, {}, "cuda", "file too short. Install the NVIDIA driver again"),
+    "no OpenGL": ({"libEGL.so.1": "none"}, {}, "opengl", "libgl1-mesa-dri"),
+    "no driver of OpenGL": ({}, {"__EGL_VENDOR_LIBRARY_FILENAMES": "/nowhere.json"}, "opengl", "EGL finds no driver."),
     "no file of a driver": ({}, dict.fromkeys(DRIVERS, "/nowhere.json"), "vulkan", "or a software driver: "),
 }
 
@@ -136,7 +143,7 @@ BROKEN: dict[str, tuple[dict[str, str], dict[str, str], str, str]] = {
 @pytest.mark.parametrize("case", BROKEN)
 def test_what_is_broken_is_told_with_what_to_do(case: str, tmp_path: Path) -> None:
     files, variables, label, words = BROKEN[case]
-    if variables:
+    if label == "vulkan":
         require_driver("swiftshader")  # of whose loader it tells
     for name, content in files.items():
         (tmp_path / name).write_text(content)

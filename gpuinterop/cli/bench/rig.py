@@ -13,7 +13,8 @@ from ..._core.registry import GROUP, get_backend, top_package
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError
 from ...exporters import open_exporter
-from ...exporters.vulkan.drivers import VulkanDriver, list_drivers
+from ...exporters.base import Driver
+from ...exporters.vulkan import list_drivers
 from ...handles import OpaqueFd, TimelineFd
 from ...testing import stand_ins
 from . import floor
@@ -77,7 +78,7 @@ class Bench:
         return None if self.by_hand is None else floor.load()
 
     @cached_property
-    def _drivers(self) -> tuple[list[VulkanDriver], str]:
+    def _drivers(self) -> tuple[list[Driver], str]:
         """The Vulkan drivers of the device, those that share semaphores first; and what is said if there is none.
 
         SwiftShader, which a stand-in's device passes for, is measured on the host.
@@ -91,11 +92,11 @@ class Bench:
         return own, f"expected a Vulkan driver of {self.device.name}, got {names}"
 
     @property
-    def vulkan(self) -> VulkanDriver | None:
+    def vulkan(self) -> Driver | None:
         """The Vulkan driver of the device; None if there is none."""
         return next(iter(self._drivers[0]), None)
 
-    def need_vulkan(self) -> VulkanDriver:
+    def need_vulkan(self) -> Driver:
         """The same.
 
         Raises

@@ -7,8 +7,8 @@ from ..._core.registry import get_backend, match_device
 from ...capabilities import Operation
 from ...errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
 from ...exporters import open_exporter
-from ...exporters.base import Exporter
-from ...exporters.vulkan import VulkanDriver, list_drivers
+from ...exporters.base import Driver, Exporter
+from ...exporters.vulkan import list_drivers
 from ...handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
 from ..console import note
 
@@ -85,7 +85,7 @@ def open_party(exporter: str | None, driver: str | None, backend: str | None) ->
     return open_exporter("memfd", process=True)
 
 
-def _rank(driver: VulkanDriver) -> tuple[bool, bool]:
+def _rank(driver: Driver) -> tuple[bool, bool]:
     """GPUs first; then who shares semaphores."""
     shares = any(
         driver.capabilities.supports((Operation.IMPORT_SEMAPHORE, handle_type))

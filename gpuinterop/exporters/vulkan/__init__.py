@@ -5,15 +5,13 @@ Importable without cffi; only making a :class:`VulkanExporter` needs it.
 
 from __future__ import annotations
 
-from .drivers import DriverList, VulkanDriver, list_drivers
+from .drivers import list_drivers
 from .exporter import VulkanExporter
 from .image import VulkanImage
 from .memory import VulkanMemory
 from .semaphore import VulkanSemaphore
 
 __all__ = [
-    "DriverList",
-    "VulkanDriver",
     "VulkanExporter",
     "VulkanImage",
     "VulkanMemory",

@@ -3,57 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ... import system
 from ..._arguments import check_int, check_type
-from ...capabilities import Capabilities, Operation
-from ...errors import BackendUnavailableError, DeviceNotFoundError, DriverError, GpuInteropError
-from ...handles import DeviceIdentity, OpaqueFd
+from ...capabilities import Operation
+from ...errors import BackendUnavailableError, DeviceNotFoundError, DriverError
+from ...handles import OpaqueFd
+from ...handoff import mode_gaps
 from ...vulkan._device import Instance
 from ...vulkan._query import PhysicalDevice
+from ..base import Driver, DriverList
 
-__all__ = ["DriverList", "VulkanDriver", "choose", "list_drivers"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VulkanDriver:
-    """One physical device, for reports.
-
-    Attributes
-    ----------
-    index : int
-        Its place in the loader's order: what ``VulkanExporter(device_index=...)`` opens exactly this one with.
-    name : str
-        The device's name.
-    driver, version : str
-        The driver's name and version.
-    identity : DeviceIdentity
-    capabilities : Capabilities
-        The table of :func:`gpuinterop.vulkan.capabilities`.
-    endpoint_gap : str
-        Why no bridge can use its timelines; empty if one can.
-    """
-
-    index: int
-    name: str
-    driver: str
-    version: str
-    identity: DeviceIdentity
-    capabilities: Capabilities
-    endpoint_gap: str
-
-
-class DriverList(list[VulkanDriver]):
-    """What :func:`list_drivers` found.
-
-    Attributes
-    ----------
-    reason : str
-        Why the list is empty, or what is wrong with a device that is missing from it; empty otherwise.
-    """
-
-    reason: str = ""
+__all__ = ["choose", "list_drivers"]
 
 
 def list_drivers() -> DriverList:
@@ -68,15 +29,9 @@ def list_drivers() -> DriverList:
     found = DriverList()
     try:
         with Instance() as instance:
-            problems = []
             for index, physical in enumerate(instance.physical_devices()):
-                label = f"physical device {index}"
-                try:
-                    label = physical.name
+                with found.noting(f"physical device {index}"), found.noting(physical.name):
                     found.append(_describe(index, physical))
-                except GpuInteropError as error:  # one broken driver must not hide the others
-                    problems.append(f"{label}: {error}")
-            found.reason = "; ".join(problems)
     except (BackendUnavailableError, DriverError) as error:
         found.reason = str(error)
     if not found and not found.reason:
@@ -84,8 +39,9 @@ def list_drivers() -> DriverList:
     return found
 
 
-def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
-    return VulkanDriver(
+def _describe(index: int, physical: PhysicalDevice) -> Driver:
+    return Driver(
+        api="vulkan",
         index=index,
         name=physical.name,
         driver=physical.driver_name,
@@ -93,6 +49,7 @@ def _describe(index: int, physical: PhysicalDevice) -> VulkanDriver:
         identity=physical.identity,
         capabilities=physical.capabilities,
         endpoint_gap=physical.endpoint_gap,
+        gaps=mode_gaps,
     )
 
 
