@@ -6,7 +6,7 @@
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip, test-manual and bench use; .venv has none
 #   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
 #   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
-#   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 390 MB, of which Warp is 150
+#   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 400 MB, of which Warp is 150
 #   RENDERERS="moderngl==5.13.0"  what test-renderers installs beside that torch: 1 GB, of which VTK is 560 MB and slangpy 290
 #   WITH=sockets            test-exchange over sockets alone, with nothing to install
 #   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
@@ -23,7 +23,7 @@ HIP_BINDINGS ?= 10.0.0.0.1.2
 SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
-FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0
+FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0 $(DRJIT:%=%==1.5.0)
 RENDERERS ?= moderngl==5.13.0 glcontext==3.1.0 pyglet==2.1.19 PyOpenGL==3.1.10 vtk==9.7.2 vispy==0.17.0 slangpy==0.43.1 \
     pygfx==0.17.0 wgpu==0.32.0 rendercanvas==2.7.2
 WITH ?=
@@ -65,6 +65,8 @@ endif
 PROGRESS = exec 9>&2; export GPUINTEROP_TEST_PROGRESS=9
 BUSY := $(PYTHON) tools/busy.py
 SYSTEM := $(shell uname -sm)
+# Dr.Jit has wheels for Linux on x86-64 only.
+DRJIT := $(if $(findstring x86_64,$(SYSTEM)),drjit)
 CC_GIVEN := $(filter environment command,$(origin CC))
 VENV := .venv
 BIN := $(VENV)/bin
@@ -100,7 +102,7 @@ help:
 	@echo "make test-system-vulkan DRIVERS=lavapipe  tests/graphics on the system's own Vulkan driver of that name"
 	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
 	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
-	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow and Warp on our memory, in place"
+	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow, Warp and Dr.Jit on our memory, in place"
 	@echo "make test-renderers  moderngl, pyglet, PyOpenGL, VTK, vispy, slangpy and pygfx draw what we share, and their windows"
 	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
 	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
@@ -198,7 +200,8 @@ test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 
 # As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
 test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
-	@$(TESTED); PYTHONPATH="$(SITES)" GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp \
+	@$(TESTED); PYTHONPATH="$(SITES)" \
+	    GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp,$(DRJIT) \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
 # slangpy needs libraries of its own.

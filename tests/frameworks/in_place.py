@@ -61,3 +61,20 @@ def check_in_place(
     del array
     gc.collect()
     party.memory.close(timeout=LIMIT)
+
+
+def check_copies(
+    party: Party, make: Callable[[Any], Any], *, read: Callable[[Any], Any] = np.array, dtype: str = "int32"
+) -> None:
+    """It has the values, and does not see what the other side writes afterwards.
+
+    Parameters
+    ----------
+    make, read : callable
+        As those of `check_in_place`.
+    """
+    first = np.arange(1, COUNT + 1).astype(dtype).reshape(16, COUNT // 16)
+    party.write(first.tobytes())
+    copy = make(party.buffer.view(first.shape, dtype))
+    party.write(bytes(first.nbytes))
+    assert np.array_equal(np.squeeze(read(copy)), first)
