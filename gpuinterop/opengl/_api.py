@@ -12,7 +12,6 @@ from ..errors import ArgumentTypeError, DriverError, OutOfMemoryError
 # -- numbers of the API ----------------------------------------------------------------------------------------------
 
 OUT_OF_MEMORY: Final = 0x0505
-VENDOR: Final = 0x1F00
 RENDERER: Final = 0x1F01
 VERSION: Final = 0x1F02
 EXTENSIONS: Final = 0x1F03
@@ -43,15 +42,11 @@ TIMELINE_SEMAPHORE_VALUE: Final = 0x9595
 SEMAPHORE_TYPE: Final = 0x95B3
 SEMAPHORE_TYPE_TIMELINE: Final = 0x95B5
 
-TEXTURE_1D: Final = 0x0DE0
 TEXTURE_2D: Final = 0x0DE1
 TEXTURE_2D_ARRAY: Final = 0x8C1A
-TEXTURE_RECTANGLE: Final = 0x84F5
-TEXTURE_TARGET: Final = 0x1006
 TEXTURE_WIDTH: Final = 0x1000
 TEXTURE_HEIGHT: Final = 0x1001
 TEXTURE_INTERNAL_FORMAT: Final = 0x1003
-TEXTURE_RED_TYPE: Final = 0x8C10
 
 SYNC_GPU_COMMANDS_COMPLETE: Final = 0x9117
 TIMEOUT_EXPIRED: Final = 0x911B
@@ -94,12 +89,10 @@ _SIGNATURES: Final = {
     "glGetIntegerv": "vup",
     "glGetInternalformativ": "vuuuip",
     "glGetNamedBufferParameteriv": "vuup",
-    "glGetNamedBufferParameteri64v": "vuup",
     "glGetObjectLabel": "vuuipp",
     "glGetString": "su",
     "glGetStringi": "suu",
     "glGetTextureLevelParameteriv": "vuiup",
-    "glGetTextureParameteriv": "vuup",
     "glGetTextureSubImage": "vuiiiiiiiuuip",
     "glGetUnsignedBytei_vEXT": "vuup",
     "glGetUnsignedBytevEXT": "vup",

@@ -158,9 +158,6 @@ class SharedBuffer(OfBuffer, SharedObject):
         texture = check_int(texture, "texture", minimum=1, maximum=MAX_32)
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
-        kind = functions.integer("glGetTextureParameteriv", texture, gl.TEXTURE_TARGET)
-        if kind not in (gl.TEXTURE_2D, gl.TEXTURE_RECTANGLE):
-            raise InvalidArgumentError("texture", f"expected a 2D texture, got one of target {kind:#06x}.")
         check_sequence(shape, "shape", "(height, width) or (height, width, channels)")
         if len(shape) not in (2, 3):
             raise InvalidArgumentError(

@@ -38,26 +38,7 @@ Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
 """The number and names of buffers, the number and names of textures, and the layouts of those."""
 
 
-class _Way(NoCopy):
-    """How the two sides wait for each other."""
-
-    mode: str
-    halves: Sequence[SharedSemaphore[Any]] = ()
-
-    def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
-        raise NotImplementedError
-
-    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
-        raise NotImplementedError
-
-    def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
-        raise NotImplementedError
-
-    def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
-        raise NotImplementedError
-
-
-class _Semaphores(_Way):
+class _Semaphores(NoCopy):
     """Semaphores of Vulkan's that both import: a timeline, with the values of `Handoff`, or two binary ones."""
 
     def __init__(self, names: Names, mode: str, halves: Sequence[SharedSemaphore[Any]]) -> None:
@@ -111,10 +92,11 @@ class _Semaphores(_Way):
         self._flush()  # until then no one else sees that it was submitted
 
 
-class _Fences(_Way):
+class _Fences(NoCopy):
     """The host waits for each side: for OpenGL by polling a fence sync, for a stream by an event."""
 
     mode = BRIDGED
+    halves: Sequence[SharedSemaphore[Any]] = ()
 
     def __init__(self, context: Context, device: Device) -> None:
         self._context, self._device = context, device
@@ -192,7 +174,7 @@ class SharedHandoff(Owned, Turns):
 
     _submits = "gl"
 
-    def __init__(self, names: Names, device: Device, way: _Way) -> None:
+    def __init__(self, names: Names, device: Device, way: _Semaphores | _Fences) -> None:
         Owned.__init__(self, names, way.halves)
         self._device, self._way, self._in_gl = device, way, False
         self._awaited = -1

@@ -438,6 +438,111 @@ def test_bridged_only_by_name(opengl: OpenGLApplication, device: gi.Device) -> N
             gi.opengl.share_handoff(device)
 
 
+class Half:
+    """What stands in for a semaphore of Vulkan's, which llvmpipe's does not share: one that the host has made."""
+
+    def __init__(self, device: gi.Device, kind: type) -> None:
+        self.kind, self._vk = kind, None
+        made: Any = device.create_semaphore(gi.TimelineFd if kind is gi.Timeline else gi.OpaqueFd)
+        self.semaphore = self.vk_semaphore = made
+
+    def close(self, timeout: float | None = None) -> None:
+        self.semaphore.close(timeout)
+
+
+class SemaphoresOfGL:
+    """OpenGL's functions of semaphores, on imports of the host's, and their calls in order."""
+
+    def __init__(self, device: gi.Device) -> None:
+        self.device, self.calls = device, list[tuple[Any, ...]]()
+        self.imported: dict[int, Any] = {}
+        self.value: dict[int, int] = {}
+        self.timelines: set[int] = set()
+        unsigned, pointer = ctypes.c_uint, ctypes.POINTER(ctypes.c_uint)
+        barrier = None, unsigned, unsigned, pointer, unsigned, pointer, pointer
+        parameter = None, unsigned, unsigned, ctypes.POINTER(ctypes.c_uint64)
+        self.functions = {
+            "glGenSemaphoresEXT": ((None, unsigned, pointer), self.make),
+            "glCreateSemaphoresNV": ((None, unsigned, pointer), self.make),
+            "glDeleteSemaphoresEXT": ((None, unsigned, pointer), lambda _, names: self.imported.pop(names[0]).close()),
+            "glSemaphoreParameterivNV": (parameter, lambda name, *_: self.timelines.add(name)),
+            "glImportSemaphoreFdEXT": ((None, unsigned, unsigned, unsigned), self.take),
+            "glSemaphoreParameterui64vEXT": (parameter, self.set),
+            "glWaitSemaphoreEXT": (barrier, lambda *given: self.go("wait", *given)),
+            "glSignalSemaphoreEXT": (barrier, lambda *given: self.go("signal", *given)),
+            "glFlush": ((None,), lambda: self.calls.append(("flush",))),
+        }
+
+    def make(self, _: int, out: Any) -> None:
+        out[0] = 100 + len(self.imported)
+        self.imported[out[0]] = None
+
+    def take(self, name: int, _: int, fd: int) -> None:
+        handle: Any = gi.TimelineFd(fd) if name in self.timelines else gi.OpaqueFd(fd, trusted=True)
+        self.imported[name] = self.device.import_semaphore(handle)
+
+    def set(self, name: int, _: int, value: Any) -> None:
+        self.value[name] = value[0]
+
+    def go(self, what: str, name: int, count: int, buffers: Any, *textures: Any) -> None:
+        values = [self.value[name]] if name in self.timelines else []
+        self.calls.append((what, *values, buffers[:count], textures[0]))
+        semaphore = self.imported[name]
+        if what == "wait":
+            semaphore.host_wait(*values, timeout=20)
+        else:
+            semaphore.host_signal(*values)
+
+
+@pytest.mark.parametrize("draws_first", [True, False])
+@pytest.mark.parametrize("mode", ["timeline", "binary"])
+def test_semaphores_of_both_kinds_order_both_sides(
+    opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream, monkeypatch: pytest.MonkeyPatch, mode: str,
+    draws_first: bool,
+) -> None:  # fmt: skip
+    """With semaphores in place of the driver's: llvmpipe has none."""
+    if not device.info.is_cpu:
+        pytest.skip("a GPU's driver has its own")
+    ends = gi.opengl._handoff
+    monkeypatch.setattr(ends, "share_semaphore", lambda _, device, kind, label: Half(device, kind))
+    monkeypatch.setattr(ends, "export_semaphore", lambda _, semaphore, kind: semaphore.export())
+    theirs = SemaphoresOfGL(device)
+    extensions = ["GL_EXT_memory_object", "GL_EXT_memory_object_fd", "GL_EXT_semaphore_fd", "GL_NV_timeline_semaphore"]
+    loader = with_extensions(opengl, extensions, **theirs.functions)
+    handoff = gi.opengl.share_handoff(device, allow=(mode,), get_proc_address=loader)
+    shared = gi.opengl.share_buffer(device, 64)
+    assert handoff.mode == mode
+    name, timeline, found = shared.name, mode == "timeline", np.zeros(64, "uint8")
+    shared.fill(0)
+
+    def draw(frame: int) -> None:
+        with handoff.gl(shared):
+            assert set(read(opengl, name, 64).tolist()) == {frame}
+            write(opengl, name, np.full(64, frame + 100, "uint8"))
+
+    for frame in range(5):
+        if draws_first:
+            draw(frame)
+        handoff.acquire(stream)
+        shared.copy_to_host(found, stream=stream)
+        shared.fill(frame + 1, stream=stream)
+        handoff.release(stream)
+        stream.synchronize(timeout=20)
+        assert set(found.tolist()) == {frame + 100} if draws_first else {frame + 99 if frame else 0}
+        if not draws_first:
+            draw(frame + 1)
+    first = 0 if draws_first else 1
+    expected: list[tuple[Any, ...]] = []
+    for frame in range(first, first + 5):
+        expected += [("wait", *[2 * frame] * timeline, [name], 0)] * bool(frame)
+        expected += [("signal", *[2 * frame + 1] * timeline, [name], 0), ("flush",)]
+    assert theirs.calls == expected
+    handoff.close()
+    shared.close()
+    gi.opengl.identity()
+    assert not theirs.imported
+
+
 # -- who may call, and where -------------------------------------------------------------------------------------------
 
 
