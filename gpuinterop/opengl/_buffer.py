@@ -339,7 +339,7 @@ def import_array(
     device = device_of({"array": found})
     start, end = found.span
     _check_target(context, buffer, end - start)
-    with exported_block(context, device, found) as (handle, size, offset):
+    with exported_block(context, device, found, "context", lambda _: None) as (handle, size, offset):
         names, name = _import(context, handle, size, offset, end - start, buffer)
     with ExitStack() as undo:
         undo.callback(names.close)

@@ -321,12 +321,13 @@ def import_array(
 
 def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
     """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
-    with exported_block(
-        vk, device, array, "A physical device with VK_EXT_external_memory_host, such as lavapipe's, imports all memory "
-        "of the host."
-    ) as (handle, size, offset):  # fmt: skip
+
+    def check_size(size: int) -> None:
         _check_size(vk, size)
         _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+
+    way_out = "A physical device with VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host."
+    with exported_block(vk, device, array, "VkDevice", check_size, way_out) as (handle, size, offset):
         start, end = array.span
         return import_fd(vk, handle, size, usage, (offset, end - start), argument="array", user="import_array()")
 

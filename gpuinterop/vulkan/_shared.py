@@ -82,9 +82,12 @@ def agree(graphics: Side, device: Device, operations: Sequence[Operation], types
 
 @contextmanager
 def exported_block(
-    graphics: Side, device: Device, array: Described, way_out: str = ""
+    graphics: Side, device: Device, array: Described, what: str, check_size: Callable[[int], None], way_out: str = ""
 ) -> Iterator[tuple[FdHandle, int, int]]:
-    """The one handle that an array lies in: a GPU's VMM handle, or a memfd; its size, and the array's offset there."""
+    """The one handle that an array lies in: a GPU's VMM handle, or a memfd; its size, and the array's offset there.
+
+    `what` imports it: the VkDevice, or the context.
+    """
     from ..sharing.origin import check_block, locate
     from ..sharing.rendezvous import driver_lock
 
@@ -92,8 +95,7 @@ def exported_block(
     if graphics.identity.conflicts(device.identity):
         raise InvalidArgumentError(
             "array",
-            f"expected memory of {graphics.side}'s {name}, got that of {device.name}; create {graphics.side}'s device "
-            "on that GPU.",
+            f"expected memory of {graphics.side}'s {name}, got that of {device.name}; create the {what} on that GPU.",
         )
 
     def check(device: Device, block: Block, what: str) -> None:
@@ -117,6 +119,7 @@ def exported_block(
             "put it into Device.empty(shape, dtype), which is one handle of any size.",
         )
     (block,) = blocks
+    check_size(block.size)
     with system.under(driver_lock, cast(SharingBackend, device.driver).export_block, device._handle, block) as handle:
         assert isinstance(handle, FdHandle)
         yield handle, block.size, array.span[0] - block.address

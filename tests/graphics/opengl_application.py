@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 EGL_NO_CONFIG: Final = None
@@ -101,6 +101,10 @@ class OpenGLApplication:
         """Call a function of GL in the current context."""
         return self._egl.call(name, *arguments, returns=returns)
 
+    def address(self, name: str) -> int:
+        """The address of a function of GL: what its users pass as get_proc_address."""
+        return self._egl.address(name)
+
     def text(self, name: int) -> str:
         said: bytes = self.gl("glGetString", name, returns=ctypes.c_char_p)
         return said.decode()
@@ -120,3 +124,32 @@ class OpenGLApplication:
         self.gl("glGetIntegerv", GL_NUM_EXTENSIONS, ctypes.byref(count))
         each = (self.gl("glGetStringi", GL_EXTENSIONS, one, returns=ctypes.c_char_p) for one in range(count.value))
         return {one.decode() for one in each}
+
+
+class Doubled:
+    """A context's loader with some functions in place of the driver's: (result, *parameters), and what is called."""
+
+    def __init__(self, opengl: OpenGLApplication, **functions: tuple[tuple[Any, ...], Callable[..., Any]]) -> None:
+        self._find = opengl.address
+        self._made = {name: ctypes.CFUNCTYPE(*kind)(call) for name, (kind, call) in functions.items()}
+
+    def __call__(self, name: str) -> int:
+        if name in self._made:
+            return ctypes.cast(self._made[name], ctypes.c_void_p).value or 0
+        return self._find(name)
+
+
+def with_extensions(opengl: OpenGLApplication, extensions: list[str], **functions: Any) -> Doubled:
+    """A loader of a context that says that it has these extensions, and no others."""
+    names = [ctypes.create_string_buffer(name.encode()) for name in extensions]
+
+    def integer(what: int, out: Any) -> None:
+        if what == 0x821D:  # GL_NUM_EXTENSIONS
+            out[0] = len(names)
+        else:
+            opengl.gl("glGetIntegerv", what, out)
+
+    functions["glGetIntegerv"] = (None, ctypes.c_uint, ctypes.POINTER(ctypes.c_int)), integer
+    kind = ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    functions["glGetStringi"] = kind, lambda _, index: ctypes.addressof(names[index])
+    return Doubled(opengl, **functions)

@@ -16,10 +16,10 @@ import pytest
 import gpuinterop as gi
 
 if TYPE_CHECKING:
-    from tests.graphics.opengl_application import OpenGLApplication
+    from tests.graphics.opengl_application import Doubled, OpenGLApplication, with_extensions
     from tests.graphics.vulkan_application import Application
 else:
-    from opengl_application import OpenGLApplication
+    from opengl_application import Doubled, OpenGLApplication, with_extensions
     from vulkan_application import Application
 
 ALL = ("timeline", "binary", "bridged")
@@ -65,35 +65,6 @@ def device(opengl: OpenGLApplication) -> gi.Device:
 def stream(device: gi.Device) -> Iterator[gi.Stream]:
     with device.create_stream() as stream:
         yield stream
-
-
-class Doubled:
-    """A context's loader with some functions in place of the driver's: (result, *parameters), and what is called."""
-
-    def __init__(self, opengl: OpenGLApplication, **functions: tuple[tuple[Any, ...], Callable[..., Any]]) -> None:
-        self._find = opengl._egl.address
-        self._made = {name: ctypes.CFUNCTYPE(*kind)(call) for name, (kind, call) in functions.items()}
-
-    def __call__(self, name: str) -> int:
-        if name in self._made:
-            return ctypes.cast(self._made[name], ctypes.c_void_p).value or 0
-        return self._find(name)
-
-
-def with_extensions(opengl: OpenGLApplication, extensions: list[str], **functions: Any) -> Doubled:
-    """A loader of a context that says that it has these extensions, and no others."""
-    names = [ctypes.create_string_buffer(name.encode()) for name in extensions]
-
-    def integer(what: int, out: Any) -> None:
-        if what == 0x821D:  # GL_NUM_EXTENSIONS
-            out[0] = len(names)
-        else:
-            opengl.gl("glGetIntegerv", what, out)
-
-    functions["glGetIntegerv"] = (None, ctypes.c_uint, ctypes.POINTER(ctypes.c_int)), integer
-    kind = ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
-    functions["glGetStringi"] = kind, lambda _, index: ctypes.addressof(names[index])
-    return Doubled(opengl, **functions)
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""A GPU's memory in OpenGL: which handle, size and offset its driver is given. No GPU's OpenGL is here to take it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.testing.missing_vulkan import give_up
+from tests.graphics.opengl_application import Doubled, OpenGLApplication, OpenGLMissingError
+from tests.simulated.driver import Simulator
+
+from .foreign_memory import memory
+
+SEMAPHORES = gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd
+
+
+class OpenGLOfGPU:
+    """A context of llvmpipe's that says that it is a GPU's, and notes what it is told to import."""
+
+    def __init__(self) -> None:
+        self.application = opengl = OpenGLApplication("llvmpipe")
+        self.imported: list[tuple[int, int]] = []
+        self.storage: list[tuple[int, int]] = []
+        name = ctypes.create_string_buffer(b"made up GPU")
+        unsigned, large = ctypes.c_uint, ctypes.c_uint64
+
+        def string(what: int) -> Any:
+            if what == 0x1F01:  # GL_RENDERER
+                return ctypes.addressof(name)
+            return opengl.gl("glGetString", what, returns=ctypes.c_void_p)
+
+        self.loader = Doubled(
+            opengl,
+            glGetString=((ctypes.c_void_p, unsigned), string),
+            glGetUnsignedBytei_vEXT=((None, unsigned, unsigned, ctypes.c_void_p), lambda *_: None),
+            glImportMemoryFdEXT=((None, unsigned, large, unsigned, ctypes.c_int), self.take),
+            glNamedBufferStorageMemEXT=(
+                (None, unsigned, ctypes.c_ssize_t, unsigned, large),
+                lambda _, size, memory, offset: self.storage.append((size, offset)),
+            ),
+        )
+
+    def take(self, _: int, size: int, kind: int, fd: int) -> None:
+        self.imported.append((size, os.fstat(fd).st_ino))
+        os.close(fd)
+
+
+@pytest.fixture
+def opengl() -> Iterator[OpenGLOfGPU]:
+    try:
+        context = OpenGLOfGPU()
+    except OpenGLMissingError as error:
+        give_up(str(error))
+    yield context
+    context.application.close()
+
+
+def test_a_buffer_is_of_the_devices_memory(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
+    with gi.opengl.share_buffer(gi.device(), 5000, get_proc_address=opengl.loader) as shared:
+        assert isinstance(shared.memory, gi.Allocation)
+        with shared.memory.export() as handle:
+            assert isinstance(handle, gi.VmmFd)
+            assert opengl.imported == [(shared.memory.size, os.fstat(handle.fd).st_ino)]
+        assert opengl.storage == [(5000, 0)]
+        assert shared.size == 5000
+
+
+def test_an_array_is_a_buffer_where_it_lies(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
+    with gi.device().allocate(1 << 16) as allocation:
+        array = allocation.view((32, 4), "float32", 12288)
+        with gi.opengl.import_array(array, get_proc_address=opengl.loader) as shared:
+            assert (shared.size, shared.ptr) == (512, allocation.buffer.ptr + 12288)
+        assert [size for size, _ in opengl.imported] == [allocation.size]
+        assert opengl.storage == [(512, 12288)]
+
+
+@pytest.mark.parametrize("kind", ["legacy", "pool"])
+def test_memory_without_a_handle_is_refused(simulator: Simulator, opengl: OpenGLOfGPU, kind: Any) -> None:
+    with memory(kind, 4096) as it, pytest.raises(gi.UnsupportedError, match="expandable_segments:True"):
+        gi.opengl.import_array(it, get_proc_address=opengl.loader)
+    assert not opengl.imported
+
+
+def test_without_semaphores_a_handoff_is_bridged_by_name(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
+    device, loader = gi.device(), opengl.loader
+    with pytest.raises(gi.UnsupportedError, match="bridged") as found:
+        gi.opengl.share_handoff(device, get_proc_address=loader)
+    if not device.capabilities.supports(SEMAPHORES):
+        assert "HIP" in str(found.value) or "hip" in str(found.value)
+    with (
+        gi.opengl.share_handoff(device, allow=("timeline", "bridged"), get_proc_address=loader) as handoff,
+        device.create_stream() as stream,
+    ):
+        assert handoff.mode == "bridged"
+        for _ in range(3):
+            handoff.acquire(stream, timeout=20)
+            handoff.release(stream)
+            with handoff.gl():
+                pass
