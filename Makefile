@@ -89,7 +89,7 @@ SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/grap
 help:
 	@echo "make demo         run the demo on what this machine has"
 	@echo "make bench        what calls and frames cost: on the host, then on CUDA's and HIP's simulated drivers, which do nothing"
-	@echo "make vulkan       fetch software Vulkan drivers; '. .vulkan/env' puts them into use, for any venv"
+	@echo "make vulkan       fetch software drivers of Vulkan and OpenGL; '. .vulkan/env' puts them into use, for any venv"
 	@echo "make test         run the tests: those of test-main, then test-cuda and test-hip"
 	@echo "make test-all     those, and all that takes longer: the others below, and the lowest bindings"
 	@echo "make test-main    the core, the host backend and Vulkan"
