@@ -12,7 +12,7 @@ from PIL import Image
 from rendercanvas.offscreen import RenderCanvas
 from torch.nn.functional import normalize
 
-SIDE, SIZE, FRAMES = 320, 720, 8
+SIDE, SIZE, FRAMES = 320, 720, 4
 EYE, SUN = (0.0, -7.0, 2.2), (0.15, 1.0, 0.22)
 
 canvas = RenderCanvas(size=(SIZE, SIZE), pixel_ratio=1)
