@@ -46,8 +46,8 @@ if panes.is_cuda:
     semaphore = device.import_semaphore(gi.TimelineFd.adopt_duplicate(fence.shared_handle.value, trusted=True))
 
 torch.set_default_device(panes.device)
-torch.manual_seed(3)
-at = torch.randn(PANES, 2) * 0.45
+number = (torch.arange(PANES) + 0.5)[:, None]
+at = 1.35 * (number / PANES).sqrt() * torch.cat([torch.cos(2.4 * number), torch.sin(2.4 * number)], 1)
 for frame in range(FRAMES):
     far = at.norm(dim=1, keepdim=True)
     at = at + 0.04 * torch.stack([-at[:, 1], at[:, 0]], 1) / (far + 0.15)
