@@ -23,9 +23,10 @@ HIP_BINDINGS ?= 10.0.0.0.1.2
 SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
-FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0 $(DRJIT:%=%==1.5.0)
-RENDERERS ?= moderngl==5.13.0 glcontext==3.1.0 pyglet==2.1.19 PyOpenGL==3.1.10 vtk==9.7.2 vispy==0.17.0 slangpy==0.43.1 \
-    pygfx==0.17.0 wgpu==0.32.0 rendercanvas==2.7.2
+MODERNGL := moderngl==5.13.0 glcontext==3.1.0
+FRAMEWORKS ?= jax==0.10.2 ml_dtypes==0.6.0 numba==0.68.1 pyarrow==26.0.1 warp-lang==1.19.0 $(MODERNGL) $(DRJIT:%=%==1.5.0)
+RENDERERS ?= $(MODERNGL) pyglet==2.1.19 PyOpenGL==3.1.10 vtk==9.7.2 vispy==0.17.0 slangpy==0.43.1 pygfx==0.17.0 wgpu==0.32.0 \
+    rendercanvas==2.7.2 glfw==2.11.0 python-xlib==0.33
 WITH ?=
 RELEASE ?=
 JOBS ?= 4

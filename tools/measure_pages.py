@@ -35,7 +35,7 @@ FIRST: Final = {
     "hang": "howto/stream-hangs",
     "another process": "howto/processes",
     "docker": "howto/containers",
-    "opengl": "howto/renderers",
+    "opengl": "howto/opengl",
 }
 """The page that the search must put first, by what is searched for."""
 
