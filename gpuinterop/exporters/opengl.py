@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_void_p
+from ctypes import byref, c_char_p, c_int, c_uint, c_void_p
 from typing import Any, Final, Self
 
 from .._arguments import NoCopy
@@ -160,6 +160,11 @@ class HeadlessContext(NoCopy):
     def function(self, name: str, result: Any, *parameters: Any) -> Any:
         """A function of OpenGL by its name, with its result and parameters."""
         return ctypes.CFUNCTYPE(result, *parameters)(self._egl.find(name.encode()))
+
+    def call(self, name: str, *arguments: Any) -> int:
+        """Call a function of OpenGL whose arguments are integers and addresses, and whose result is an integer."""
+        found: int = self.function(name, c_uint, *[c_void_p] * len(arguments))(*arguments)
+        return found
 
     def close(self) -> None:
         """Destroy the context. Idempotent."""

@@ -10,14 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from gpuinterop.cli.demo import consumer
+from gpuinterop.cli.demo.command import DAMPING
+from gpuinterop.cli.demo.picture import render
+from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
 from tests.programs import python
 
 from .invoke import Done, invoke
-from .parties import require_driver
+from .parties import require_driver, require_opengl
 
 KEYS = [
     "backend", "device", "exporter", "driver", "sync", "memory_handle", "semaphore_handle", "frames", "size",
@@ -81,6 +85,36 @@ def test_vulkan(driver: str, mode: str, sync: str, tmp_path: Path) -> None:
     assert (tmp_path / "a.png").exists()
 
 
+def test_opengl_draws_what_numpy_simulates(tmp_path: Path) -> None:
+    require_opengl()
+    size = 512, 96
+    result = demo(tmp_path, "--exporter", "opengl", "--size", "512x96", "--frames", "30", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = parsed(result)
+    assert found.items() >= {
+        "exporter": "opengl", "sync": "bridged", "memory_handle": "opaque_fd", "semaphore_handle": None,
+        "size": [*size], "max_error": 0.0, "correct": True, "output": "wave.png",
+    }.items()  # fmt: skip
+    fields = simulate(WaveParameters(width=size[0], height=size[1], damping=DAMPING), 30, Sources(*size))
+    with Image.open(tmp_path / "wave.png") as image:
+        drawn = np.asarray(image, np.int16)
+    assert drawn.std() > 20, "there are waves"
+    assert np.abs(drawn - np.asarray(render(fields[0]), np.int16)).max() <= 2
+
+
+def test_a_frame_that_opengl_does_not_see_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    require_opengl()
+    work = consumer.NumpyConsumer.work
+
+    def all_but_one(self: consumer.NumpyConsumer, frame: int, timeout: float) -> None:
+        if frame != 2:
+            work(self, frame, timeout)
+
+    monkeypatch.setattr(consumer.NumpyConsumer, "work", all_but_one)
+    result = demo(tmp_path, "--exporter", "opengl", "--frames", "4", "--json")
+    assert (result.exit_code, parsed(result)["correct"]) == (1, False)
+
+
 def test_without_vulkan_a_process_and_it_is_said(tmp_path: Path) -> None:
     result = demo_process(
         tmp_path, "--frames", "3", "--json", VK_DRIVER_FILES="/nowhere.json", VK_ICD_FILENAMES="/nowhere.json"
@@ -125,6 +159,7 @@ def test_the_exit_status_tells(sabotage: str, party: str, tmp_path: Path) -> Non
     [
         ["--backend", "nowhere"],
         ["--exporter", "process", "--driver", "swiftshader"],
+        ["--driver", "nowhere", "--exporter", "opengl"],
         ["--size", "8x8"],
         ["--frames", "0"],
         ["--output", "no/where/wave.png"],

@@ -10,12 +10,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ... import system
 from ...errors import InvalidArgumentError
+from ...handoff import mode_gaps
 from ..console import bar, complain, handle_name, note, progress, say
+from .opengl import OpenGLParty, run_wave_in_opengl
 from .parties import find_device, open_party
+from .picture import render
 from .simulation import WaveParameters
 from .wave import Sabotage, WaveRun, choose_sync, run_wave
 
@@ -37,19 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--exporter",
-        choices=["vulkan", "process"],
-        help="the other side: a compute shader, or a child process with NumPy; by default Vulkan if there is a driver",
+        choices=["vulkan", "opengl", "process"],
+        help="the other side: a compute shader of Vulkan or OpenGL, which draws the picture too, or a child process "
+        "with NumPy; by default Vulkan if there is a driver",
     )
     parser.add_argument(
-        "--driver", metavar="NAME", help="which Vulkan driver, by part of its name: swiftshader, lavapipe, nvidia"
+        "--driver", metavar="NAME", help="which driver, by part of its name: swiftshader, lavapipe, nvidia"
     )
     parser.add_argument(
         "--sync",
         choices=["auto", "native", "bridged"],
         default="auto",
         help="what keeps the two in order. native: semaphores that both drivers know; "
-        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back; "
-        "auto (the default): the first that works, else the host waits for each side",
+        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back; OpenGL's are fences that "
+        "the host polls; auto (the default): the first that works, else the host waits for each side",
     )
     parser.add_argument(
         "--frames", metavar="N", type=_frames, default=600, help="how many, on each side (default: 600)"
@@ -96,10 +100,11 @@ def command(given: argparse.Namespace) -> int:
     _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():
-            party = cleanup.enter_context(open_party(given.exporter, given.driver, given.backend))
+            party: Any = cleanup.enter_context(open_party(given.exporter, given.driver, given.backend))
             device = find_device(party.identity, given.backend)
-        chosen = choose_sync(party, device, given.sync)
-        run = run_wave(
+        in_opengl = isinstance(party, OpenGLParty)
+        chosen = choose_sync(party, device, given.sync, gaps_of=party.gaps if in_opengl else mode_gaps)
+        run = (run_wave_in_opengl if in_opengl else run_wave)(
             party,
             device,
             WaveParameters(width=given.size[0], height=given.size[1], damping=DAMPING),
@@ -112,9 +117,10 @@ def command(given: argparse.Namespace) -> int:
     failure = ""
     try:
         if draws:
-            from .picture import render
+            from PIL import Image
 
-            render(run.field).save(given.output, format="PNG", optimize=True)
+            image = render(run.field) if run.picture is None else Image.fromarray(run.picture).convert("RGB")
+            image.save(given.output, format="PNG", optimize=True)
     except Exception as error:  # of whatever kind: the result is worth more than its picture, and is told first
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         failure = f"error: {given.output} cannot be written: {why}."
@@ -197,6 +203,8 @@ def _semaphores(run: WaveRun) -> str:
         return f"none are shared, so the host waits for each side in turn. {run.sync.reason}"
     if run.sync.name == "bridged":
         how = "a timeline of the exporter's, bridged: a CPU thread carries its signals to the stream and back."
+        if run.exporter == OpenGLParty.name:
+            how = "none are shared; bridged: the host polls a fence of OpenGL's, and waits for the stream."
         return f"{how} {run.sync.reason}".strip()
     what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
     assert run.semaphore_handle is not None

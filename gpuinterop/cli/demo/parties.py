@@ -6,11 +6,11 @@ from ..._core.device import Device
 from ..._core.registry import get_backend, match_device
 from ...capabilities import Operation
 from ...errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
-from ...exporters import open_exporter
+from ...exporters import open_exporter, opengl, vulkan
 from ...exporters.base import Driver, Exporter
-from ...exporters.vulkan import list_drivers
 from ...handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
 from ..console import note
+from .opengl import OpenGLParty
 
 __all__ = ["find_device", "open_party"]
 
@@ -42,15 +42,16 @@ def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
     )
 
 
-def open_party(exporter: str | None, driver: str | None, backend: str | None) -> Exporter:
+def open_party(exporter: str | None, driver: str | None, backend: str | None) -> Exporter | OpenGLParty:
     """Open the other side.
 
     Parameters
     ----------
     exporter : str, optional
-        ``vulkan`` or ``process``. By default Vulkan where a driver matches a device, else a process, which is said.
+        ``vulkan``, ``opengl`` or ``process``. By default Vulkan where a driver matches a device, else a process,
+        which is said.
     driver : str, optional
-        The Vulkan driver, by part of its name.
+        The driver of Vulkan or OpenGL, by part of its name.
     backend : str, optional
         The backend that it is to match.
 
@@ -59,28 +60,32 @@ def open_party(exporter: str | None, driver: str | None, backend: str | None) ->
     InvalidArgumentError
         A driver for an exporter that has none.
     BackendUnavailableError
-        Vulkan was asked for, and there is none.
+        Vulkan or OpenGL was asked for, and there is none.
     """
     if exporter == "process":
         if driver is not None:
-            raise InvalidArgumentError("--driver", "goes with --exporter vulkan; a process has no drivers.")
+            raise InvalidArgumentError("--driver", "goes with --exporter vulkan or opengl; a process has no drivers.")
         return open_exporter("memfd", process=True)
-    if driver is not None:
+    if driver is not None and exporter != "opengl":
         return open_exporter("vulkan", driver=driver)
-    drivers = list_drivers()
+    drivers = opengl.list_drivers() if exporter == "opengl" else vulkan.list_drivers()
     unmatched = ""
     for candidate in sorted(drivers, key=_rank):
         try:
-            find_device(candidate.identity, backend)
+            if driver and driver.lower().replace("lavapipe", "llvmpipe") not in candidate.name.lower():
+                raise DeviceNotFoundError(f"--driver: expected a part of {candidate.name!r}, got {driver!r}.")
+            device = find_device(candidate.identity, backend)
         except DeviceNotFoundError as error:
             unmatched = unmatched or str(error)
             continue
+        if exporter == "opengl":
+            return OpenGLParty(candidate, device)
         return open_exporter("vulkan", device_index=candidate.index)  # two GPUs may have one name
     reason = " ".join(filter(None, (drivers.reason, unmatched)))
-    if exporter == "vulkan":
+    if exporter is not None:
         if unmatched:
             raise DeviceNotFoundError(reason)
-        raise BackendUnavailableError(reason, fix="Without Vulkan there is `gpuinterop demo --exporter process`.")
+        raise BackendUnavailableError(reason, fix="Without a driver there is `gpuinterop demo --exporter process`.")
     note(f"no Vulkan driver to share with ({reason}) The other side is a process with NumPy instead.")
     return open_exporter("memfd", process=True)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-__all__ = ["render"]
+if TYPE_CHECKING:
+    from PIL import Image
+
+__all__ = ["SHADER_VALUES", "factor_of", "render", "scale_of"]
 
 _Array: TypeAlias = NDArray[np.float64]
 
@@ -30,6 +32,32 @@ _SMALLEST = 512
 _LIGHT = np.array([-0.55, -0.65, 0.52])
 
 
+def _channels(colour: int) -> list[float]:
+    """Red, green and blue in linear light, where mixtures stay clean."""
+    return [((colour >> shift & 255) / 255.0) ** 2.2 for shift in (16, 8, 0)]
+
+
+def _vector(*values: float) -> str:
+    return ", ".join(map(str, values))
+
+
+SHADER_VALUES: Final = {
+    "/* LIGHT */": _vector(*_LIGHT),
+    "/* STOPS */": ", ".join(f"vec4({_vector(*_channels(colour), place)})" for place, colour in _STOPS),
+}
+"""What ``picture.frag`` has marks for."""
+
+
+def factor_of(field: NDArray[np.float32]) -> int:
+    """How many pixels a cell's edge has."""
+    return max(1, -(-_SMALLEST // int(max(field.shape))))
+
+
+def scale_of(field: NDArray[np.floating]) -> float:
+    """The height that is drawn as a crest. The highest near a source are many times as high as the rings far off."""
+    return float(np.percentile(np.abs(field), 99.5)) or 1.0
+
+
 def render(field: NDArray[np.float32]) -> Image.Image:
     """Draw a field.
 
@@ -42,16 +70,17 @@ def render(field: NDArray[np.float32]) -> Image.Image:
     -------
     PIL.Image.Image
     """
+    from PIL import Image
+
     height, width = field.shape
     values = np.nan_to_num(field.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    factor = max(1, -(-_SMALLEST // max(height, width)))
+    factor = factor_of(field)
     if factor > 1:
         image = Image.fromarray(values.astype(np.float32))
         image = image.resize((width * factor, height * factor), Image.Resampling.BICUBIC)
         values = np.asarray(image, dtype=np.float64)
-    # The crests near a source are many times as high as the rings far off: a root shows both, and stays symmetric.
-    scale = float(np.percentile(np.abs(values), 99.5)) or 1.0
-    level = np.clip(values / scale, -1.35, 1.35)
+    level = np.clip(values / scale_of(values), -1.35, 1.35)
+    # A root shows what is high and what is low, and stays symmetric.
     tone = np.sign(level) * np.abs(level / 1.35) ** 0.82
     colours = _colours(tone)
     shade, gloss = _relief(level, factor)
@@ -61,13 +90,9 @@ def render(field: NDArray[np.float32]) -> Image.Image:
 
 
 def _colours(tone: _Array) -> _Array:
-    """Interpolated in linear light, where mixtures stay clean."""
     places = [place for place, _ in _STOPS]
-    channels = []
-    for shift in (16, 8, 0):
-        stops = [((colour >> shift & 255) / 255.0) ** 2.2 for _, colour in _STOPS]
-        channels.append(np.interp(tone, places, stops) ** (1 / 2.2))
-    return np.stack(channels, axis=-1)
+    channels = zip(*(_channels(colour) for _, colour in _STOPS), strict=True)
+    return np.stack([np.interp(tone, places, stops) ** (1 / 2.2) for stops in channels], axis=-1)
 
 
 def _relief(level: _Array, factor: int) -> tuple[_Array, _Array]:

@@ -12,7 +12,7 @@ from .simulation import WaveParameters
 
 __all__ = ["Producer", "step"]
 
-_GROUP = 16  # local_size in wave.comp
+GROUP = 16  # local_size in wave.comp
 _FIRST_STEP_S = 30.0
 
 
@@ -91,7 +91,7 @@ class Producer:
             memory=self.memory,
             function="gpuinterop.cli.demo.producer:step",
             shader="gpuinterop.cli.demo:wave.spv",
-            groups=(-(-p.width // _GROUP), -(-p.height // _GROUP), 1),
+            groups=(-(-p.width // GROUP), -(-p.height // GROUP), 1),
             arguments=p.step(frame),
         )
         return self._exporter.submit(

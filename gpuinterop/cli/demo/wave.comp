@@ -5,11 +5,16 @@
 
 layout(local_size_x = 16, local_size_y = 16) in;
 
-layout(std430, set = 0, binding = 0) buffer Field {
+layout(std430, binding = 0) buffer Field {
     float field[];
 };
 
-layout(push_constant) uniform Parameters {
+#ifdef VULKAN
+layout(push_constant)
+#else
+layout(std140, binding = 0)
+#endif
+uniform Parameters {
     uint width;
     uint height;
     float courant2;

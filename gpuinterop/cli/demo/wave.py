@@ -9,16 +9,19 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field, replace
 from enum import Enum
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..._core.device import Device
+from ..._core.memory import Buffer
 from ..._core.resource import Resource
 from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Event, Stream
@@ -26,12 +29,15 @@ from ...bridge import Bridge
 from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ...exporters.base import Exporter, ExporterSemaphore, Submission
 from ...handles import Binary, Timeline
-from ...handoff import MODES, Handoff, mode_gaps
+from ...handoff import MODES, Graphics, Handoff, mode_gaps
 from .consumer import Consumer, open_consumer
 from .producer import Producer
 from .simulation import Field, Sources, WaveParameters, simulate
 
-__all__ = ["Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
+if TYPE_CHECKING:
+    from ...opengl import SharedHandoff
+
+__all__ = ["Run", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
 TOLERANCE = 1e-4
 """The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by flushed denormals."""
@@ -77,7 +83,10 @@ _ALLOWED = {"native": MODES[:-1], "bridged": MODES[-1:], "auto": MODES}
 _KINDS = {"timeline": Timeline, "binary": Binary, "bridged": Timeline}
 
 
-def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
+Gaps: TypeAlias = Callable[[Any, Device], Mapping[str, UnsupportedError | None]]
+
+
+def choose_sync(exporter: Graphics, device: Device, mode: str = "auto", *, gaps_of: Gaps = mode_gaps) -> Sync:
     """Take the best that both sides have: a timeline, binary semaphores, a bridged timeline, or the host.
 
     Parameters
@@ -86,6 +95,8 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
     device : Device
     mode : str
         ``native``: a timeline or binary semaphores. ``bridged``: that. ``auto``: the first that works.
+    gaps_of : callable
+        `gpuinterop.handoff.mode_gaps`, or what the exporter's API has in its place.
 
     Returns
     -------
@@ -97,7 +108,7 @@ def choose_sync(exporter: Exporter, device: Device, mode: str = "auto") -> Sync:
     UnsupportedError
         What `mode` names does not work here.
     """
-    gaps = mode_gaps(exporter, device)
+    gaps = gaps_of(exporter, device)
     worse: list[UnsupportedError] = []
     for name in _ALLOWED[mode]:
         if (gap := gaps[name]) is None:
@@ -139,6 +150,8 @@ class WaveRun:
         The largest error of the final field against the simulation, both slots; infinite without a field to compare.
     problem : str
         What ended the run early; empty otherwise.
+    picture : ndarray or None
+        The final field as OpenGL has drawn it, RGBA; None elsewhere.
     field : ndarray
         The final field, as the exporter reads it.
     """
@@ -158,6 +171,7 @@ class WaveRun:
     staged_us: list[float]
     max_error: float
     problem: str
+    picture: NDArray[np.uint8] | None = field(default=None, repr=False)
     field: Field = field(repr=False)
 
     @property
@@ -223,6 +237,8 @@ def run_wave(
     staging: bool = True,
     tick: Callable[[int, int], object] | None = None,
     sabotage: Sabotage | None = None,
+    make_producer: Callable[..., Producer] = Producer,
+    make_run: Callable[..., Run] | None = None,
 ) -> WaveRun:
     """Run the wave and check it.
 
@@ -247,6 +263,8 @@ def run_wave(
     sabotage : Sabotage, optional
         Take this out. Where it is a wait, the other side is held back in each frame until the side without the wait
         is done, so that it shows every time instead of sometimes.
+    make_producer, make_run : callable
+        `Producer` and `Run`, or what the exporter has in their place.
 
     Raises
     ------
@@ -261,8 +279,8 @@ def run_wave(
         raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
     with ExitStack() as cleanup:
         exportable = chosen.name != "bridged"
-        producer = cleanup.enter_context(Producer(exporter, parameters, chosen.kind, exportable=exportable))
-        run = _Run(producer, device, frames, timeout, tick, sabotage, chosen, cleanup)
+        producer = cleanup.enter_context(make_producer(exporter, parameters, chosen.kind, exportable=exportable))
+        run = (make_run or Run)(producer, device, frames, timeout, tick, sabotage, chosen, cleanup)
         result = _result(run, exporter, parameters, staging=staging)
         del run
     return result
@@ -275,11 +293,13 @@ def _check(parameters: WaveParameters, frames: int) -> None:
         raise InvalidArgumentError("size", f"expected 16x16 or more, got {parameters.width}x{parameters.height}.")
 
 
-def _result(run: _Run, exporter: Exporter, parameters: WaveParameters, *, staging: bool) -> WaveRun:
+def _result(run: Run, exporter: Exporter, parameters: WaveParameters, *, staging: bool) -> WaveRun:
     """Let the run go, and compare what it has left with the wave that NumPy makes."""
     problem = run.go()
     found = run.read()
     expected = simulate(parameters, run.frames, run.sources)
+    field = np.zeros_like(expected[0]) if found is None else found[run.frames % 2]
+    picture = None if problem else run.draw(field)
     staged = run.staged() if staging and not problem else []
     return WaveRun(
         backend=run.device.backend,
@@ -297,7 +317,8 @@ def _result(run: _Run, exporter: Exporter, parameters: WaveParameters, *, stagin
         staged_us=staged,
         max_error=_difference(found, expected),
         problem=problem,
-        field=np.zeros_like(expected[0]) if found is None else found[run.frames % 2],
+        field=field,
+        picture=picture,
     )
 
 
@@ -307,7 +328,9 @@ def _difference(found: Field | None, expected: Field) -> float:
 
 
 @dataclass(eq=False)
-class _Run:
+class Run:
+    """The frames of a run, which begin with `go`."""
+
     producer: Producer
     device: Device
     frames: int
@@ -318,13 +341,24 @@ class _Run:
     cleanup: InitVar[ExitStack]
 
     def __post_init__(self, cleanup: ExitStack) -> None:
-        producer, device, timeout, sync = self.producer, self.device, self.timeout, self.sync
+        producer = self.producer
         self.sources = Sources(producer.parameters.width, producer.parameters.height)
         self.frame_us: list[float] = []
         self.semaphore_handle: str | None = None
         self._submissions: dict[int, Submission] = {}
         self._awaited: int | None = None  # the frame that the stream was last told to wait for
+        self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
+        self.bridge: Bridge | None = None
+        self.handoff: Handoff | SharedHandoff | None = None
+        map_buffer = self._connect(cleanup)
+        self.stream: Stream = cleanup.enter_context(self.device.create_stream(high_priority=True))
+        buffer = cleanup.enter_context(map_buffer())
+        self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, self.sources)
+        cleanup.callback(self.consumer.close)
 
+    def _connect(self, cleanup: ExitStack) -> Callable[[], Buffer]:
+        """Share memory and semaphores with the exporter; returns what maps the memory."""
+        producer, device, timeout, sync = self.producer, self.device, self.timeout, self.sync
         theirs = producer.memory
         with theirs.export() as handle:
             self.memory_handle = handle.type_name
@@ -332,8 +366,6 @@ class _Run:
         # The exporter frees its memory only when the device is done with it, hence the time; a run that has failed
         # may leave a stream that never is, which has been reported by then.
         cleanup.callback(_close_in_time, memory, timeout)
-        self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
-        self.bridge: Bridge | None = None
         if sync.name == "bridged":
             self.bridge = Bridge(device)
             # The watcher uses the exporter's semaphore: it is to be done with it before that goes.
@@ -343,11 +375,8 @@ class _Run:
         elif producer.forth is not None and producer.back is not None:
             forth = self._import(producer.forth, cleanup)
             self.shared = forth, self._import(producer.back, cleanup) if sync.kind is Binary else None
-        self.stream: Stream = cleanup.enter_context(device.create_stream(high_priority=True))
-        buffer = cleanup.enter_context(memory.map_buffer(offset=0, size=producer.parameters.size))
-        self.consumer: Consumer = open_consumer(self.stream, buffer, producer.parameters, self.sources)
-        cleanup.callback(self.consumer.close)
         self.handoff = Handoff(*self.shared, tracks_submits=False) if self.shared else None
+        return partial(memory.map_buffer, offset=0, size=producer.parameters.size)
 
     def _import(self, theirs: ExporterSemaphore, cleanup: ExitStack) -> ExternalSemaphore[Any]:
         with theirs.export() as handle:
@@ -413,14 +442,15 @@ class _Run:
             raise SemaphoreTimeoutError(f"the exporter's {what} is not done after {self.timeout:g} s.")
 
     def _acquire(self, frame: int) -> None:
-        assert self.shared is not None
-        assert self.handoff is not None
         self._awaited = frame
-        forth, back = self.shared
         if self.sabotage is None:
+            assert self.handoff is not None
             self.handoff.acquire(self.stream)
+            return
+        assert self.shared is not None
+        forth, back = self.shared
         # With something taken out, by hand: the handoff would refuse what is out of turn, before anything goes wrong.
-        elif back is None:
+        if back is None:
             forth.wait(self.stream, 2 * frame + 1)
         else:
             forth.wait(self.stream)
@@ -428,12 +458,13 @@ class _Run:
     def _release(self, frame: int) -> None:
         if self.sabotage is Sabotage.CONSUMER_SIGNAL:
             return
-        assert self.shared is not None
-        assert self.handoff is not None
-        forth, back = self.shared
         if self.sabotage is None:
+            assert self.handoff is not None
             self.handoff.release(self.stream)
-        elif back is not None:
+            return
+        assert self.shared is not None
+        forth, back = self.shared
+        if back is not None:
             back.signal(self.stream)
         else:
             # Without the wait the exporter's next frame has signalled 2 k + 3 already.
@@ -502,6 +533,10 @@ class _Run:
                 with contextlib.suppress(SemaphoreTimeoutError):
                     self.stream.synchronize(min(self.timeout, 1.0))
                     return
+
+    def draw(self, field: Field) -> NDArray[np.uint8] | None:
+        """Have the exporter draw the final field; None if it draws nothing."""
+        return None
 
     def read(self) -> Field | None:
         """Both slots as the exporter sees them; None where even that fails."""
