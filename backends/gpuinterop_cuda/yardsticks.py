@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gpuinterop.native_driver.yardsticks import NativeYardsticks
@@ -37,6 +38,22 @@ class Yardsticks(NativeYardsticks):
     def memory(self, size: int) -> Memory:
         """A memory of `size` bytes, of which there is a file descriptor."""
         return Memory(self.api, size)
+
+    @contextmanager
+    def registered(self, buffer: int, nbytes: int, stream: Any) -> Iterator[Callable[[int], None]]:
+        """Register a buffer of the current OpenGL context; a call maps it, fills it with a byte, and unmaps it."""
+        cu, check = self.api, self.check
+        resource = check(cu.cuGraphicsGLRegisterBuffer(buffer, 2))  # CU_GRAPHICS_REGISTER_FLAGS_WRITE_DISCARD
+
+        def fill(byte: int) -> None:
+            check(cu.cuGraphicsMapResources(1, resource, stream))
+            pointer, _ = check(cu.cuGraphicsResourceGetMappedPointer(resource))
+            check(cu.cuMemsetD8Async(pointer, byte, nbytes, stream))
+            check(cu.cuGraphicsUnmapResources(1, resource, stream))
+
+        yield fill
+        self.synchronize(stream)
+        check(cu.cuGraphicsUnregisterResource(resource))
 
     def allocate(self, nbytes: int) -> int:
         """Memory that other processes can open."""

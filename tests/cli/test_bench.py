@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.bench import calls, clock, command, frames, page, rig
+from gpuinterop.cli.bench import calls, clock, command, frames, opengl, page, rig
 from gpuinterop.exporters.vulkan import list_drivers
 from tests.programs import python
 
 from .invoke import Done, invoke
-from .parties import require_driver
+from .parties import require_driver, require_opengl
 
 KEYS = [
     "format", "date", "gpuinterop", "backend", "device", "stand_in", "versions", "vulkan", "python", "cpu", "cores",
@@ -230,6 +232,26 @@ def test_frames_do_their_work(
         *[("gpuinterop", filled)] * 2,
         (frames.STAGED, filled),
     ]
+
+
+def test_opengl() -> None:
+    require_opengl()
+    found = parsed("--only", "opengl")
+    assert {name: contenders(figure) for name, figure in found["figures"].items()} == {
+        "acquire + release + gl, OpenGL, bridged": ["gpuinterop"],
+        "1 MiB to OpenGL, bridged, finished each": ["gpuinterop", "copies through the host"],
+        "1 MiB to OpenGL, bridged, queued ahead": ["gpuinterop", "copies through the host"],
+    }
+
+
+def test_a_way_to_opengl_that_carries_nothing_has_no_time(host: rig.Bench) -> None:
+    require_opengl()
+    host.by_hand = SimpleNamespace(stream=lambda: None, registered=lambda *given: nullcontext(lambda byte: None))
+    _, each, ahead = opengl.frames(host)
+    for figure in (each, ahead):
+        assert list(figure.times) == ["gpuinterop", "copies through the host"]
+        assert figure.problem == "registered and mapped: expected 1048576 bytes of 1 in OpenGL, got others"
+        assert figure.failed
 
 
 def test_what_the_device_cannot_do_is_left_out_with_the_reason() -> None:

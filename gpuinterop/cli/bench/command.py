@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 from ... import __version__
 from ...errors import InvalidArgumentError
 from ..console import note, progress, say
-from . import calls, frames, sharing
+from . import calls, frames, opengl, sharing
 from .clock import Figure, Spread, why
 from .page import rewrite
 from .rig import Bench
@@ -25,7 +25,7 @@ __all__ = ["add_arguments", "command"]
 FORMAT: Final = 1
 _NAME: Final = 29
 Parts: TypeAlias = Mapping[str, Callable[[Bench], Iterator[Figure]]]
-_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **sharing.PARTS}
+_PARTS: Final[Parts] = {**calls.PARTS, **frames.PARTS, **opengl.PARTS, **sharing.PARTS}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,9 +53,9 @@ def command(given: argparse.Namespace) -> int:
 
     Each figure stands beside its yardsticks, which are measured in turns with it: the same calls by the vendor's
     binding alone, with structs that are made once or anew; vkQueueSubmit alone; the same in C, where there is a
-    compiler; copies through the host; torch's own way to other processes; multiprocessing.shared_memory. A ratio below
-    1 is less than the yardstick. What the device cannot do is left out, with the reason. Without a GPU it measures the
-    host backend, over a software Vulkan driver if there is one.
+    compiler; copies through the host; an OpenGL buffer that CUDA registers and maps; torch's own way to other
+    processes; multiprocessing.shared_memory. A ratio below 1 is less than the yardstick. What the device cannot do is
+    left out, with the reason. Without a GPU it measures the host backend, over software drivers if there are any.
 
     The exit status is 1 if something failed that the device can do.
     """

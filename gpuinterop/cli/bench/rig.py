@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..._core.registry import GROUP, get_backend, top_package
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError
-from ...exporters import open_exporter
-from ...exporters.base import Driver
+from ...exporters import open_exporter, opengl
+from ...exporters.base import Driver, DriverList
 from ...exporters.vulkan import list_drivers
 from ...handles import OpaqueFd, TimelineFd
 from ...testing import stand_ins
@@ -77,19 +77,21 @@ class Bench:
         """The yardsticks in C; None if they cannot be built, or the backend has no calls by hand for them."""
         return None if self.by_hand is None else floor.load()
 
-    @cached_property
-    def _drivers(self) -> tuple[list[Driver], str]:
-        """The Vulkan drivers of the device, those that share semaphores first; and what is said if there is none.
+    def _own(self, found: DriverList, api: str) -> tuple[list[Driver], str]:
+        """The drivers of the device, those that share semaphores first; and what is said if there is none.
 
         SwiftShader, which a stand-in's device passes for, is measured on the host.
         """
-        found = list_drivers()
         own = [one for one in found if one.identity.matches(self.device.identity) and not self.stand_in]
         own.sort(
             key=lambda one: not any(one.capabilities.supports((Operation.IMPORT_SEMAPHORE, s)) for s in _SEMAPHORES)
         )
         names = ", ".join(one.name for one in found) or found.reason
-        return own, f"expected a Vulkan driver of {self.device.name}, got {names}"
+        return own, f"expected {api} of {self.device.name}, got {names}"
+
+    @cached_property
+    def _drivers(self) -> tuple[list[Driver], str]:
+        return self._own(list_drivers(), "a Vulkan driver")
 
     @property
     def vulkan(self) -> Driver | None:
@@ -112,6 +114,20 @@ class Bench:
     def graphics(self) -> Exporter:
         """Vulkan on the device, as an independent party."""
         return self._scope.enter_context(open_exporter("vulkan", device_index=self.need_vulkan().index))
+
+    @cached_property
+    def opengl(self) -> opengl.HeadlessContext:
+        """OpenGL on the device: a context that is current in this thread.
+
+        Raises
+        ------
+        DeviceNotFoundError
+            There is none.
+        """
+        own, missing = self._own(opengl.list_drivers(), "an OpenGL driver")
+        if not own:
+            raise DeviceNotFoundError(missing)
+        return self._scope.enter_context(opengl.HeadlessContext(own[0].index))
 
     @cached_property
     def party(self) -> Exporter:

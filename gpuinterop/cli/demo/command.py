@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from ... import system
 from ...errors import InvalidArgumentError
-from ...handoff import mode_gaps
 from ..console import bar, complain, handle_name, note, progress, say
 from .opengl import OpenGLParty, run_wave_in_opengl
 from .parties import find_device, open_party
@@ -102,8 +101,10 @@ def command(given: argparse.Namespace) -> int:
         with _noted_warnings():
             party: Any = cleanup.enter_context(open_party(given.exporter, given.driver, given.backend))
             device = find_device(party.identity, given.backend)
-        in_opengl = isinstance(party, OpenGLParty)
-        chosen = choose_sync(party, device, given.sync, gaps_of=party.gaps if in_opengl else mode_gaps)
+        if in_opengl := isinstance(party, OpenGLParty):
+            chosen = choose_sync(party.facts, device, given.sync, gaps_of=party.facts.gaps)
+        else:
+            chosen = choose_sync(party, device, given.sync)
         run = (run_wave_in_opengl if in_opengl else run_wave)(
             party,
             device,

@@ -542,7 +542,7 @@ class Run:
         """Both slots as the exporter sees them; None where even that fails."""
         p = self.producer.parameters
         try:
-            data = self.producer.memory.read(0, p.size)
+            data = self.producer.read(0) + self.producer.read(1)
         except GpuInteropError:
             return None
         return np.frombuffer(data, np.float32).reshape(2, p.height, p.width).copy()

@@ -1,0 +1,190 @@
+"""What frames with OpenGL cost: their calls, and the way of 1 MiB from the compute side to a buffer of OpenGL's own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ... import opengl
+from ...errors import DriverError
+from ...handles import Timeline
+from ...handoff import MODES
+from ...opengl import _api as gl
+from ...opengl._context import current_context
+from ...vulkan import export_semaphore, share_semaphore
+from .clock import OURS, Contender, Figure, NotMeasured, Times, Values
+from .frames import PATIENCE_S, PREPARED, STAGED
+
+if TYPE_CHECKING:
+    from .rig import Bench
+
+REGISTERED: Final = "registered and mapped"
+SIZE: Final = 1 << 20
+AHEAD: Final = 20
+"""Frames that are queued ahead."""
+_FLUSH: Final = 1  # GL_SYNC_FLUSH_COMMANDS_BIT
+
+
+def frames(bench: Bench) -> Iterator[Figure]:
+    """The calls of a frame; and frames of 1 MiB by several ways."""
+    with ExitStack() as scope:
+        rig, times, calls, ways = _Rig(bench, scope), Times(), {}, {}
+        calls[OURS] = rig.timed(rig.calls, calls=AHEAD)
+        if bench.by_hand is not None and rig.handoff.mode == "timeline":
+            with times.measuring(PREPARED):
+                calls[PREPARED] = rig.timed(_by_hand(rig, scope), calls=AHEAD)
+        times.rounds(bench.rounds(120), calls)
+        yield times.figure("calls", f"acquire + release + gl, OpenGL, {rig.handoff.mode}", "frame")
+        times, made = Times(), {OURS: rig.shared_way, STAGED: rig.staged_way}
+        if hasattr(bench.by_hand, "registered"):
+            made[REGISTERED] = rig.registered_way
+        for name, make in made.items():
+            with times.measuring(name):
+                ways[name] = rig.timed(rig.checked(make(scope)), each=1, ahead=AHEAD)
+        times.rounds(bench.rounds(120), ways)
+        yield times.figure("each", f"1 MiB to OpenGL, {rig.handoff.mode}, finished each", "frame")
+        yield times.figure("ahead", f"1 MiB to OpenGL, {rig.handoff.mode}, queued ahead", "frame")
+
+
+class _Rig:
+    """A context, a stream, and what they share."""
+
+    def __init__(self, bench: Bench, scope: ExitStack) -> None:
+        self.bench, self.gl, self.functions = bench, bench.opengl, current_context().functions
+        self.stream = scope.enter_context(bench.device.create_stream())
+        self.shared = scope.enter_context(opengl.share_buffer(bench.device, SIZE))
+        self.handoff = scope.enter_context(opengl.share_handoff(bench.device, allow=MODES))
+        self._screen = self.gl.buffer(SIZE)
+
+    def timed(self, run: Contender, **figures: int) -> Callable[[], Mapping[str, float]]:
+        """Make what takes the time of so many frames for each of these figures."""
+
+        def once() -> Mapping[str, float]:
+            times = {}
+            for figure, count in figures.items():
+                began = time.perf_counter_ns()
+                run(count)
+                times[figure] = (time.perf_counter_ns() - began) / count / 1000
+                self.gl.call("glFinish")
+                self.stream.synchronize()
+            return times
+
+        return once
+
+    def calls(self, count: int) -> None:
+        """Frames without work."""
+        handoff, stream, shared = self.handoff, self.stream, self.shared
+        for _ in range(count):
+            handoff.acquire(stream)
+            handoff.release(stream)
+            with handoff.gl(shared):
+                pass
+
+    # -- ways of 1 MiB: frames whose bytes all have one value ----------------------------------------------------------
+
+    def shared_way(self, scope: ExitStack) -> Contender:
+        """The compute side fills what OpenGL reads."""
+        handoff, stream, shared = self.handoff, self.stream, self.shared
+
+        def way(byte: int) -> None:
+            handoff.acquire(stream)
+            shared.fill(byte, stream=stream)
+            handoff.release(stream)
+            with handoff.gl(shared):
+                self._show(shared.name)
+
+        return way
+
+    def staged_way(self, scope: ExitStack) -> Contender:
+        """Without sharing: to the host, and from there into a buffer of OpenGL's."""
+        buffer, stream = scope.enter_context(self.bench.device.allocate(SIZE)).buffer, self.stream
+        pages, name = mmap.mmap(-1, SIZE), self.gl.buffer(SIZE)  # memory as NumPy has it
+        data = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+
+        def way(byte: int) -> None:
+            buffer.fill(byte, stream=stream)
+            buffer.copy_to_host(pages)
+            self.gl.call("glNamedBufferSubData", name, 0, SIZE, data)
+            self._show(name)
+
+        return way
+
+    def registered_way(self, scope: ExitStack) -> Contender:
+        """A buffer of OpenGL's, which the vendor's own calls register once, and map for each frame."""
+        by_hand, name = self.bench.by_hand, self.gl.buffer(SIZE)
+        fill = scope.enter_context(by_hand.registered(name, SIZE, by_hand.stream()))
+
+        def way(byte: int) -> None:
+            fill(byte)
+            self._show(name)
+
+        return way
+
+    def _show(self, name: int) -> None:
+        self.gl.call("glCopyNamedBufferSubData", name, self._screen, 0, 0, SIZE)
+
+    def checked(self, way: Contender) -> Contender:
+        """Frames by a way, until the last one is done; it has been seen to carry the bytes: what does not is fast."""
+
+        def run(count: int, byte: int = 7) -> None:
+            for _ in range(count):
+                way(byte)
+            fence = self.functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
+            found = self.functions.glClientWaitSync(fence, _FLUSH, PATIENCE_S * 10**9)
+            self.functions.glDeleteSync(fence)
+            if found in (gl.TIMEOUT_EXPIRED, gl.WAIT_FAILED):
+                raise NotMeasured(f"expected OpenGL to finish in {PATIENCE_S} s, and it did not", True)
+
+        for byte in (1, 2):
+            run(1, byte)
+            if self.gl.read(self._screen, 0, SIZE) != bytes([byte]) * SIZE:
+                raise NotMeasured(f"expected {SIZE} bytes of {byte} in OpenGL, got others", True)
+        return run
+
+
+def _by_hand(rig: _Rig, scope: ExitStack) -> Contender:
+    """The calls of a frame by the backend's yardstick, and OpenGL's own by ctypes."""
+    by_hand, functions = rig.bench.by_hand, rig.functions
+    # Only the pair's Vulkan half is used.
+    pair = scope.enter_context(share_semaphore(current_context().vulkan(None), rig.bench.device, Timeline))
+    export = partial(export_semaphore, pair._vk, pair.vk_semaphore, Timeline)
+    stream = by_hand.stream()
+    timelines = by_hand.timelines([export().detach()], stream)
+    semaphore, kind = ctypes.c_uint(), ctypes.c_int(gl.SEMAPHORE_TYPE_TIMELINE)
+    functions.check("glCreateSemaphoresNV", 1, ctypes.byref(semaphore))
+    functions.check("glSemaphoreParameterivNV", semaphore, gl.SEMAPHORE_TYPE, ctypes.byref(kind))
+    functions.check("glImportSemaphoreFdEXT", semaphore, gl.HANDLE_TYPE_OPAQUE_FD, export().detach())
+    value, values = ctypes.c_uint64(), Values(timelines.signalled)
+    barrier: Any = semaphore, 1, (ctypes.c_uint * 1)(rig.shared.name), 0, None, None
+    set_value, at = (
+        functions.glSemaphoreParameterui64vEXT,
+        (semaphore, gl.TIMELINE_SEMAPHORE_VALUE, ctypes.byref(value)),
+    )
+    wait, signal, flush = functions.glWaitSemaphoreEXT, functions.glSignalSemaphoreEXT, functions.glFlush
+
+    def run(count: int) -> None:
+        for number in values.take(count, 2):
+            value.value = number - 1
+            set_value(*at)
+            wait(*barrier)
+            value.value = number
+            set_value(*at)
+            signal(*barrier)
+            flush()
+            timelines.wait(number)
+            timelines.signal(number + 1)
+
+    run(1)
+    by_hand.synchronize(stream)
+    if code := functions.glGetError():
+        raise DriverError("a call of the yardstick", code, f"{code:#06x}")
+    return run
+
+
+PARTS: Final = {"opengl": frames}
+"""Functions that measure the figures."""
