@@ -15,7 +15,7 @@ from tests.fetched import newer_lavapipe
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SHARING = ("moderngl_attractor", "pyglet_tiles", "pyopengl_ink", "slangpy_glass", "vispy_beads", "vtk_knot")
-LIMIT = 90
+LIMIT = 80
 """Seconds for a process: then it prints all its stacks, and ends."""
 RUN = """
 import faulthandler, os, runpy, sys
