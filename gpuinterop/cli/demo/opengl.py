@@ -92,7 +92,7 @@ class _Producer(Producer):
         return program
 
     def _uniforms(self, form: str, *values: float) -> int:
-        data = struct.pack(form, *values)
+        data = struct.pack(form, *values).ljust(32, b"\0")  # std140 may end a block at the next 16 bytes
         return self._party.buffer(len(data), data)
 
     def _use(self, program: int, parameters: int) -> None:
