@@ -205,10 +205,11 @@ test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
 	    GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp,$(DRJIT) \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
-# slangpy needs libraries of its own.
+# slangpy needs libraries of its own. torch's threads spin while they wait for each other: where llvmpipe's threads and other
+# tests share the processors, a second of work takes twenty.
 test-renderers: $(VENV)/.test $(RENDERING) $(EXCHANGE) drivers
 	@$(BUSY) 'fetching what slangpy needs' $(PYTHON) tools/fetch_vulkan.py slangpy $(VULKAN_FLAGS)
-	@$(TESTED); PYTHONPATH="$(call SITES_OF,$(RENDERING) $(EXCHANGE))" $(PYTEST) tests/renderers $(ARGS) || $(NONE_SELECTED)
+	@$(TESTED); OMP_NUM_THREADS=1 PYTHONPATH="$(call SITES_OF,$(RENDERING) $(EXCHANGE))" $(PYTEST) tests/renderers $(ARGS) || $(NONE_SELECTED)
 
 # Where Python finds what was installed beside .venv.
 SITES = $(call SITES_OF,$(BESIDE) $(EXCHANGE))
