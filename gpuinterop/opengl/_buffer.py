@@ -325,11 +325,12 @@ def import_array(
 
     Examples
     --------
-    On CUDA (UNVERIFIED on others):
-
-    >>> points = torch.zeros((1000, 3), device="cuda")  # PYTORCH_ALLOC_CONF=expandable_segments:True
-    >>> shared = gi.opengl.import_array(points)
-    >>> shared.name  # OpenGL's
+    >>> points = device.empty((1000, 3), "float32")
+    >>> if gi.opengl.capabilities().supports((gi.Operation.EXPORT_ARRAY, gi.VmmFd)):  # a GPU's OpenGL
+    ...     shared = gi.opengl.import_array(points)
+    ... else:  # llvmpipe imports no arrays
+    ...     shared = gi.opengl.share_buffer(device, 12000)
+    >>> shared.close()
     """
     from ..sharing.attachment import SharedMemory
     from ..sharing.origin import describe, device_of

@@ -125,11 +125,12 @@ class Context(NoCopy):
         """The capability table (see :func:`gpuinterop.opengl.capabilities`)."""
         embedded = self.version.startswith("OpenGL ES")
         number = tuple(self.functions.integer("glGetIntegerv", one) for one in (gl.MAJOR_VERSION, gl.MINOR_VERSION))
+        by_name = number >= (4, 5) or "GL_ARB_direct_state_access" in self.extensions  # NVIDIA's of 3.3 have it as well
         found = RULES.table(
             {
                 "driver": self.name,
                 "version": self.version,
-                "OpenGL 4.5": not embedded and number >= (4, 5),
+                "direct state access": by_name and not embedded,
                 "software": self.is_cpu,
                 **{name: name in self.extensions for name in RULES.facts if name.startswith("GL_")},
             }

@@ -21,7 +21,7 @@ from typing import Final
 import gpuinterop as gi
 from gpuinterop.testing.missing_vulkan import give_up
 
-from .names import common, graphics
+from .names import common, context, graphics
 
 LIBRARY: Final = Path(gi.__file__).parent
 MARKS: Final = {"cuda": "On CUDA (here a simulated driver):", "torch": "With torch:", "mpi4py": "With mpi4py:"}
@@ -95,11 +95,14 @@ def run(docstring: Docstring) -> str:
         sys.unraisablehook = lambda one: said.append(f"left behind: {one.exc_value!r}\n")
         names = scope.enter_context(common("cuda" if docstring.mode == "cuda" else "host"))
         code = ast.parse("".join(example.source for example in docstring.examples))
-        if GRAPHICS & {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}:
-            try:
-                names |= scope.enter_context(graphics())
-            except Exception as error:
-                give_up(f"there is no SwiftShader: {error!r}")
+        opengl = "gi.opengl" in ast.unparse(code)
+        try:
+            if opengl:
+                names |= scope.enter_context(context())
+            if GRAPHICS & {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}:
+                names |= scope.enter_context(graphics(of_opengl=opengl))
+        except Exception as error:
+            give_up(f"there is no software driver: {error!r}")
         parse = doctest.DocTestParser().get_doctest
         test = parse(docstring.text, names, str(docstring), docstring.file, docstring.line - 1)
         runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

@@ -34,10 +34,17 @@ An example that uses Vulkan also finds these names. They come from the applicati
 ``submit``
     A function of the application: ``submit(commands)`` submits a command buffer. It takes the semaphores of a
     `gpuinterop.vulkan.VulkanSubmit` as keywords.
+
+An example that uses `gpuinterop.opengl` runs in a context of llvmpipe's without a window, and finds Vulkan's names on
+lavapipe, and this one:
+
+``texture``
+    OpenGL's name of an RGBA8 texture of 64 x 64 texels.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from collections.abc import Iterator
@@ -50,6 +57,7 @@ import numpy as np
 
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
+from gpuinterop.exporters.opengl import HeadlessContext
 from gpuinterop.handles import FdHandle
 
 SIZE = 65536
@@ -91,9 +99,21 @@ def _descriptor(handle: gi.handles.Handle) -> Iterator[int]:
 
 
 @contextmanager
-def graphics() -> Iterator[dict[str, Any]]:
+def context() -> Iterator[dict[str, Any]]:
+    """Names of the examples that use OpenGL."""
+    with HeadlessContext() as made:
+        create = made.function("glCreateTextures", None, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p)
+        store = made.function("glTextureStorage2D", None, *[ctypes.c_uint] * 5)
+        create(0x0DE1, 1, ctypes.byref(texture := ctypes.c_uint()))
+        store(texture, 1, 0x8058, 64, 64)
+        yield {"texture": texture.value}
+        gi.opengl.identity()  # deletes what was dropped
+
+
+@contextmanager
+def graphics(*, of_opengl: bool = False) -> Iterator[dict[str, Any]]:
     """Names of the examples that use Vulkan."""
-    with run_path(str(APPLICATION))["Application"]() as application:
+    with run_path(str(APPLICATION))["Application"](shader_images=of_opengl) as application:
         yield {
             "instance": application.instance, "physical_device": application.physical_device,
             "vk_device": application.device, "queue": application.queue, "vk": application.vk,
