@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from ..errors import ArgumentTypeError, DriverError, OutOfMemoryError
 
@@ -105,38 +107,31 @@ _SIGNATURES: Final = {
     "glObjectLabel": "vuuip",
     "glPixelStorei": "vui",
     "glSemaphoreParameterivNV": "vuup",
-    "glSemaphoreParameterui64vEXT": "vuup",
-    "glSignalSemaphoreEXT": "vuupupp",
     "glTextureParameteri": "vuui",
     "glTextureStorageMem2DEXT": "vuiuiiuq",
     "glTextureStorageMem3DEXT": "vuiuiiiuq",
     "glTextureSubImage2D": "vuiiiiiuup",
-    "glWaitSemaphoreEXT": "vuupupp",
 }
 """The result and the parameters of each function, by the letters above."""
 
 Lookup = Callable[[str], Any]
 
 
-class Loader:
-    """What knows the current context and finds its functions: EGL or GLX.
+class Loader(NamedTuple):
+    """What knows the current context and finds its functions: EGL, GLX, or the user's.
 
-    Parameters
+    Attributes
     ----------
     name : str
-    current, lookup : callable
-        ``eglGetCurrentContext`` and ``eglGetProcAddress``, or GLX's.
+    current : callable
+        ``eglGetCurrentContext`` or GLX's; with the user's loader, which has none, the thread's number.
+    find : callable
+        Maps a name to an address.
     """
 
-    def __init__(self, name: str, current: Any, lookup: Any) -> None:
-        self.name = name
-        current.restype = lookup.restype = ctypes.c_void_p
-        current.argtypes, lookup.argtypes = (), (ctypes.c_char_p,)
-        self.current: Callable[[], int | None] = current
-        self._lookup = lookup
-
-    def find(self, name: str) -> Any:
-        return self._lookup(name.encode())
+    name: str
+    current: Callable[[], int | None]
+    find: Lookup
 
 
 _LOADERS: Final = {
@@ -145,21 +140,26 @@ _LOADERS: Final = {
 }
 
 
-def current_loader() -> Loader | None:
-    """The loader of the context that is current in this thread; None if neither EGL nor GLX has one.
+def _find(lookup: Any, name: str) -> Any:
+    lookup.restype, lookup.argtypes = ctypes.c_void_p, (ctypes.c_char_p,)
+    return lookup(name.encode())
 
-    Only a library that the process has loaded already can have one, so none is loaded.
+
+def current_loader(find: Lookup | None) -> Loader | None:
+    """The loader of the context that is current in this thread; None if there is none.
+
+    Only a library that the process has loaded already can have a context, so none is loaded.
     """
     for name, (libraries, current, lookup) in _LOADERS.items():
         for library in libraries:
-            try:
-                opened = ctypes.CDLL(library, mode=os.RTLD_NOLOAD)
+            try:  # the calls do next to nothing, so they keep the interpreter's lock
+                opened = ctypes.PyDLL(library, mode=os.RTLD_NOLOAD)
             except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD, which has neither
                 continue
-            loader = Loader(name, getattr(opened, current), getattr(opened, lookup))
-            if loader.current():
-                return loader
-    return None
+            asked = ctypes.PYFUNCTYPE(ctypes.c_void_p)((current, opened))
+            if asked():
+                return Loader(name, asked, find or partial(_find, getattr(opened, lookup)))
+    return None if find is None else Loader("", threading.get_ident, find)
 
 
 class Functions:
@@ -171,16 +171,23 @@ class Functions:
     def __getattr__(self, name: str) -> Any:
         if name not in _SIGNATURES:
             raise AttributeError(name)
+        result, *parameters = (_KINDS[letter] for letter in _SIGNATURES[name])
+        function = ctypes.CFUNCTYPE(result, *parameters)(self._address(name))
+        self.__dict__[name] = function
+        return function
+
+    def _address(self, name: str) -> int:
         found = self._lookup(name)
         address = found if isinstance(found, int) else ctypes.cast(found, ctypes.c_void_p).value if found else None
         if not address:
             raise ArgumentTypeError(
                 "get_proc_address", f"expected the address of {name}, got {found!r}; pass the context's own loader."
             )
-        result, *parameters = (_KINDS[letter] for letter in _SIGNATURES[name])
-        function = ctypes.CFUNCTYPE(result, *parameters)(address)
-        self.__dict__[name] = function
-        return function
+        return address
+
+    def unchecked(self, name: str) -> Any:
+        """A function without a result, which is called in a third of the time: with 32-bit integers and pointers."""
+        return ctypes.CFUNCTYPE(None)(self._address(name))
 
     def integer(self, name: str, *arguments: int) -> int:
         """Call a query that writes one 32-bit integer."""

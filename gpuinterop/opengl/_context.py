@@ -39,21 +39,16 @@ class Context(NoCopy):
     how_to_match: ClassVar[str] = "gpuinterop.opengl.identity()"
     endpoint_gap: ClassVar[str] = ""
 
-    def __init__(self, key: tuple[str, int], loader: Loader | None, lookup: Lookup) -> None:
-        self.key, self._loader = key, loader
-        self.functions = Functions(lookup)
+    def __init__(self, loader: Loader, address: int) -> None:
+        self.key, self.address, self.current = (loader.name, address), address, loader.current
+        """It, or another at its address, is current where `current` returns `address`."""
+        self.functions = Functions(loader.find)
         self.closed_names: deque[tuple[str, int, int]] = deque()
         """What was closed and is yet to be deleted: the function, the name, and a buffer that needs it, or 0."""
         self._mark = 0, b""
         """A buffer of ours, and its label: another context may get this one's address later."""
 
     # -- which it is -------------------------------------------------------------------------------------------------
-
-    def is_current(self) -> bool:
-        """Whether this context, or another at its address, is current in the calling thread."""
-        if self._loader is None:
-            return self.key[1] == threading.get_ident()
-        return self._loader.current() == self.key[1]
 
     def is_marked(self) -> bool:
         """Whether the current context is certainly this one."""
@@ -75,7 +70,7 @@ class Context(NoCopy):
 
     def check_current(self) -> None:
         """Refuse a call from a thread in which the context is not current: drivers crash, or call another context."""
-        if not self.is_current():
+        if self.current() != self.address:
             raise InvalidArgumentError(
                 "context",
                 f"expected the {self.name} context that made this to be current in the calling thread, got another or "
@@ -176,7 +171,7 @@ class Context(NoCopy):
     def delete(self, names: Iterable[tuple[str, int, int]]) -> None:
         """Delete names now, if the context is current; else when it is next, by any call of this package."""
         self.closed_names.extend(names)
-        if self.closed_names and self.is_current() and self.is_marked():
+        if self.closed_names and self.current() == self.address and self.is_marked():
             self.delete_closed()
 
     def delete_closed(self) -> None:
@@ -223,21 +218,19 @@ class Names:
 
 def current_context(get_proc_address: Lookup | None = None) -> Context:
     """The context that is current in the calling thread."""
-    loader = current_loader()
-    if loader is None and get_proc_address is None:
+    loader = current_loader(get_proc_address)
+    if loader is None:
         raise InvalidArgumentError(
             "context",
             "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or "
             "pass get_proc_address, the loader of what made it.",
         )
-    key = ("", threading.get_ident()) if loader is None else (loader.name, loader.current() or 0)
-    known = _contexts.get(key)
+    address = loader.current() or 0
+    known = _contexts.get((loader.name, address))
     if known is not None and known.is_marked():
         known.delete_closed()
         return known
-    lookup = get_proc_address or (loader.find if loader else None)
-    assert lookup is not None
-    return Context(key, loader, lookup)
+    return Context(loader, address)
 
 
 @atexit.register

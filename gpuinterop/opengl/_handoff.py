@@ -11,8 +11,9 @@ from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.ownership import import_duplicate
 from .._core.stream import Event, check_stream
-from ..errors import DriverError, GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ..handles import Binary, Timeline
+from ..capabilities import Operation
+from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..handles import Binary, OpaqueFd, Timeline
 from ..handoff import BRIDGED, Graphics, Turn, Turns, agree_on_mode, mode_gaps
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
 from ..vulkan._shared import check_same_device
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 
 def gaps(context: Graphics, device: Device) -> dict[str, UnsupportedError | None]:
-    """Why the two sides cannot hand over in each mode. Bridged, the host waits for each side: all can do that."""
-    return {**mode_gaps(context, device), BRIDGED: None}
+    """Why the two sides cannot hand over in each mode. Bridged, the host waits, where there is memory to share."""
+    missing = context.capabilities.missing((Operation.IMPORT_MEMORY, OpaqueFd))
+    bridged = UnsupportedError(missing[0], context=context.identity.name) if missing else None
+    return {**mode_gaps(context, device), BRIDGED: bridged}
 
 
 Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
@@ -49,8 +52,8 @@ class _Semaphores(NoCopy):
         self._forth, self._back = in_gl[0], in_gl[-1]
         self._value = ctypes.c_uint64()
         self._at = ctypes.byref(self._value)
-        self._set, self._wait = functions.glSemaphoreParameterui64vEXT, functions.glWaitSemaphoreEXT
-        self._signal, self._flush = functions.glSignalSemaphoreEXT, functions.glFlush
+        calls = "glSemaphoreParameterui64vEXT", "glWaitSemaphoreEXT", "glSignalSemaphoreEXT", "glFlush"
+        self._set, self._wait, self._signal, self._flush = map(functions.unchecked, calls)
 
     @staticmethod
     def _import(names: Names, half: SharedSemaphore[Any]) -> int:
@@ -134,7 +137,7 @@ class _Block(NoCopy):
     """What `SharedHandoff.gl` returns."""
 
     def __init__(self, handoff: SharedHandoff, shared: tuple[SharedObject, ...]) -> None:
-        self._handoff, self.shared = handoff, shared
+        self._handoff, self._context, self._way, self.shared = handoff, handoff.context, handoff._way, shared
         textures = [one for one in shared if isinstance(one, SharedTexture)]
         buffers = [one for one in shared if not isinstance(one, SharedTexture)]
         names = [(ctypes.c_uint * len(some))(*(one.name for one in some)) for some in (buffers, textures)]
@@ -142,14 +145,24 @@ class _Block(NoCopy):
         self._barrier: Barrier = len(buffers), names[0], len(textures), names[1], layouts
 
     def __enter__(self) -> None:
-        self._handoff._begin_gl(self._barrier)
+        handoff, context = self._handoff, self._context
+        if context.current() != context.address:
+            context.check_current()
+        if handoff.closed or handoff._turn is not Turn.SUBMIT or handoff._in_gl:
+            handoff._refuse(Turn.SUBMIT, "gl")
+        if handoff._awaited != handoff._frame:  # another wait for a binary semaphore would never end
+            self._way.wait_in_gl(handoff._frame, self._barrier)
+            handoff._awaited = handoff._frame
+        handoff._in_gl = True
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            self._handoff._end_gl(self._barrier)
-        except GpuInteropError:
-            if error is None:  # never hide the first exception
-                raise
+        handoff, context = self._handoff, self._context
+        handoff._in_gl = False
+        if context.current() == context.address:
+            self._way.signal_in_gl(handoff._frame, self._barrier)
+            handoff._turn = Turn.ACQUIRE
+        elif error is None:  # never hide the first exception
+            context.check_current()
 
 
 class SharedHandoff(Owned, Turns):
@@ -215,12 +228,12 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        self._check_open()
-        if self._turn is Turn.SUBMIT and not self._frame and not self._in_gl:
-            check_stream(self._device, stream)
-        else:
-            self._check(Turn.ACQUIRE, "acquire")
+        if self._turn is Turn.ACQUIRE and not self.closed:
             self._way.wait_on_stream(stream, self._frame, timeout)
+        elif self._frame or self._turn is not Turn.SUBMIT or self._in_gl or self.closed:
+            self._refuse(Turn.ACQUIRE, "acquire")
+        else:  # the compute side begins
+            check_stream(self._device, stream)
         self._turn = Turn.RELEASE
 
     def release(self, stream: Stream | object) -> None:
@@ -238,10 +251,11 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        self._check_open()
-        self._check(Turn.RELEASE, "release")
+        if self.closed or self._turn is not Turn.RELEASE:
+            self._refuse(Turn.RELEASE, "release")
         self._way.signal_on_stream(stream, self._frame)
-        self._turn, self._frame = Turn.SUBMIT, self._frame + 1
+        self._turn = Turn.SUBMIT
+        self._frame += 1
 
     def gl(self, *shared: SharedObject) -> _Block:
         """OpenGL's part of a frame, for a ``with`` block: it waits for the compute side, and signals at the end.
@@ -261,29 +275,22 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed, or something of `shared`.
         """
+        block = self._block
+        if block is None or block.shared != shared:
+            block = self._block = _Block(self, shared)
         for one in shared:
             if one.closed:
-                _ = one.name  # raises
-        if self._block is None or self._block.shared != shared:
-            self._block = _Block(self, shared)
-        return self._block
+                one._check_open()
+        return block
 
-    def _begin_gl(self, barrier: Barrier) -> None:
-        self.context.check_current()
+    def _refuse(self, turn: Turn, call: str) -> None:
+        """Raise for a call while the handoff is closed, or out of turn."""
         self._check_open()
         if self._in_gl:
-            raise InvalidArgumentError("handoff", "a block of gl is under way; end it first.")
-        self._check(Turn.SUBMIT, "gl")
-        if self._awaited != self._frame:  # another wait for a binary semaphore would never end
-            self._way.wait_in_gl(self._frame, barrier)
-            self._awaited = self._frame
-        self._in_gl = True
-
-    def _end_gl(self, barrier: Barrier) -> None:
-        self._in_gl = False
-        self.context.check_current()
-        self._way.signal_in_gl(self._frame, barrier)
-        self._turn = Turn.ACQUIRE
+            raise InvalidArgumentError(
+                "handoff", f"{call} is out of turn; end the block of gl that is under way first."
+            )
+        self._check(turn, call)
 
 
 def share_handoff(

@@ -139,13 +139,15 @@ class Doubled:
         return self._find(name)
 
 
-def with_extensions(opengl: OpenGLApplication, extensions: list[str], **functions: Any) -> Doubled:
-    """A loader of a context that says that it has these extensions, and no others."""
+def with_extensions(opengl: OpenGLApplication, extensions: list[str], minor: int = 5, **functions: Any) -> Doubled:
+    """A loader of a context that says that it has these extensions, and no others, and is of 4.`minor`."""
     names = [ctypes.create_string_buffer(name.encode()) for name in extensions]
 
     def integer(what: int, out: Any) -> None:
         if what == 0x821D:  # GL_NUM_EXTENSIONS
             out[0] = len(names)
+        elif what == 0x821C:  # GL_MINOR_VERSION
+            out[0] = minor
         else:
             opengl.gl("glGetIntegerv", what, out)
 

@@ -479,7 +479,7 @@ def test_semaphores_of_both_kinds_order_both_sides(
     monkeypatch.setattr(ends, "export_semaphore", lambda _, semaphore, kind: semaphore.export())
     theirs = SemaphoresOfGL(device)
     extensions = ["GL_EXT_memory_object", "GL_EXT_memory_object_fd", "GL_EXT_semaphore_fd", "GL_NV_timeline_semaphore"]
-    loader = with_extensions(opengl, extensions, **theirs.functions)
+    loader = with_extensions(opengl, extensions, 5, **theirs.functions)
     handoff = gi.opengl.share_handoff(device, allow=(mode,), get_proc_address=loader)
     shared = gi.opengl.share_buffer(device, 64)
     assert handoff.mode == mode
@@ -614,15 +614,12 @@ def test_other_versions_are_refused(opengl: OpenGLApplication, device: gi.Device
     def string(what: int) -> int:
         return ctypes.addressof(text) if what == 0x1F02 else opengl.gl("glGetString", what, returns=ctypes.c_void_p)
 
-    def integer(what: int, out: Any) -> None:
-        opengl.gl("glGetIntegerv", what, out)
-        if what == 0x821C:  # GL_MINOR_VERSION
-            out[0] = 4
-
-    kinds = (ctypes.c_void_p, ctypes.c_uint), (None, ctypes.c_uint, ctypes.POINTER(ctypes.c_int))
-    loader = Doubled(opengl, glGetString=(kinds[0], string), glGetIntegerv=(kinds[1], integer))
+    extensions = ["GL_EXT_memory_object", "GL_EXT_memory_object_fd"]  # not GL_ARB_direct_state_access
+    loader = with_extensions(opengl, extensions, minor=4, glGetString=((ctypes.c_void_p, ctypes.c_uint), string))
     with pytest.raises(gi.UnsupportedError, match=r"needs OpenGL 4\.5"):
         gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+    with pytest.raises(gi.UnsupportedError, match=r"needs OpenGL 4\.5"):
+        gi.opengl.share_handoff(device, allow=("bridged",), get_proc_address=loader)
 
 
 def test_another_gpu_and_another_build_of_the_driver_are_refused(opengl: OpenGLApplication, device: gi.Device) -> None:
