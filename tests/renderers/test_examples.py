@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from ctypes.util import find_library
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from gpuinterop.testing.missing_vulkan import give_up
 from tests.fetched import newer_lavapipe
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -30,6 +32,8 @@ NOT_UPLOADED = "import pygfx; pygfx.Buffer.update_full = lambda self: None"
 
 def run(name: str, folder: Path, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run an example in this folder, after other code."""
+    if name.startswith("vispy") and not find_library("fontconfig"):
+        give_up("vispy finds no fontconfig: apt install libfontconfig1")
     command = [sys.executable, "-c", RUN, str(EXAMPLES / f"{name}.py"), str(LIMIT), before]
     environment = newer_lavapipe() if name.startswith("slangpy") else None
     return subprocess.run(
