@@ -7,8 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pytest
@@ -316,6 +317,29 @@ class SlowDraw:
         assert not gl("glGetError", returns=ctypes.c_uint)
 
 
+class HeldOpenGL:
+    """A GPU's context that waits, by a handoff of its own, until the host signals `gate`."""
+
+    def __init__(self, device: gi.Device) -> None:
+        self.gate = device.create_semaphore(gi.TimelineFd)
+        self.stream = device.create_stream()
+        self.handoff = gi.opengl.share_handoff(device)
+
+    def hold(self, frame: int) -> None:
+        self.handoff.acquire(self.stream)
+        self.gate.wait(self.stream, frame)
+        self.handoff.release(self.stream)
+        with self.handoff.gl():
+            pass
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for one in (self.handoff, self.stream, self.gate):
+            one.close()
+
+
 def words(shared: gi.opengl.SharedBuffer, stream: gi.Stream) -> set[int]:
     found = np.zeros(SlowDraw.WORDS, "uint32")
     stream.synchronize(timeout=60)
@@ -327,18 +351,29 @@ def words(shared: gi.opengl.SharedBuffer, stream: gi.Stream) -> set[int]:
 def test_the_stream_sees_what_opengl_has_drawn(
     opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """A draw of 100 ms and more. Without the wait each frame has the bytes of the one before."""
+    """A draw that takes long, or that a GPU is held before. Without the wait it shows the bytes of the frame before."""
     draw = SlowDraw(opengl)
-    with gi.opengl.share_buffer(device, 256) as shared, gi.opengl.share_handoff(device, allow=ALL) as handoff:
+    with (
+        ExitStack() as scope,
+        gi.opengl.share_buffer(device, 256) as shared,
+        gi.opengl.share_handoff(device, allow=ALL) as handoff,
+    ):
         shared.fill(0)
         if not waits:
             monkeypatch.setattr(handoff._way, "wait_on_stream", lambda *_: None)
+        held = None if handoff.mode == "bridged" else scope.enter_context(HeldOpenGL(device))
         seen = []
         for frame in range(1, 21 if not waits else 6):
             with handoff.gl(shared):
+                if held:
+                    held.hold(frame)
                 draw(shared.name, frame)
+            if held and waits:
+                held.gate.host_signal(frame)
             handoff.acquire(stream)
             seen.append(words(shared, stream))
+            if held and not waits:
+                held.gate.host_signal(frame)
             handoff.release(stream)
             if not waits:
                 opengl.gl("glFinish")
