@@ -161,11 +161,12 @@ def _by_hand(rig: _Rig, scope: ExitStack) -> Contender:
     functions.check("glImportSemaphoreFdEXT", semaphore, gl.HANDLE_TYPE_OPAQUE_FD, export().detach())
     value, values = ctypes.c_uint64(), Values(timelines.signalled)
     barrier: Any = semaphore, 1, (ctypes.c_uint * 1)(rig.shared.name), 0, None, None
-    set_value, at = (
-        functions.glSemaphoreParameterui64vEXT,
-        (semaphore, gl.TIMELINE_SEMAPHORE_VALUE, ctypes.byref(value)),
-    )
-    wait, signal, flush = functions.glWaitSemaphoreEXT, functions.glSignalSemaphoreEXT, functions.glFlush
+    uint, pointer = ctypes.c_uint, ctypes.c_void_p
+    set_value = rig.gl.function("glSemaphoreParameterui64vEXT", None, uint, uint, pointer)
+    at = semaphore, gl.TIMELINE_SEMAPHORE_VALUE, ctypes.byref(value)
+    types = None, uint, uint, pointer, uint, pointer, pointer
+    wait, signal = (rig.gl.function(f"gl{name}SemaphoreEXT", *types) for name in ("Wait", "Signal"))
+    flush = functions.glFlush
 
     def run(count: int) -> None:
         for number in values.take(count, 2):
