@@ -37,6 +37,7 @@ def gaps(context: Graphics, device: Device) -> dict[str, UnsupportedError | None
     return {**mode_gaps(context, device), BRIDGED: bridged}
 
 
+_SUBMIT, _ACQUIRE, _RELEASE = Turn
 Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
 """The number and names of buffers, the number and names of textures, and the layouts of those."""
 
@@ -148,8 +149,8 @@ class _Block(NoCopy):
         handoff, context = self._handoff, self._context
         if context.current() != context.address:
             context.check_current()
-        if handoff.closed or handoff._turn is not Turn.SUBMIT or handoff._in_gl:
-            handoff._refuse(Turn.SUBMIT, "gl")
+        if handoff.closed or handoff._turn is not _SUBMIT or handoff._in_gl:
+            handoff._refuse(_SUBMIT, "gl")
         if handoff._awaited != handoff._frame:  # another wait for a binary semaphore would never end
             self._way.wait_in_gl(handoff._frame, self._barrier)
             handoff._awaited = handoff._frame
@@ -160,7 +161,7 @@ class _Block(NoCopy):
         handoff._in_gl = False
         if context.current() == context.address:
             self._way.signal_in_gl(handoff._frame, self._barrier)
-            handoff._turn = Turn.ACQUIRE
+            handoff._turn = _ACQUIRE
         elif error is None:  # never hide the first exception
             context.check_current()
 
@@ -228,13 +229,13 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self._turn is Turn.ACQUIRE and not self.closed:
+        if self._turn is _ACQUIRE and not self.closed:
             self._way.wait_on_stream(stream, self._frame, timeout)
-        elif self._frame or self._turn is not Turn.SUBMIT or self._in_gl or self.closed:
-            self._refuse(Turn.ACQUIRE, "acquire")
+        elif self._frame or self._turn is not _SUBMIT or self._in_gl or self.closed:
+            self._refuse(_ACQUIRE, "acquire")
         else:  # the compute side begins
             check_stream(self._device, stream)
-        self._turn = Turn.RELEASE
+        self._turn = _RELEASE
 
     def release(self, stream: Stream | object) -> None:
         """Make `stream` signal OpenGL when its earlier work is done. Returns at once.
@@ -251,10 +252,10 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self.closed or self._turn is not Turn.RELEASE:
-            self._refuse(Turn.RELEASE, "release")
+        if self.closed or self._turn is not _RELEASE:
+            self._refuse(_RELEASE, "release")
         self._way.signal_on_stream(stream, self._frame)
-        self._turn = Turn.SUBMIT
+        self._turn = _SUBMIT
         self._frame += 1
 
     def gl(self, *shared: SharedObject) -> _Block:
