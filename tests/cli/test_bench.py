@@ -239,8 +239,8 @@ def test_opengl() -> None:
     found = parsed("--only", "opengl")
     assert {name: contenders(figure) for name, figure in found["figures"].items()} == {
         "acquire + release + gl, OpenGL, bridged": ["gpuinterop"],
-        "1 MiB to OpenGL, bridged, finished each": ["gpuinterop", "copies through the host"],
-        "1 MiB to OpenGL, bridged, queued ahead": ["gpuinterop", "copies through the host"],
+        "1 MiB to the screen, bridged, finished each": ["gpuinterop", "copies through the host"],
+        "1 MiB to the screen, bridged, queued ahead": ["gpuinterop", "copies through the host"],
     }
 
 
