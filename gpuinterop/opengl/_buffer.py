@@ -17,8 +17,9 @@ from ._context import Context, Names, current_context
 from ._shared import SharedObject, import_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from .._core.allocation import Allocation
     from .._core.device import Device
     from .._core.memory import Buffer, Mappable
     from ..vulkan import SharedBuffer as VulkanBuffer, VulkanContext
@@ -73,7 +74,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         self._buffer, self._immutable, self.memory = buffer, immutable, memory
 
     def upload_to(
-        self, texture: int, shape: Sequence[int], dtype: str = "uint8", *, offset: int = 0,
+        self, texture: int, shape: Sequence[int], dtype: object = "uint8", *, offset: int = 0,
         row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
     ) -> None:  # fmt: skip
         """Have OpenGL copy texels from the buffer to a texture; they do not leave the device.
@@ -88,9 +89,9 @@ class SharedBuffer(OfBuffer, SharedObject):
             OpenGL's name of a 2D texture.
         shape : sequence of int
             (height, width) or (height, width, channels), in texels; 1 to 4 channels.
-        dtype : str
-            Type of an element: ``uint8``, ``int8``, ``uint16``, ``int16``, ``uint32``, ``int32``, ``float16``,
-            ``float32``. A texture of an integer format takes integers.
+        dtype : dtype or str
+            NumPy's, torch's or its name: ``uint8``, ``int8``, ``uint16``, ``int16``, ``uint32``, ``int32``,
+            ``float16``, ``float32``. A texture of an integer format takes integers.
         offset : int
             Offset of the first texel in the buffer, in bytes.
         row_pitch : int, optional
@@ -121,7 +122,7 @@ class SharedBuffer(OfBuffer, SharedObject):
             check("glTextureSubImage2D", texture, level, x, y, width, height, format_, type_, offset)
 
     def download_from(
-        self, texture: int, shape: Sequence[int], dtype: str = "uint8", *, offset: int = 0,
+        self, texture: int, shape: Sequence[int], dtype: object = "uint8", *, offset: int = 0,
         row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
     ) -> None:  # fmt: skip
         """Have OpenGL copy texels from a texture to the buffer: what was drawn becomes an array.
@@ -149,7 +150,7 @@ class SharedBuffer(OfBuffer, SharedObject):
 
     @contextmanager
     def _bound(
-        self, target: int, texture: int, shape: Sequence[int], dtype: str, offset: int, row_pitch: int | None,
+        self, target: int, texture: int, shape: Sequence[int], dtype: object, offset: int, row_pitch: int | None,
         level: int, x: int, y: int,
     ) -> Iterator[tuple[int, int, int, int]]:  # fmt: skip
         """Bind the buffer for texels, with a pixel store that fits; yields width, height, format and type."""
@@ -165,9 +166,10 @@ class SharedBuffer(OfBuffer, SharedObject):
             )
         height, width = (check_int(length, "shape", minimum=1, maximum=MAX_32) for length in shape[:2])
         channels = check_int(shape[2], "shape", minimum=1, maximum=4) if len(shape) == 3 else 1
-        if dtype not in _ELEMENTS:
+        kind = str(getattr(dtype, "__name__", dtype)).removeprefix("torch.")
+        if kind not in _ELEMENTS:
             raise InvalidArgumentError("dtype", f"expected one of {', '.join(_ELEMENTS)}, got {dtype!r}.")
-        type_, item = _ELEMENTS[dtype]
+        type_, item = _ELEMENTS[kind]
         texel = channels * item
         row_pitch = texel * width if row_pitch is None else check_int(row_pitch, "row_pitch", minimum=texel * width)
         offset = check_int(offset, "offset", minimum=0)
@@ -192,7 +194,7 @@ class SharedBuffer(OfBuffer, SharedObject):
                 f"{width} x {height} at {x}, {y}.",
             )
         integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
-        if integer and dtype.startswith("float"):
+        if integer and kind.startswith("float"):
             raise InvalidArgumentError("dtype", f"expected integers, as the texture's format has, got {dtype}.")
         binding, store = _STORE[target]
         kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
@@ -265,25 +267,23 @@ def share_buffer(
     size = check_nbytes(size)
     _check_target(context, buffer, size)
     cells = Operation.EXPORT_ALLOCATION, VmmFd
+    half: Allocation | VulkanBuffer
+    memory: Mappable
+    export: Callable[[], Handle]
+    if vk is None and device.capabilities.supports(cells) and context.capabilities.supports(cells):
+        half = memory = device.allocate(size, label=label)
+        export, total = half.export, half.size
+    else:
+        agree(context, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), (OpaqueFd,))
+        spare = _SPARE if context.is_cpu else 0
+        half = share_vulkan_buffer(context.vulkan(vk), device, size + spare, handle_types=(OpaqueFd,), label=label)
+        memory, export, total = half.memory, half.vulkan_object.export, half.allocation_size
     with ExitStack() as undo:
-        if vk is None and device.capabilities.supports(cells) and context.capabilities.supports(cells):
-            allocation = device.allocate(size, label=label)
-            undo.callback(allocation.close)
-            with allocation.export() as handle:
-                names, name = _import(context, handle, allocation.size, 0, size, buffer)
-            undo.callback(names.close)
-            ours = allocation._buffer(0, size, device, label)
-            shared = SharedBuffer(names, name, ours, allocation, allocation)
-        else:
-            agree(context, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), (OpaqueFd,))
-            spare = _SPARE if context.is_cpu else 0
-            made = share_vulkan_buffer(context.vulkan(vk), device, size + spare, handle_types=(OpaqueFd,), label=label)
-            undo.callback(made.close)
-            with made.vulkan_object.export() as exported:
-                names, name = _import(context, exported, made.allocation_size, 0, size, buffer)
-            undo.callback(names.close)
-            ours = made.memory._buffer(0, size, device, label)
-            shared = SharedBuffer(names, name, ours, made.memory, made)
+        undo.callback(half.close)
+        with export() as handle:
+            names, name = _import(context, handle, total, 0, size, buffer)
+        undo.callback(names.close)
+        shared = SharedBuffer(names, name, memory._buffer(0, size, device, label), memory, half)
         undo.pop_all()
     return shared
 
