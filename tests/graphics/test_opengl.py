@@ -594,6 +594,16 @@ def test_what_another_thread_closes_is_deleted_in_the_context(opengl: OpenGLAppl
     assert not opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
 
 
+def test_what_is_dropped_is_deleted_by_the_next_call(opengl: OpenGLApplication, device: gi.Device) -> None:
+    gi.opengl.share_buffer(device, 256).close()
+    names = gi.opengl._context.Names(gi.opengl._context.current_context())
+    name = names.new("glCreateBuffers")
+    del names
+    assert opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+    gi.opengl.identity()
+    assert not opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+
+
 def test_another_context_at_the_same_address_keeps_its_names(opengl: OpenGLApplication, device: gi.Device) -> None:
     """The names of a context that is gone are not deleted in one that has its address, and its own objects."""
     shared = gi.opengl.share_buffer(device, 256)

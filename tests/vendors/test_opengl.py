@@ -26,6 +26,8 @@ class OpenGLOfGPU:
         self.application = opengl = OpenGLApplication("llvmpipe")
         self.imported: list[tuple[int, int]] = []
         self.storage: list[tuple[int, int]] = []
+        self.dedicated: list[int] = []
+        self.uuid = b""
         name = ctypes.create_string_buffer(b"made up GPU")
         unsigned, large = ctypes.c_uint, ctypes.c_uint64
 
@@ -37,7 +39,14 @@ class OpenGLOfGPU:
         self.loader = Doubled(
             opengl,
             glGetString=((ctypes.c_void_p, unsigned), string),
-            glGetUnsignedBytei_vEXT=((None, unsigned, unsigned, ctypes.c_void_p), lambda *_: None),
+            glGetUnsignedBytei_vEXT=(
+                (None, unsigned, unsigned, ctypes.c_void_p),
+                lambda _, index, out: ctypes.memmove(out, self.uuid, len(self.uuid)),
+            ),
+            glMemoryObjectParameterivEXT=(
+                (None, unsigned, unsigned, ctypes.POINTER(ctypes.c_int)),
+                lambda _, what, value: self.dedicated.append(value[0] if what == 0x9581 else -1),
+            ),
             glImportMemoryFdEXT=((None, unsigned, large, unsigned, ctypes.c_int), self.take),
             glNamedBufferStorageMemEXT=(
                 (None, unsigned, ctypes.c_ssize_t, unsigned, large),
@@ -67,6 +76,7 @@ def test_a_buffer_is_of_the_devices_memory(simulator: Simulator, opengl: OpenGLO
             assert isinstance(handle, gi.VmmFd)
             assert opengl.imported == [(shared.memory.size, os.fstat(handle.fd).st_ino)]
         assert opengl.storage == [(5000, 0)]
+        assert opengl.dedicated == [1]  # as NVIDIA's driver needs it
         assert shared.size == 5000
 
 
@@ -77,6 +87,16 @@ def test_an_array_is_a_buffer_where_it_lies(simulator: Simulator, opengl: OpenGL
             assert (shared.size, shared.ptr) == (512, allocation.buffer.ptr + 12288)
         assert [size for size, _ in opengl.imported] == [allocation.size]
         assert opengl.storage == [(512, 12288)]
+
+
+def test_another_gpus_context_is_refused(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
+    opengl.uuid = b"another device.."
+    with pytest.raises(gi.InvalidArgumentError, match=r"gpuinterop.match_device\(gpuinterop.opengl.identity\(\)\)"):
+        gi.opengl.share_buffer(gi.device(), 4096, get_proc_address=opengl.loader)
+    with gi.device().allocate(4096) as allocation:
+        with pytest.raises(gi.InvalidArgumentError, match="create the context on that GPU"):
+            gi.opengl.import_array(allocation.view(4096), get_proc_address=opengl.loader)
+    assert not opengl.imported
 
 
 @pytest.mark.parametrize("kind", ["legacy", "pool"])
