@@ -93,9 +93,9 @@ def test_another_gpus_context_is_refused(simulator: Simulator, opengl: OpenGLOfG
     opengl.uuid = b"another device.."
     with pytest.raises(gi.InvalidArgumentError, match=r"gpuinterop.match_device\(gpuinterop.opengl.identity\(\)\)"):
         gi.opengl.share_buffer(gi.device(), 4096, get_proc_address=opengl.loader)
-    with gi.device().allocate(4096) as allocation:
-        with pytest.raises(gi.InvalidArgumentError, match="create the context on that GPU"):
-            gi.opengl.import_array(allocation.view(4096), get_proc_address=opengl.loader)
+    there = "create the context on that GPU"
+    with gi.device().allocate(4096) as allocation, pytest.raises(gi.InvalidArgumentError, match=there):
+        gi.opengl.import_array(allocation.view(4096), get_proc_address=opengl.loader)
     assert not opengl.imported
 
 
