@@ -43,7 +43,7 @@ class NoCopy:
 
 
 class NotAnArray:
-    """What NumPy would wrap as an array of one Python object: it is refused, and what makes an array is named."""
+    """What is not an array. NumPy would wrap it as one Python object; the error names what makes an array of it."""
 
     _as_array: ClassVar[str] = "numpy.asarray(allocation.view(shape, dtype))"
 
@@ -52,6 +52,11 @@ class NotAnArray:
 
     def __array__(self, *_args: object, **_kwargs: object) -> NoReturn:
         self._refuse_arrays()
+
+    def __dlpack__(self, *_args: object, **_kwargs: object) -> NoReturn:
+        self._refuse_arrays()
+
+    __dlpack_device__ = __dlpack__
 
 
 def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:

@@ -169,6 +169,8 @@ class Turns(NoCopy):
 
     _submits: ClassVar[str] = "next_submit"
     """The call that submits."""
+    _draws: ClassVar[str] = "submit"
+    """What that does, in a word."""
     _turn = _SUBMIT
     _frame = 0
 
@@ -179,7 +181,8 @@ class Turns(NoCopy):
 
     def __repr__(self) -> str:
         closed = any(one.closed for one in self._semaphores())
-        state = " closed" if closed else f": frame {self._frame} is due for {self._turn.value}"
+        due = self._draws if self._turn is _SUBMIT else self._turn.value
+        state = " closed" if closed else f": frame {self._frame} is due for {due}"
         return f"<{type(self).__name__} of {self._label()}{state}>"
 
     def _semaphores(self) -> Sequence[ExternalSemaphore[Any]]:

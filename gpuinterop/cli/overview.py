@@ -153,8 +153,20 @@ class _Text:
                 continue
             mine = f"{device.backend}:{device.ordinal}"  # of a backend that fails elsewhere
             partner = next((one.label for one in self.parties if device in one.members.values()), mine)
-            found[partner, *_shared(driver, device)] = None
+            text, why = _shared(driver, device)
+            if driver.api == "opengl" and not self._has_vulkan(driver):
+                text = ": needs Vulkan" if driver.identity.is_cpu else f"{text}, by Vulkan, which is missing"
+                why = (
+                    "OpenGL imports semaphores, and llvmpipe's memory, from a Vulkan driver of the same GPU and build."
+                )
+            found[partner, text, why] = None
         return found
+
+    def _has_vulkan(self, driver: Driver) -> bool:
+        """Whether what OpenGL cannot make has a Vulkan driver of the same device and build to make it."""
+        drivers = [one for party in self.parties if party.kind == "vulkan" for one in party.members.values()]
+        mine = driver.identity
+        return any((mine.uuid, mine.driver_uuid) == (one.identity.uuid, one.identity.driver_uuid) for one in drivers)
 
     def reasons(self) -> None:
         """Print the reasons by their numbers."""

@@ -14,7 +14,7 @@ from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from ..vulkan._shared import OfBuffer, agree, check_same_device, exported_block
 from . import _api as gl
 from ._context import Context, Names, current_context
-from ._shared import SharedObject, import_memory
+from ._shared import SharedObject, check_name, import_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -156,7 +156,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         """Bind the buffer for texels, with a pixel store that fits; yields width, height, format and type."""
         name, functions = self.name, self.context.functions
         self.context.check_current()
-        texture = check_int(texture, "texture", minimum=1, maximum=MAX_32)
+        texture = check_name(texture, "texture", "moderngl's texture.glo")
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
         check_sequence(shape, "shape", "(height, width) or (height, width, channels)")
@@ -180,7 +180,10 @@ class SharedBuffer(OfBuffer, SharedObject):
                 f"{row_pitch} and {offset}.",
             )
         if (end := offset + row_pitch * (height - 1) + texel * width) > self.size:
-            raise InvalidArgumentError("shape", f"expected texels within {self.size} bytes, got some to byte {end}.")
+            raise InvalidArgumentError(
+                "shape",
+                f"expected texels within the buffer's {self.size} bytes, got some to byte {end}; share a larger one.",
+            )
         level, x, y = (check_int(one, which, minimum=0) for one, which in ((level, "level"), (x, "x"), (y, "y")))
 
         def of_level(parameter: int) -> int:
@@ -190,8 +193,8 @@ class SharedBuffer(OfBuffer, SharedObject):
         if x + width > has[0] or y + height > has[1]:
             raise InvalidArgumentError(
                 "shape",
-                f"expected texels within the {has[0]} x {has[1]} of the texture's level {level}, got "
-                f"{width} x {height} at {x}, {y}.",
+                f"expected a height and width within the {(has[1], has[0])} of the texture's level {level}, got "
+                f"{(height, width)} at x={x}, y={y}.",
             )
         integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
         if integer and kind.startswith("float"):
@@ -354,11 +357,10 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
     """Refuse what cannot get new storage, or would be read past its end."""
     if buffer is None:
         return
-    buffer, functions = check_int(buffer, "buffer", minimum=1, maximum=MAX_32), context.functions
+    buffer, functions = check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
     if not functions.glIsBuffer(buffer):
         raise InvalidArgumentError(
-            "buffer",
-            f"expected the name of a buffer of this context, got {buffer}; pass moderngl's buffer.glo or the like.",
+            "buffer", f"expected the name of a buffer of this context, such as moderngl's buffer.glo, got {buffer}."
         )
 
     def has(parameter: int) -> int:
@@ -375,7 +377,7 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
     if (least := has(gl.BUFFER_SIZE)) > size:
         raise InvalidArgumentError(
             "size",
-            f"expected at least the {least} bytes that buffer {buffer} has, got {size}: draws would read past them.",
+            f"expected at least the {least} bytes that buffer {buffer} has, got {size}; pass its size: draws read all.",
         )
 
 

@@ -73,8 +73,8 @@ class Context(NoCopy):
         if self.current() != self.address:
             raise InvalidArgumentError(
                 "context",
-                f"expected the {self.name} context that made this to be current in the calling thread, got another or "
-                "none; call from the thread that draws.",
+                "expected the context that made this to be current in the calling thread, got another or none; make it "
+                "current, or call from the thread that draws.",
             )
 
     # -- what it is --------------------------------------------------------------------------------------------------

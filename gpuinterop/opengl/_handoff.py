@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import system
-from .._arguments import NoCopy, check_timeout
+from .._arguments import NoCopy, check_timeout, check_type
 from .._core.ownership import import_duplicate
 from .._core.stream import Event, check_stream
 from ..capabilities import Operation
@@ -186,7 +186,7 @@ class SharedHandoff(Owned, Turns):
     >>> shared.close()
     """
 
-    _submits = "gl"
+    _submits = _draws = "gl"
 
     def __init__(self, names: Names, device: Device, way: _Semaphores | _Fences) -> None:
         Owned.__init__(self, names, way.halves)
@@ -206,7 +206,7 @@ class SharedHandoff(Owned, Turns):
         return [half.semaphore for half in self._way.halves]
 
     def _label(self) -> str:
-        return super()._label() or f"fences of {self.context.name}"
+        return super()._label() or "OpenGL's fences"
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
         """Make `stream` wait for OpenGL's last block. The first frame may begin here: then nothing is waited for.
@@ -278,6 +278,8 @@ class SharedHandoff(Owned, Turns):
         """
         block = self._block
         if block is None or block.shared != shared:
+            for one in shared:
+                check_type(one, SharedObject, "shared", "buffers and textures of gpuinterop.opengl")
             block = self._block = _Block(self, shared)
         for one in shared:
             if one.closed:
@@ -291,6 +293,8 @@ class SharedHandoff(Owned, Turns):
             raise InvalidArgumentError(
                 "handoff", f"{call} is out of turn; end the block of gl that is under way first."
             )
+        if self._turn is _SUBMIT and not self._frame:
+            raise InvalidArgumentError("handoff", f"{call} is out of turn; begin with acquire or a block of gl.")
         self._check(turn, call)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
-from .._arguments import NoCopy, check_timeout
+from .._arguments import MAX_32, NoCopy, check_int, check_timeout
 from .._core.ownership import import_duplicate
-from ..errors import ResourceClosedError
+from ..errors import ArgumentTypeError, ResourceClosedError
 from . import _api as gl
 
 if TYPE_CHECKING:
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from ..handles import Handle
     from ..vulkan._shared import Shared
     from ._context import Context, Names
+
+
+def check_name(value: object, argument: str, example: str) -> int:
+    """Return OpenGL's name of an object."""
+    if not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise ArgumentTypeError(argument, f"expected OpenGL's name, an int such as {example}, got {kind}.")
+    return check_int(value, argument, minimum=1, maximum=MAX_32)
 
 
 class Owned(NoCopy):

@@ -194,7 +194,7 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
         shared.fill(50)
         shared.upload_to(texture, (8, 8, 4))
         shared.download_from(texture, (8, 8, 4))
-        with pytest.raises(gi.InvalidArgumentError, match="texels within the 8 x 8"):
+        with pytest.raises(gi.InvalidArgumentError, match="a height and width within the"):
             shared.upload_to(texture, (4, 8, 4), y=5)
     assert state() == before == [*stores.values(), other, 0]
     for one, value in {**dict.fromkeys(stores, 0), 0x0CF5: 4, 0x0D05: 4}.items():
@@ -205,7 +205,7 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"shape": (7, 9, 4)}, "got 9 x 7"),
+        ({"shape": (7, 9, 4)}, r"got \(7, 9\)"),
         ({"shape": (8, 8, 4), "offset": 1}, "to byte 257"),
         ({"shape": (8, 8, 4), "row_pitch": 30}, "row_pitch"),
         ({"shape": (4, 4, 4), "row_pitch": 18}, "whole texels of 4 bytes"),

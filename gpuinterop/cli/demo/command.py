@@ -185,7 +185,7 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
     if (ratio := run.staging_ratio) is not None:
         assert run.median_us is not None
         if is_cpu and ratio < _CHEAP:
-            line("with copies", "no GPU here: a copy is as cheap as sharing")
+            line("with copies", "no GPU here, and next to no difference: a GPU's copies cost more")
         else:
             for name, times in (("  shared", 1.0), ("  with copies", ratio)):
                 length = times / max(1.0, ratio)
