@@ -45,7 +45,6 @@ SEMAPHORE_TYPE: Final = 0x95B3
 SEMAPHORE_TYPE_TIMELINE: Final = 0x95B5
 
 TEXTURE_2D: Final = 0x0DE1
-TEXTURE_2D_ARRAY: Final = 0x8C1A
 TEXTURE_WIDTH: Final = 0x1000
 TEXTURE_HEIGHT: Final = 0x1001
 TEXTURE_INTERNAL_FORMAT: Final = 0x1003
@@ -90,6 +89,7 @@ _SIGNATURES: Final = {
     "glGetError": "u",
     "glGetIntegerv": "vup",
     "glGetInternalformativ": "vuuuip",
+    "glGetNamedBufferParameteri64v": "vuup",
     "glGetNamedBufferParameteriv": "vuup",
     "glGetObjectLabel": "vuuipp",
     "glGetString": "su",
@@ -109,7 +109,6 @@ _SIGNATURES: Final = {
     "glSemaphoreParameterivNV": "vuup",
     "glTextureParameteri": "vuui",
     "glTextureStorageMem2DEXT": "vuiuiiuq",
-    "glTextureStorageMem3DEXT": "vuiuiiiuq",
     "glTextureSubImage2D": "vuiiiiiuup",
 }
 """The result and the parameters of each function, by the letters above."""
@@ -195,6 +194,12 @@ class Functions:
         getattr(self, name)(*arguments, ctypes.byref(found))
         return found.value
 
+    def drop_errors(self) -> None:
+        """Drop the errors that earlier calls have left."""
+        for _ in range(16):  # a lost context has errors without end
+            if not self.glGetError():
+                break
+
     def check(self, call: str, *arguments: Any) -> None:
         """Call a function, and raise for the error that it leaves. Earlier errors are other code's, and are dropped.
 
@@ -205,9 +210,7 @@ class Functions:
         DriverError
             Any other error.
         """
-        for _ in range(16):  # a lost context has errors without end
-            if not self.glGetError():
-                break
+        self.drop_errors()
         getattr(self, call)(*arguments)
         if code := self.glGetError():
             kind = OutOfMemoryError if code == OUT_OF_MEMORY else DriverError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
@@ -35,8 +36,8 @@ _ELEMENTS: Final = {
     "int32": (0x1404, 4), "float16": (0x140B, 2), "float32": (0x1406, 4),
 }  # fmt: skip
 """``GL_UNSIGNED_BYTE`` and so on, and the bytes of an element."""
-_INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90)}
-"""Internal formats of integers that shaders read as such: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``."""
+_INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90), 0x906F}
+"""Internal formats that shaders read as integers: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``, RGB10_A2UI."""
 _STORE: Final = {
     # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES, LSB_FIRST
     gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0, 0x0CF1)),
@@ -145,7 +146,8 @@ class SharedBuffer(OfBuffer, SharedObject):
         ...     shared.download_from(texture, (64, 64, 4))
         """
         with self._bound(gl.PIXEL_PACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
-            check, (width, height, format_, type_), size = self.context.functions.check, box, self.size - offset
+            check, (width, height, format_, type_) = self.context.functions.check, box
+            size = min(self.size - offset, 2**31 - 1)
             check("glGetTextureSubImage", texture, level, x, y, 0, width, height, 1, format_, type_, size, offset)
 
     @contextmanager
@@ -190,6 +192,7 @@ class SharedBuffer(OfBuffer, SharedObject):
             return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
 
         has = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
+        functions.drop_errors()  # of a level that there is not
         if x + width > has[0] or y + height > has[1]:
             raise InvalidArgumentError(
                 "shape",
@@ -232,8 +235,7 @@ def share_buffer(
         OpenGL's name of a buffer that exists, which gets the memory as its new storage: moderngl's ``buffer.glo``,
         pyglet's ``buffer.id``, VTK's ``GetHandle()``. Its vertex arrays stay as they are; its contents are lost. It
         must not be mapped, nor have immutable storage (``glBufferStorage``), nor be larger than `size`. Afterwards it
-        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned; it keeps the memory until it is
-        deleted. By default the call makes a name.
+        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned. By default the call makes a name.
     vk : VulkanContext, optional
         A VkDevice of this GPU and driver, whose memory is then used.
     label : str, optional
@@ -268,6 +270,7 @@ def share_buffer(
     context = current_context(get_proc_address)
     check_same_device(context, device)
     size = check_nbytes(size)
+    context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
     _check_target(context, buffer, size)
     cells = Operation.EXPORT_ALLOCATION, VmmFd
     half: Allocation | VulkanBuffer
@@ -339,6 +342,7 @@ def import_array(
     from ..sharing.origin import describe, device_of
 
     context = current_context(get_proc_address)
+    context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
     found = describe(array, "array")
     device = device_of({"array": found})
     start, end = found.span
@@ -366,6 +370,8 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
     def has(parameter: int) -> int:
         return functions.integer("glGetNamedBufferParameteriv", buffer, parameter)
 
+    least = ctypes.c_int64()
+    functions.glGetNamedBufferParameteri64v(buffer, gl.BUFFER_SIZE, ctypes.byref(least))
     if has(gl.BUFFER_IMMUTABLE_STORAGE):
         raise InvalidArgumentError(
             "buffer",
@@ -374,10 +380,10 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
         )
     if has(gl.BUFFER_MAPPED):
         raise InvalidArgumentError("buffer", f"expected one that is not mapped, got {buffer}; unmap it first.")
-    if (least := has(gl.BUFFER_SIZE)) > size:
+    if least.value > size:
         raise InvalidArgumentError(
             "size",
-            f"expected at least the {least} bytes that buffer {buffer} has, got {size}; pass its size: draws read all.",
+            f"expected at least the {least.value} bytes that buffer {buffer} has, got {size}; pass its size.",
         )
 
 
@@ -385,7 +391,7 @@ def _import(
     context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None
 ) -> tuple[Names, int]:
     """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
-    names, check = Names(context, buffer or 0), context.functions.check
+    names, check = Names(context), context.functions.check
     try:
         memory = import_memory(names, handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer

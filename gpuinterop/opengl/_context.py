@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import files
+from struct import unpack
 from typing import Any, ClassVar, Final
 
 from .._arguments import NoCopy
@@ -43,8 +44,8 @@ class Context(NoCopy):
         self.key, self.address, self.current = (loader.name, address), address, loader.current
         """It, or another at its address, is current where `current` returns `address`."""
         self.functions = Functions(loader.find)
-        self.closed_names: deque[tuple[str, int, int]] = deque()
-        """What was closed and is yet to be deleted: the function, the name, and a buffer that needs it, or 0."""
+        self.closed_names: deque[tuple[str, int]] = deque()
+        """What was closed and is yet to be deleted: each name, and the function that deletes it."""
         self._mark = 0, b""
         """A buffer of ours, and its label: another context may get this one's address later."""
 
@@ -70,7 +71,7 @@ class Context(NoCopy):
 
     def check_current(self) -> None:
         """Refuse a call from a thread in which the context is not current: drivers crash, or call another context."""
-        if self.current() != self.address:
+        if self.current() != self.address or not self.is_marked():
             raise InvalidArgumentError(
                 "context",
                 "expected the context that made this to be current in the calling thread, got another or none; make it "
@@ -108,8 +109,11 @@ class Context(NoCopy):
         if self.extensions & {"GL_EXT_memory_object", "GL_EXT_semaphore"}:
             self.functions.glGetUnsignedBytei_vEXT(gl.DEVICE_UUID, 0, uuid)
             self.functions.glGetUnsignedBytevEXT(gl.DRIVER_UUID, driver)
+        # Mesa's drivers of AMD make the UUID of the PCI address, which is all that HIP knows.
+        is_amd = bytes(driver).startswith(b"AMD-MESA-DRV")
         return DeviceIdentity(
             name=self.name,
+            pci_bus_id="{:04x}:{:02x}:{:02x}.{:x}".format(*unpack("<4I", uuid)) if is_amd else None,
             uuid=bytes(uuid) if any(uuid) else None,
             driver_uuid=bytes(driver) if any(driver) else None,
             is_cpu=self.is_cpu,
@@ -168,35 +172,30 @@ class Context(NoCopy):
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
-    def delete(self, names: Iterable[tuple[str, int, int]]) -> None:
+    def delete(self, names: Iterable[tuple[str, int]]) -> None:
         """Delete names now, if the context is current; else when it is next, by any call of this package."""
         self.closed_names.extend(names)
         if self.closed_names and self.current() == self.address and self.is_marked():
             self.delete_closed()
 
     def delete_closed(self) -> None:
-        for _ in range(len(self.closed_names)):
-            delete, name, user = self.closed_names.popleft()
-            # llvmpipe 22.3 frees the memory under a buffer that lives on, and a draw from that crashes.
-            if user and self.functions.glIsBuffer(user):
-                self.closed_names.append((delete, name, user))
-            else:
+        while self.closed_names:
+            delete, name = self.closed_names.popleft()
+            if delete == "glDeleteSync":
+                self.functions.glDeleteSync(name)
+            # llvmpipe 22.3 frees the memory of what vertex arrays and framebuffers still have: a draw would crash.
+            elif not (delete == "glDeleteMemoryObjectsEXT" and self.is_cpu):
                 getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
 class Names:
-    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does.
+    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does."""
 
-    Parameters
-    ----------
-    context : Context
-    user : int
-        A buffer of the user's that needs them: they are deleted after it. By default none.
-    """
-
-    def __init__(self, context: Context, user: int = 0) -> None:
-        self.context, self._user = context, user
-        self._names: list[tuple[str, int, int]] = []
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._names: list[tuple[str, int]] = []
+        self.fence: int | None = None
+        """A fence sync, of a handoff."""
         context.remember()
 
     def new(self, create: str, *arguments: Any) -> int:
@@ -204,13 +203,20 @@ class Names:
         name = ctypes.c_uint()
         self.context.functions.check(create, *arguments, 1, ctypes.byref(name))
         kind = create.removeprefix("glCreate").removeprefix("glGen").replace("NV", "EXT")
-        self._names.insert(0, (f"glDelete{kind}", name.value, self._user))
+        self._names.insert(0, (f"glDelete{kind}", name.value))
         return name.value
 
     def close(self) -> None:
         """Delete the objects. Idempotent; in any thread."""
         names, self._names = self._names, []
         self.context.delete(names)
+        self.delete_fence()
+
+    def delete_fence(self) -> None:
+        """Delete the fence sync, as `close` deletes names."""
+        fence, self.fence = self.fence, None
+        if fence is not None:
+            self.context.delete([("glDeleteSync", fence)])
 
     def __del__(self) -> None:
         self.context.closed_names.extend(self._names)
@@ -230,14 +236,16 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
     if known is not None and known.is_marked():
         known.delete_closed()
         return known
-    return Context(loader, address)
+    found = Context(loader, address)
+    if not found.version:  # a loader of the user's, and no context
+        raise InvalidArgumentError("context", "expected an OpenGL context that is current in this thread, got none.")
+    return found
 
 
 @atexit.register
 def _tell_left() -> None:
-    for context in _contexts.values():
-        if left := sum(not user for *_, user in context.closed_names):
-            warn_leak(
-                f"{left} OpenGL object(s) of the context on {context.name} were closed where it was not current, and "
-                "not deleted since: close them in the thread that draws, before the context is destroyed"
-            )
+    if left := sum(len(context.closed_names) for context in _contexts.values()):
+        warn_leak(
+            f"{left} OpenGL object(s) were closed where their context was not current, and not deleted since: close "
+            "them in the thread that draws, before the context is destroyed"
+        )

@@ -18,7 +18,7 @@ from ..handoff import BRIDGED, Graphics, Turn, Turns, agree_on_mode, mode_gaps
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
 from ..vulkan._shared import check_same_device
 from . import _api as gl
-from ._context import Context, Names, current_context
+from ._context import Names, current_context
 from ._shared import Owned, SharedObject
 from ._texture import SharedTexture
 
@@ -45,9 +45,11 @@ Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
 class _Semaphores(NoCopy):
     """Semaphores of Vulkan's that both import: a timeline, with the values of `Handoff`, or two binary ones."""
 
+    label = ""  # they have their own
+
     def __init__(self, names: Names, mode: str, halves: Sequence[SharedSemaphore[Any]]) -> None:
         self.mode, self.halves, functions = mode, halves, names.context.functions
-        self._timeline = mode == "timeline"
+        self._timeline, self._waited = mode == "timeline", 0
         self._to_compute, self._to_graphics = halves[0].semaphore, halves[-1].semaphore
         in_gl = [self._import(names, half) for half in halves]
         self._forth, self._back = in_gl[0], in_gl[-1]
@@ -82,7 +84,9 @@ class _Semaphores(NoCopy):
         self._to_graphics.signal(stream, value)
 
     def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
-        if frame:  # before the first, nobody has released
+        # Before the first, nobody has released. A second wait for a binary semaphore, after an interrupt, never ends.
+        if frame and frame != self._waited:
+            self._waited = frame
             if self._timeline:
                 self._value.value = 2 * frame
                 self._set(self._back, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
@@ -102,21 +106,22 @@ class _Fences(NoCopy):
     mode = BRIDGED
     halves: Sequence[SharedSemaphore[Any]] = ()
 
-    def __init__(self, context: Context, device: Device) -> None:
-        self._context, self._device = context, device
-        self._fence: int | None = None
+    def __init__(self, names: Names, device: Device, label: str | None) -> None:
+        self.label = "OpenGL's fences" + (f' "{label}"' if label else "")
+        self._names, self._context, self._device = names, names.context, device
         self._event: Event | None = None
 
     def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
         check_stream(self._device, stream)
         limit = check_timeout(timeout)
         self._context.check_current()
-        if not system.until(self._is_reached, limit):
-            raise SemaphoreTimeoutError(f"OpenGL did not finish frame {frame} in {limit:g} s: was it drawn?")
-        self._context.functions.glDeleteSync(self._fence)
+        if self._names.fence is not None:  # else an interrupt came after the wait
+            if not system.until(self._is_reached, limit):
+                raise SemaphoreTimeoutError(f"OpenGL did not finish frame {frame} in {limit:g} s: was it drawn?")
+            self._names.delete_fence()
 
     def _is_reached(self) -> bool:
-        found = self._context.functions.glClientWaitSync(self._fence, 0, 0)
+        found = self._context.functions.glClientWaitSync(self._names.fence, 0, 0)
         if found == gl.WAIT_FAILED:
             raise DriverError("glClientWaitSync", found, "GL_WAIT_FAILED")
         return bool(found != gl.TIMEOUT_EXPIRED)
@@ -130,7 +135,7 @@ class _Fences(NoCopy):
 
     def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
         functions = self._context.functions  # no glMemoryBarrier: it is a glFinish of llvmpipe
-        self._fence = functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
+        self._names.fence = functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
         functions.glFlush()
 
 
@@ -139,6 +144,11 @@ class _Block(NoCopy):
 
     def __init__(self, handoff: SharedHandoff, shared: tuple[SharedObject, ...]) -> None:
         self._handoff, self._context, self._way, self.shared = handoff, handoff.context, handoff._way, shared
+        self._context.check_current()
+        for one in shared:
+            check_type(one, SharedObject, "shared", "buffers and textures of gpuinterop.opengl")
+            if one.context is not self._context:
+                raise InvalidArgumentError("shared", f"expected objects of the handoff's context, got {one!r}.")
         textures = [one for one in shared if isinstance(one, SharedTexture)]
         buffers = [one for one in shared if not isinstance(one, SharedTexture)]
         names = [(ctypes.c_uint * len(some))(*(one.name for one in some)) for some in (buffers, textures)]
@@ -149,16 +159,17 @@ class _Block(NoCopy):
         handoff, context = self._handoff, self._context
         if context.current() != context.address:
             context.check_current()
-        if handoff.closed or handoff._turn is not _SUBMIT or handoff._in_gl:
+        if context.closed_names:
+            context.delete_closed()
+        if handoff.closed or handoff._turn is not _SUBMIT:
             handoff._refuse(_SUBMIT, "gl")
-        if handoff._awaited != handoff._frame:  # another wait for a binary semaphore would never end
-            self._way.wait_in_gl(handoff._frame, self._barrier)
-            handoff._awaited = handoff._frame
-        handoff._in_gl = True
+        handoff._began_in_gl = True
+        self._way.wait_in_gl(handoff._frame, self._barrier)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handoff, context = self._handoff, self._context
-        handoff._in_gl = False
+        if handoff.closed or handoff._turn is not _SUBMIT:
+            return  # closed in the block, or a block within it has ended the frame
         if context.current() == context.address:
             self._way.signal_in_gl(handoff._frame, self._barrier)
             handoff._turn = _ACQUIRE
@@ -190,12 +201,11 @@ class SharedHandoff(Owned, Turns):
 
     def __init__(self, names: Names, device: Device, way: _Semaphores | _Fences) -> None:
         Owned.__init__(self, names, way.halves)
-        self._device, self._way, self._in_gl = device, way, False
-        self._awaited = -1
-        """The frame for which OpenGL has waited last."""
+        self._device, self._way, self._began_in_gl = device, way, False
         self._block: _Block | None = None
 
-    __repr__ = Turns.__repr__
+    def __repr__(self) -> str:
+        return f"<SharedHandoff of {self._label()} closed>" if self.closed else Turns.__repr__(self)
 
     @property
     def mode(self) -> str:
@@ -206,7 +216,7 @@ class SharedHandoff(Owned, Turns):
         return [half.semaphore for half in self._way.halves]
 
     def _label(self) -> str:
-        return super()._label() or "OpenGL's fences"
+        return super()._label() or self._way.label
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
         """Make `stream` wait for OpenGL's last block. The first frame may begin here: then nothing is waited for.
@@ -231,7 +241,7 @@ class SharedHandoff(Owned, Turns):
         """
         if self._turn is _ACQUIRE and not self.closed:
             self._way.wait_on_stream(stream, self._frame, timeout)
-        elif self._frame or self._turn is not _SUBMIT or self._in_gl or self.closed:
+        elif self._frame or self._began_in_gl or self._turn is not _SUBMIT or self.closed:
             self._refuse(_ACQUIRE, "acquire")
         else:  # the compute side begins
             check_stream(self._device, stream)
@@ -278,8 +288,6 @@ class SharedHandoff(Owned, Turns):
         """
         block = self._block
         if block is None or block.shared != shared:
-            for one in shared:
-                check_type(one, SharedObject, "shared", "buffers and textures of gpuinterop.opengl")
             block = self._block = _Block(self, shared)
         for one in shared:
             if one.closed:
@@ -289,11 +297,7 @@ class SharedHandoff(Owned, Turns):
     def _refuse(self, turn: Turn, call: str) -> None:
         """Raise for a call while the handoff is closed, or out of turn."""
         self._check_open()
-        if self._in_gl:
-            raise InvalidArgumentError(
-                "handoff", f"{call} is out of turn; end the block of gl that is under way first."
-            )
-        if self._turn is _SUBMIT and not self._frame:
+        if self._turn is _SUBMIT and not self._began_in_gl and not self._frame:
             raise InvalidArgumentError("handoff", f"{call} is out of turn; begin with acquire or a block of gl.")
         self._check(turn, call)
 
@@ -348,7 +352,7 @@ def share_handoff(
     mode = agree_on_mode(context.side, context, device, gaps(context, device), allow)
     names = Names(context)
     if mode == BRIDGED:
-        return SharedHandoff(names, device, _Fences(context, device))
+        return SharedHandoff(names, device, _Fences(names, device, label))
     vk = context.vulkan(vk)
     kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
     halves: list[SharedSemaphore[Any]] = []

@@ -49,7 +49,8 @@ class Owned(NoCopy):
         """End use on both sides. Idempotent, and allowed in any thread; never blocks unless `timeout` is given.
 
         OpenGL's names are deleted in the context that made them: now, if it is current in the calling thread, else by
-        the next call of this package there. What is left at the exit is told once, by a `LeakedResourceWarning`.
+        the next call of this package there. What is left at the exit is reported once, by a `LeakedResourceWarning`.
+        What OpenGL still draws from keeps its memory. llvmpipe keeps all memory until the context is destroyed.
 
         Parameters
         ----------

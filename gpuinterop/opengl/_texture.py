@@ -60,8 +60,7 @@ def import_image(
 ) -> SharedTexture:
     """Use an image that Vulkan has made as an OpenGL texture, in place.
 
-    ``glTextureStorageMem2DEXT`` (``3DEXT`` of several layers) on the image's memory, with the format, extent, levels,
-    layers and tiling that the image has.
+    ``glTextureStorageMem2DEXT`` on the image's memory, with the format, extent, levels and tiling that the image has.
 
     Parameters
     ----------
@@ -84,8 +83,9 @@ def import_image(
     UnsupportedError
         The context imports no images.
     InvalidArgumentError
-        The image is another device's or driver's; or OpenGL has no such format, or does not import it in this tiling
-        (``glGetInternalformativ``): NVIDIA's imports no linear ones. Fill a texture with `SharedBuffer.upload_to`.
+        The image is another device's or driver's, or has several layers. Or OpenGL has no such format, or does not
+        import it in this tiling (``glGetInternalformativ``): NVIDIA's imports no linear ones; fill a texture with
+        `SharedBuffer.upload_to`.
     DriverError
         A native call failed.
 
@@ -97,8 +97,8 @@ def import_image(
     """
     check_type(image, SharedImage, "image", "an image of gpuinterop.vulkan.share_image")
     context = current_context(get_proc_address)
-    context.vulkan(image._vk)
     context.capabilities.require((Operation.IMPORT_MEMORY, OpaqueFd))
+    context.vulkan(image._vk)
     image.check_open()
     functions = context.functions
     if (format_ := _FORMATS.get(image.format)) is None or image.handle_type is not OpaqueFd:
@@ -108,8 +108,9 @@ def import_image(
             f"and {image.format}.",
         )
     info = image.vulkan_object._info
-    levels, layers, (width, height) = info.mipLevels, info.arrayLayers, image.extent
-    target = gl.TEXTURE_2D if layers == 1 else gl.TEXTURE_2D_ARRAY
+    if info.arrayLayers != 1:
+        raise InvalidArgumentError("image", f"expected one layer, got {info.arrayLayers}; share each as an image.")
+    target = gl.TEXTURE_2D
     tiling = gl.LINEAR_TILING if image.row_pitch else gl.OPTIMAL_TILING
     count = functions.integer("glGetInternalformativ", target, format_, gl.NUM_TILING_TYPES, 1)
     offered = (ctypes.c_int * max(1, count))()
@@ -126,10 +127,7 @@ def import_image(
             memory = import_memory(names, handle, image.allocation_size)
         name = names.new("glCreateTextures", target)
         functions.glTextureParameteri(name, gl.TEXTURE_TILING, tiling)
-        if layers == 1:
-            functions.check("glTextureStorageMem2DEXT", name, levels, format_, width, height, memory, 0)
-        else:
-            functions.check("glTextureStorageMem3DEXT", name, levels, format_, width, height, layers, memory, 0)
+        functions.check("glTextureStorageMem2DEXT", name, info.mipLevels, format_, *image.extent, memory, 0)
     except BaseException:
         names.close()
         raise

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -99,10 +99,7 @@ def test_an_existing_buffer_gets_the_memory_as_its_storage(opengl: OpenGLApplica
         assert found.tolist() == [7] * 4080 + [9] * 16
     gi.opengl.share_buffer(device, 64).close()
     assert (read(opengl, name, 4096)[:4080] == 7).all()  # the name is the caller's, and has its storage
-    assert shared.context.closed_names
     opengl.gl("glDeleteBuffers", 1, ctypes.byref(ctypes.c_uint(name)))
-    gi.opengl.identity()
-    assert not shared.context.closed_names
 
 
 def test_what_cannot_get_new_storage_is_refused_before_the_call(opengl: OpenGLApplication, device: gi.Device) -> None:
@@ -111,6 +108,13 @@ def test_what_cannot_get_new_storage_is_refused_before_the_call(opengl: OpenGLAp
     opengl.gl("glNamedBufferData", mapped, 64, None, 0x88E8)
     assert opengl.gl("glMapNamedBuffer", mapped, 0x88B9, returns=ctypes.c_void_p)
     opengl.gl("glNamedBufferData", large, 128, None, 0x88E8)
+    with pytest.raises(gi.ArgumentTypeError, match=r"buffer\.glo"):
+        gi.opengl.share_buffer(device, 64, buffer=opengl)  # type: ignore[arg-type]
+    kind = None, ctypes.c_uint, ctypes.c_uint, ctypes.POINTER(ctypes.c_int64)
+    loader = Doubled(opengl, glGetNamedBufferParameteri64v=(kind, lambda _, what, out: out.__setitem__(0, 3 << 30)))
+    gi.opengl._context._contexts.clear()
+    with pytest.raises(gi.InvalidArgumentError, match="3221225472 bytes"):
+        gi.opengl.share_buffer(device, 64, buffer=large, get_proc_address=loader)
     never = 4040404
     for name, said in (
         (immutable, "immutable"),
@@ -196,6 +200,16 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
         shared.download_from(texture, (8, 8, 4))
         with pytest.raises(gi.InvalidArgumentError, match="a height and width within the"):
             shared.upload_to(texture, (4, 8, 4), y=5)
+        integers, found = texture_of(opengl, RG16UI, 8, 8), np.zeros(128, "uint16")
+        shared.copy_from_host(np.arange(128, dtype="uint16"))
+        shared.upload_to(integers, (8, 8, 2), "uint16")  # bytes would be swapped
+        shared.fill(0)
+        shared.download_from(integers, (8, 8, 2), np.uint16)
+        opengl.gl("glFinish")
+        shared.copy_to_host(found)
+        assert (found == np.arange(128)).all()
+        opengl.gl("glBindBuffer", 0x88EC, 0)
+        opengl.gl("glBindBuffer", 0x88EC, other)
     assert state() == before == [*stores.values(), other, 0]
     for one, value in {**dict.fromkeys(stores, 0), 0x0CF5: 4, 0x0D05: 4}.items():
         opengl.gl("glPixelStorei", one, value)
@@ -427,14 +441,18 @@ def test_a_call_out_of_turn_raises(opengl: OpenGLApplication, device: gi.Device,
         with handoff.gl(shared):
             with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn"):
                 handoff.acquire(stream)
-            with pytest.raises(gi.InvalidArgumentError, match="under way"), handoff.gl(shared):
+            with handoff.gl(shared):  # ends the frame; the outer block's end does nothing
                 pass
         with pytest.raises(gi.InvalidArgumentError, match="gl is out of turn; call acquire"), handoff.gl(shared):
             pass
         handoff.acquire(stream)
+        handoff._turn = gi.handoff.Turn.ACQUIRE  # as after an interrupt at the end of acquire
+        handoff.acquire(stream)
         handoff.release(stream)
         with pytest.raises(KeyError), handoff.gl(shared):  # a block that raises has ended all the same
             raise KeyError
+        with pytest.raises(gi.ArgumentTypeError, match="buffers and textures"):
+            handoff.gl(shared.name)  # type: ignore[arg-type]
         handoff.acquire(stream)
         assert handoff.frame == 1
     with pytest.raises(gi.ResourceClosedError):
@@ -499,9 +517,9 @@ class SemaphoresOfGL:
     def set(self, name: int, _: int, value: Any) -> None:
         self.value[name] = value[0]
 
-    def go(self, what: str, name: int, count: int, buffers: Any, *textures: Any) -> None:
+    def go(self, what: str, name: int, count: int, buffers: Any, some: int, textures: Any, layouts: Any) -> None:
         values = [self.value[name]] if name in self.timelines else []
-        self.calls.append((what, *values, buffers[:count], textures[0]))
+        self.calls.append((what, *values, buffers[:count], textures[:some], layouts[:some]))
         semaphore = self.imported[name]
         if what == "wait":
             semaphore.host_wait(*values, timeout=20)
@@ -526,12 +544,14 @@ def test_semaphores_of_both_kinds_order_both_sides(
     loader = with_extensions(opengl, extensions, 5, **theirs.functions)
     handoff = gi.opengl.share_handoff(device, allow=(mode,), get_proc_address=loader)
     shared = gi.opengl.share_buffer(device, 64)
+    names = gi.opengl._context.Names(shared.context)
+    texture = gi.opengl.SharedTexture(names, names.new("glCreateTextures", TEXTURE_2D), 0x9591)
     assert handoff.mode == mode
     name, timeline, found = shared.name, mode == "timeline", np.zeros(64, "uint8")
     shared.fill(0)
 
     def draw(frame: int) -> None:
-        with handoff.gl(shared):
+        with handoff.gl(texture, shared):
             assert set(read(opengl, name, 64).tolist()) == {frame}
             write(opengl, name, np.full(64, frame + 100, "uint8"))
 
@@ -548,11 +568,15 @@ def test_semaphores_of_both_kinds_order_both_sides(
             draw(frame + 1)
     first = 0 if draws_first else 1
     expected: list[tuple[Any, ...]] = []
+    barrier = [name], [texture.name], [0x9591]
     for frame in range(first, first + 5):
-        expected += [("wait", *[2 * frame] * timeline, [name], 0)] * bool(frame)
-        expected += [("signal", *[2 * frame + 1] * timeline, [name], 0), ("flush",)]
+        expected += [("wait", *[2 * frame] * timeline, *barrier)] * bool(frame)
+        expected += [("signal", *[2 * frame + 1] * timeline, *barrier), ("flush",)]
     assert theirs.calls == expected
-    handoff.close()
+    with handoff.gl() if draws_first else nullcontext():
+        handoff.close()  # in the block
+    assert theirs.calls[len(expected) :] == [("wait", *[10] * timeline, [], [], [])] * draws_first
+    texture.close()
     shared.close()
     gi.opengl.identity()
     assert not theirs.imported
@@ -586,6 +610,7 @@ def test_a_thread_without_the_context_is_refused(
             lambda: gi.opengl.share_buffer(device, 256),
             lambda: handoff.gl(shared).__enter__(),
             lambda: shared.upload_to(1, (1, 1)),
+            lambda: gi.opengl.identity(get_proc_address=opengl.address),
         ):
             error = in_thread(call)
             assert isinstance(error, gi.InvalidArgumentError), error
@@ -601,6 +626,65 @@ def test_what_another_thread_closes_is_deleted_in_the_context(opengl: OpenGLAppl
         _ = shared.name
     gi.opengl.identity()  # any call there
     assert not opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+
+
+def test_what_vertex_arrays_still_have_can_be_drawn(opengl: OpenGLApplication, device: gi.Device) -> None:
+    """llvmpipe frees the memory under it with the memory object."""
+    draw = SlowDraw(opengl)
+    shared, array = gi.opengl.share_buffer(device, 1 << 20), made(opengl, "glCreateVertexArrays")
+    opengl.gl("glVertexArrayVertexBuffer", array, 0, shared.name, 0, 16)
+    opengl.gl("glVertexArrayAttribBinding", array, 0, 0)
+    opengl.gl("glEnableVertexArrayAttrib", array, 0)
+    opengl.gl("glVertexArrayAttribFormat", array, 0, 4, 0x1406, 0, 0)
+    shared.close()
+    gi.opengl.identity()
+    opengl.gl("glBindVertexArray", array)
+    with gi.opengl.share_buffer(device, 256) as words:
+        draw(words.name, 1)
+        opengl.gl("glFinish")
+
+
+def test_fences_are_deleted_and_names_that_another_thread_closed(
+    opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream
+) -> None:
+    synced: list[int] = []
+    flushed: list[str] = []
+
+    def fence(*given: int) -> int:
+        synced.append(opengl.gl("glFenceSync", *given, returns=ctypes.c_void_p))
+        flushed.append("fence")
+        return synced[-1]
+
+    def delete(sync: int) -> None:
+        synced.remove(sync)
+        opengl.gl("glDeleteSync", sync)
+
+    def flush() -> None:
+        flushed.append("flush")
+        opengl.gl("glFlush")
+
+    loader = Doubled(
+        opengl,
+        glFenceSync=((ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), fence),
+        glDeleteSync=((None, ctypes.c_void_p), delete),
+        glFlush=((None,), flush),
+    )
+    gi.opengl._context._contexts.clear()
+    other = gi.opengl.share_buffer(device, 256, get_proc_address=loader)
+    name = other.name
+    with gi.opengl.share_handoff(device, allow=("bridged",)) as handoff:
+        for _ in range(3):
+            with handoff.gl(other):
+                pass
+            handoff.acquire(stream)
+            handoff.release(stream)
+        assert not synced
+        in_thread(other.close)
+        with handoff.gl():
+            assert not opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)
+    assert not synced  # of the frame that nobody has acquired
+    assert flushed == ["fence", "flush"] * 4
+    gi.opengl._context._contexts.clear()
 
 
 def test_what_is_dropped_is_deleted_by_the_next_call(opengl: OpenGLApplication, device: gi.Device) -> None:
@@ -620,8 +704,15 @@ def test_another_context_at_the_same_address_keeps_its_names(opengl: OpenGLAppli
     context._mark = old[0], b"another's"
     shared.close()
     assert opengl.gl("glIsBuffer", shared._name, returns=ctypes.c_ubyte)
-    again = gi.opengl.share_buffer(device, 256)
+    again, handoff = gi.opengl.share_buffer(device, 256), gi.opengl.share_handoff(device, allow=ALL)
     assert again.context is not context
+    shared.closed = False
+    with pytest.raises(gi.InvalidArgumentError, match="context that made this"):
+        shared.upload_to(texture_of(opengl, RGBA8, 2, 2), (2, 2, 4))
+    with pytest.raises(gi.InvalidArgumentError, match="the handoff's context"):
+        handoff.gl(shared)
+    shared.closed = True
+    handoff.close()
     again.close()
     context._mark = old
     gi.opengl._context._contexts[context.key] = context
@@ -698,7 +789,7 @@ def test_another_gpu_and_another_build_of_the_driver_are_refused(opengl: OpenGLA
     application.close()
 
 
-@pytest.mark.parametrize("failing", range(4))
+@pytest.mark.parametrize("failing", range(6))
 def test_a_call_that_fails_leaves_nothing(opengl: OpenGLApplication, device: gi.Device, failing: int) -> None:
     gi.opengl.share_buffer(device, 256).close()  # what a driver makes once
     checks = [0]

@@ -69,6 +69,7 @@ NOT_SHARED = {
     list(FRAMES)[3]: " a second; of ",
     "sharing tensors of torch": "expected torch and a GPU",
     "sharing with vulkan": "expected a Vulkan driver of Simulated",
+    "opengl": "expected an OpenGL driver of Simulated",
 }
 IN_C = {name: [*contenders, "C"] for name, contenders in ALWAYS.items() if name.startswith("import + map")}
 TIMES = ALWAYS | SHARING | FRAMES | (WITH_SEMAPHORES | IN_C if VENDOR.name == "cuda" else {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.graphics.opengl_application import Doubled, OpenGLApplication, OpenGL
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import memory
+from .table import VENDOR
 
 SEMAPHORES = gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd
 
@@ -27,7 +29,7 @@ class OpenGLOfGPU:
         self.imported: list[tuple[int, int]] = []
         self.storage: list[tuple[int, int]] = []
         self.dedicated: list[int] = []
-        self.uuid = b""
+        self.uuid = self.driver_uuid = b""
         name = ctypes.create_string_buffer(b"made up GPU")
         unsigned, large = ctypes.c_uint, ctypes.c_uint64
 
@@ -42,6 +44,10 @@ class OpenGLOfGPU:
             glGetUnsignedBytei_vEXT=(
                 (None, unsigned, unsigned, ctypes.c_void_p),
                 lambda _, index, out: ctypes.memmove(out, self.uuid, len(self.uuid)),
+            ),
+            glGetUnsignedBytevEXT=(
+                (None, unsigned, ctypes.c_void_p),
+                lambda _, out: ctypes.memmove(out, self.driver_uuid, len(self.driver_uuid)),
             ),
             glMemoryObjectParameterivEXT=(
                 (None, unsigned, unsigned, ctypes.POINTER(ctypes.c_int)),
@@ -89,6 +95,15 @@ def test_an_array_is_a_buffer_where_it_lies(simulator: Simulator, opengl: OpenGL
         assert opengl.storage == [(512, 12288)]
 
 
+def test_amds_context_is_matched_by_the_address_in_its_uuid(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
+    opengl.driver_uuid = b"AMD-MESA-DRV"
+    opengl.uuid = struct.pack("<4I", 0, 0x17, 0, 1)
+    assert gi.opengl.identity(get_proc_address=opengl.loader).pci_bus_id == "0000:17:00.1"
+    opengl.driver_uuid = b""
+    assert gi.opengl.identity(get_proc_address=opengl.loader).pci_bus_id is None
+
+
+@pytest.mark.skipif(VENDOR.name == "hip", reason="HIP knows no UUID")
 def test_another_gpus_context_is_refused(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
     opengl.uuid = b"another device.."
     with pytest.raises(gi.InvalidArgumentError, match=r"gpuinterop.match_device\(gpuinterop.opengl.identity\(\)\)"):
