@@ -287,6 +287,34 @@ def test_an_image_of_vulkan_is_a_texture(
     application.close()
 
 
+def test_each_format_has_the_texels_of_the_image(opengl: OpenGLApplication, device: gi.Device) -> None:
+    """By their bytes: what the image has in a row is what OpenGL reads as that many channels of that type."""
+    if not device.info.is_cpu:
+        pytest.skip("NVIDIA's driver imports no linear images")
+    types = {"uint8": 0x1401, "int8": 0x1400, "uint16": 0x1403, "int16": 0x1402, "uint32": 0x1405, "int32": 0x1404,
+             "float16": 0x140B, "float32": 0x1406}  # fmt: skip
+    application, shown = Application("lavapipe"), set()
+    for format_ in gi.opengl._texture._FORMATS:
+        try:
+            image = gi.vulkan.share_image(application.vk, device, (5, 3), format_, tiling="linear", initial=1)
+        except gi.InvalidArgumentError:  # lavapipe has no such linear images, or they are no array
+            continue
+        with image, gi.opengl.import_image(image) as texture:
+            view = np.asarray(image.view())
+            texels = RNG.integers(1, 100, size=view.shape).astype(view.dtype)
+            view[:] = texels
+            names = {1: (0x1903, 0x8D94), 2: (0x8227, 0x8228), 4: (0x1908, 0x8D99)}[view.shape[2]]
+            found, integer = np.zeros_like(texels), format_.endswith("INT")
+            opengl.gl("glPixelStorei", 0x0D05, 1)
+            kind = types[view.dtype.name]
+            opengl.gl("glGetTextureImage", texture.name, 0, names[integer], kind, found.nbytes, found.ctypes.data)
+            assert (found == texels).all(), format_
+            del view
+        shown.add(format_)
+    application.close()
+    assert len(shown) >= 30, shown
+
+
 # -- turns -------------------------------------------------------------------------------------------------------------
 
 
