@@ -76,12 +76,10 @@ class _Semaphores(NoCopy):
         return name
 
     def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
-        value: Any = 2 * frame + 1 if self._timeline else None
-        self._to_compute.wait(stream, value, timeout=timeout)
+        self._to_compute.wait(stream, timeout=timeout)
 
-    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
-        value: Any = 2 * frame + 2 if self._timeline else None
-        self._to_graphics.signal(stream, value)
+    def signal_on_stream(self, stream: Stream | object) -> None:
+        self._to_graphics.signal(stream)
 
     def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
         # Before the first, nobody has released. A second wait for a binary semaphore, after an interrupt, never ends.
@@ -126,7 +124,7 @@ class _Fences(NoCopy):
             raise DriverError("glClientWaitSync", found, "GL_WAIT_FAILED")
         return bool(found != gl.TIMEOUT_EXPIRED)
 
-    def signal_on_stream(self, stream: Stream | object, frame: int) -> None:
+    def signal_on_stream(self, stream: Stream | object) -> None:
         self._event = check_stream(self._device, stream).record()
 
     def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
@@ -202,6 +200,8 @@ class SharedHandoff(Owned, Turns):
     def __init__(self, names: Names, device: Device, way: _Semaphores | _Fences) -> None:
         Owned.__init__(self, names, way.halves)
         self._device, self._way, self._began_in_gl = device, way, False
+        self._timeline: ExternalSemaphore[Any] | None = way.halves[0].semaphore if way.mode == "timeline" else None
+        """It is called at once: a call between would cost a twentieth of a frame's calls."""
         self._block: _Block | None = None
 
     def __repr__(self) -> str:
@@ -240,7 +240,10 @@ class SharedHandoff(Owned, Turns):
             The handoff was closed.
         """
         if self._turn is _ACQUIRE and not self.closed:
-            self._way.wait_on_stream(stream, self._frame, timeout)
+            if (timeline := self._timeline) is not None:
+                timeline.wait(stream, 2 * self._frame + 1, timeout=timeout)
+            else:
+                self._way.wait_on_stream(stream, self._frame, timeout)
         elif self._frame or self._began_in_gl or self._turn is not _SUBMIT or self.closed:
             self._refuse(_ACQUIRE, "acquire")
         else:  # the compute side begins
@@ -264,7 +267,10 @@ class SharedHandoff(Owned, Turns):
         """
         if self.closed or self._turn is not _RELEASE:
             self._refuse(_RELEASE, "release")
-        self._way.signal_on_stream(stream, self._frame)
+        if (timeline := self._timeline) is not None:
+            timeline.signal(stream, 2 * self._frame + 2)
+        else:
+            self._way.signal_on_stream(stream)
         self._turn = _SUBMIT
         self._frame += 1
 

@@ -203,6 +203,7 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
         integers, found = texture_of(opengl, RG16UI, 8, 8), np.zeros(128, "uint16")
         shared.copy_from_host(np.arange(128, dtype="uint16"))
         shared.upload_to(integers, (8, 8, 2), "uint16")  # bytes would be swapped
+        opengl.gl("glFinish")
         shared.fill(0)
         shared.download_from(integers, (8, 8, 2), np.uint16)
         opengl.gl("glFinish")
