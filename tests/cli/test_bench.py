@@ -294,7 +294,7 @@ def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
     copy.write_text(f"{before[:begin]}\nwhat was there\n{before[end:]}", encoding="utf-8")
     runs = (
         str(docs / "performance" / f"{name}.json")
-        for name in ("h200", "h200-sharing", "two-cores", "two-cores-sharing")
+        for name in ("h200", "h200-sharing", "h200-opengl", "two-cores", "two-cores-sharing")
     )
     done = invoke("bench", "--page", str(copy), *runs)
     assert (done.exit_code, done.output) == (0, "")
