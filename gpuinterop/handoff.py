@@ -161,7 +161,7 @@ class Turn(Enum):
     RELEASE = "release"
 
 
-_SUBMIT, _ACQUIRE, _RELEASE = Turn
+SUBMIT, ACQUIRE, RELEASE = Turn
 
 
 class Turns(NoCopy):
@@ -171,7 +171,7 @@ class Turns(NoCopy):
     """The call that submits."""
     _draws: ClassVar[str] = "submit"
     """What that does, in a word."""
-    _turn = _SUBMIT
+    _turn = SUBMIT
     _frame = 0
 
     @property
@@ -181,7 +181,7 @@ class Turns(NoCopy):
 
     def __repr__(self) -> str:
         closed = any(one.closed for one in self._semaphores())
-        due = self._draws if self._turn is _SUBMIT else self._turn.value
+        due = self._draws if self._turn is SUBMIT else self._turn.value
         state = " closed" if closed else f": frame {self._frame} is due for {due}"
         return f"<{type(self).__name__} of {self._label()}{state}>"
 
@@ -195,7 +195,7 @@ class Turns(NoCopy):
         if self._turn is not turn:
             for one in self._semaphores():
                 one._check_open()
-            due = self._submits if self._turn is _SUBMIT else self._turn.value
+            due = self._submits if self._turn is SUBMIT else self._turn.value
             frame = f"frame {self._frame} of {self._label()}"
             raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")
 
@@ -266,7 +266,7 @@ class Handoff(Turns):
         self._to_graphics = to_graphics
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
-        self._first_turn = self._turn = _SUBMIT if tracks_submits else _ACQUIRE
+        self._first_turn = self._turn = SUBMIT if tracks_submits else ACQUIRE
         # The stream that released last, by a binary semaphore. The host cannot read one; it can ask the stream.
         self._stream: Stream | None = None
         stands = self._stands() if self._timeline else 0
@@ -296,10 +296,10 @@ class Handoff(Turns):
 
     def _take_submit(self) -> tuple[int | None, int]:
         """What the next submission waits for and signals."""
-        if self._turn is not _SUBMIT:
+        if self._turn is not SUBMIT:
             self._check_tracking()
-            self._check(_SUBMIT, self._submits)
-        self._turn = _ACQUIRE
+            self._check(SUBMIT, self._submits)
+        self._turn = ACQUIRE
         frame = self._frame
         waits = frame != self._first
         if not self._timeline:
@@ -325,8 +325,8 @@ class Handoff(Turns):
         True
         """
         self._check_tracking()
-        self._check(_ACQUIRE, "undo_submit")
-        self._turn = _SUBMIT
+        self._check(ACQUIRE, "undo_submit")
+        self._turn = SUBMIT
         self._to_compute._promised = 0
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
@@ -346,12 +346,12 @@ class Handoff(Turns):
         SemaphoreTimeoutError
             `timeout` passed; the frame is still due for `acquire`.
         """
-        if self._turn is not _ACQUIRE:
+        if self._turn is not ACQUIRE:
             check_timeout(timeout)
-            self._check(_ACQUIRE, "acquire")
+            self._check(ACQUIRE, "acquire")
         value: Any = 2 * self._frame + 1 if self._timeline else None
         self._to_compute.wait(stream, value, timeout=timeout)
-        self._turn = _RELEASE
+        self._turn = RELEASE
 
     def release(self, stream: Stream | object) -> None:
         """Make `stream` signal the graphics side when its earlier work is done. Returns at once.
@@ -366,8 +366,8 @@ class Handoff(Turns):
         InvalidArgumentError
             The frame was not acquired.
         """
-        if self._turn is not _RELEASE:
-            self._check(_RELEASE, "release")
+        if self._turn is not RELEASE:
+            self._check(RELEASE, "release")
         if self._to_graphics is not None:
             if type(stream) is not Stream:
                 stream = check_stream(self._to_graphics.device, stream)
@@ -392,7 +392,7 @@ class Handoff(Turns):
         """Derive the frame from a timeline's value, and set whose turn it is."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == stands:
-            self._turn = _ACQUIRE  # the frame was submitted here, never released
+            self._turn = ACQUIRE  # the frame was submitted here, never released
         elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",

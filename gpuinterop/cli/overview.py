@@ -15,6 +15,7 @@ from ..errors import GpuInteropError
 from ..exporters.base import Driver
 from ..handles import PointerHandle, is_here
 from ..handoff import MODES
+from ..opengl._context import is_same_driver
 from .console import columns, paint, say, table
 from .info import Findings
 
@@ -165,8 +166,7 @@ class _Text:
     def _has_vulkan(self, driver: Driver) -> bool:
         """Whether what OpenGL cannot make has a Vulkan driver of the same device and build to make it."""
         drivers = [one for party in self.parties if party.kind == "vulkan" for one in party.members.values()]
-        mine = driver.identity
-        return any((mine.uuid, mine.driver_uuid) == (one.identity.uuid, one.identity.driver_uuid) for one in drivers)
+        return any(is_same_driver(driver.identity, one.identity) for one in drivers)
 
     def reasons(self) -> None:
         """Print the reasons by their numbers."""

@@ -12,7 +12,7 @@ from ..capabilities import Operation
 from ..errors import InvalidArgumentError
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
-from ..vulkan._shared import OfBuffer, agree, check_same_device, exported_block
+from ..vulkan._shared import OfBuffer, check_same_device, exported_block
 from . import _api as gl
 from ._context import Context, Names, current_context
 from ._shared import SharedObject, check_name, import_memory
@@ -280,7 +280,6 @@ def share_buffer(
         half = memory = device.allocate(size, label=label)
         export, total = half.export, half.size
     else:
-        agree(context, device, (Operation.IMPORT_MEMORY, Operation.MAP_BUFFER), (OpaqueFd,))
         spare = _SPARE if context.is_cpu else 0
         half = share_vulkan_buffer(context.vulkan(vk), device, size + spare, handle_types=(OpaqueFd,), label=label)
         memory, export, total = half.memory, half.vulkan_object.export, half.allocation_size
@@ -391,12 +390,8 @@ def _import(
     context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None
 ) -> tuple[Names, int]:
     """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
-    names, check = Names(context), context.functions.check
-    try:
+    with Names(context) as names:
         memory = import_memory(names, handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer
-        check("glNamedBufferStorageMemEXT", name, size, memory, offset)
-    except BaseException:
-        names.close()
-        raise
+        context.functions.check("glNamedBufferStorageMemEXT", name, size, memory, offset)
     return names, name

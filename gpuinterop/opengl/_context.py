@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from importlib.resources import files
 from struct import unpack
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Self
 
 from .._arguments import NoCopy
 from .._core.lifetime import LIVE
@@ -143,7 +143,7 @@ class Context(NoCopy):
         mine = self.identity
         if vk is not None:
             theirs = check_context(vk).identity
-            if theirs.conflicts(mine) or (theirs.uuid, theirs.driver_uuid) != (mine.uuid, mine.driver_uuid):
+            if not is_same_driver(theirs, mine):
                 raise InvalidArgumentError(
                     "vk",
                     f"expected a VkDevice of OpenGL's {mine.name} and of the same driver, got {theirs.name}, whose "
@@ -160,8 +160,7 @@ class Context(NoCopy):
         instance, mine = Instance(), self.identity
         found = instance.physical_devices()
         for physical in found:
-            theirs = physical.identity
-            if (theirs.uuid, theirs.driver_uuid) == (mine.uuid, mine.driver_uuid):
+            if is_same_driver(physical.identity, mine):
                 return Device(instance, physical)
         names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in found) or "none"
         instance.close()
@@ -188,8 +187,16 @@ class Context(NoCopy):
                 getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
+def is_same_driver(one: DeviceIdentity, other: DeviceIdentity) -> bool:
+    """Whether two APIs' devices are one, by one build of its driver: only that imports what the other exports."""
+    return (one.uuid, one.driver_uuid) == (other.uuid, other.driver_uuid)
+
+
 class Names:
-    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does."""
+    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does.
+
+    A ``with`` block makes them: if it raises, they are deleted.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -197,6 +204,13 @@ class Names:
         self.fence: int | None = None
         """A fence sync, of a handoff."""
         context.remember()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self.close()
 
     def new(self, create: str, *arguments: Any) -> int:
         """Make an object with ``glCreate*`` or ``glGen*``."""
@@ -224,22 +238,20 @@ class Names:
 
 def current_context(get_proc_address: Lookup | None = None) -> Context:
     """The context that is current in the calling thread."""
-    loader = current_loader(get_proc_address)
-    if loader is None:
-        raise InvalidArgumentError(
-            "context",
-            "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or "
-            "pass get_proc_address, the loader of what made it.",
-        )
-    address = loader.current() or 0
-    known = _contexts.get((loader.name, address))
-    if known is not None and known.is_marked():
-        known.delete_closed()
-        return known
-    found = Context(loader, address)
-    if not found.version:  # a loader of the user's, and no context
-        raise InvalidArgumentError("context", "expected an OpenGL context that is current in this thread, got none.")
-    return found
+    if (loader := current_loader(get_proc_address)) is not None:
+        address = loader.current() or 0
+        known = _contexts.get((loader.name, address))
+        if known is not None and known.is_marked():
+            known.delete_closed()
+            return known
+        found = Context(loader, address)
+        if found.version:  # else the loader is the user's, and there is no context
+            return found
+    raise InvalidArgumentError(
+        "context",
+        "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or pass "
+        "get_proc_address, the loader of what made it.",
+    )
 
 
 @atexit.register

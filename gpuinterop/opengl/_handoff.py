@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import system
 from .._arguments import NoCopy, check_timeout, check_type
-from .._core.ownership import import_duplicate
 from .._core.stream import Event, check_stream
 from ..capabilities import Operation
 from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..handles import Binary, OpaqueFd, Timeline
-from ..handoff import BRIDGED, Graphics, Turn, Turns, agree_on_mode, mode_gaps
+from ..handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, Graphics, Turn, Turns, agree_on_mode, mode_gaps
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
 from ..vulkan._shared import check_same_device
 from . import _api as gl
 from ._context import Names, current_context
-from ._shared import Owned, SharedObject
+from ._shared import Owned, SharedObject, import_fd
 from ._texture import SharedTexture
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ def gaps(context: Graphics, device: Device) -> dict[str, UnsupportedError | None
     return {**mode_gaps(context, device), BRIDGED: bridged}
 
 
-_SUBMIT, _ACQUIRE, _RELEASE = Turn
 Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
 """The number and names of buffers, the number and names of textures, and the layouts of those."""
 
@@ -68,11 +66,8 @@ class _Semaphores(NoCopy):
         else:
             name = names.new("glGenSemaphoresEXT")
 
-        def take(duplicate: Any) -> None:
-            check("glImportSemaphoreFdEXT", name, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
-
         with export_semaphore(half._vk, half.vk_semaphore, half.kind) as handle:
-            import_duplicate(handle, take, user="gpuinterop.opengl")
+            import_fd(names, handle, "glImportSemaphoreFdEXT", name)
         return name
 
     def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
@@ -159,18 +154,18 @@ class _Block(NoCopy):
             context.check_current()
         if context.closed_names:
             context.delete_closed()
-        if handoff.closed or handoff._turn is not _SUBMIT:
-            handoff._refuse(_SUBMIT, "gl")
+        if handoff.closed or handoff._turn is not SUBMIT:
+            handoff._refuse(SUBMIT, "gl")
         handoff._began_in_gl = True
         self._way.wait_in_gl(handoff._frame, self._barrier)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handoff, context = self._handoff, self._context
-        if handoff.closed or handoff._turn is not _SUBMIT:
+        if handoff.closed or handoff._turn is not SUBMIT:
             return  # closed in the block, or a block within it has ended the frame
         if context.current() == context.address:
             self._way.signal_in_gl(handoff._frame, self._barrier)
-            handoff._turn = _ACQUIRE
+            handoff._turn = ACQUIRE
         elif error is None:  # never hide the first exception
             context.check_current()
 
@@ -239,16 +234,16 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self._turn is _ACQUIRE and not self.closed:
+        if self._turn is ACQUIRE and not self.closed:
             if (timeline := self._timeline) is not None:
                 timeline.wait(stream, 2 * self._frame + 1, timeout=timeout)
             else:
                 self._way.wait_on_stream(stream, self._frame, timeout)
-        elif self._frame or self._began_in_gl or self._turn is not _SUBMIT or self.closed:
-            self._refuse(_ACQUIRE, "acquire")
+        elif self._frame or self._began_in_gl or self._turn is not SUBMIT or self.closed:
+            self._refuse(ACQUIRE, "acquire")
         else:  # the compute side begins
             check_stream(self._device, stream)
-        self._turn = _RELEASE
+        self._turn = RELEASE
 
     def release(self, stream: Stream | object) -> None:
         """Make `stream` signal OpenGL when its earlier work is done. Returns at once.
@@ -265,13 +260,13 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self.closed or self._turn is not _RELEASE:
-            self._refuse(_RELEASE, "release")
+        if self.closed or self._turn is not RELEASE:
+            self._refuse(RELEASE, "release")
         if (timeline := self._timeline) is not None:
             timeline.signal(stream, 2 * self._frame + 2)
         else:
             self._way.signal_on_stream(stream)
-        self._turn = _SUBMIT
+        self._turn = SUBMIT
         self._frame += 1
 
     def gl(self, *shared: SharedObject) -> _Block:
@@ -303,7 +298,7 @@ class SharedHandoff(Owned, Turns):
     def _refuse(self, turn: Turn, call: str) -> None:
         """Raise for a call while the handoff is closed, or out of turn."""
         self._check_open()
-        if self._turn is _SUBMIT and not self._began_in_gl and not self._frame:
+        if self._turn is SUBMIT and not self._began_in_gl and not self._frame:
             raise InvalidArgumentError("handoff", f"{call} is out of turn; begin with acquire or a block of gl.")
         self._check(turn, call)
 

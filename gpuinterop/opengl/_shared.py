@@ -95,8 +95,15 @@ def import_memory(names: Names, handle: Handle, size: int) -> int:
     # bytes that repeat as the other wrote them.
     check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
 
+    import_fd(names, handle, "glImportMemoryFdEXT", memory, size)
+    return memory
+
+
+def import_fd(names: Names, handle: Handle, call: str, *arguments: int) -> None:
+    """Import a descriptor with a ``glImport*FdEXT``, which consumes the handle."""
+    check = names.context.functions.check
+
     def take(duplicate: Any) -> None:
-        check("glImportMemoryFdEXT", memory, size, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
+        check(call, *arguments, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
 
     import_duplicate(handle, take, user="gpuinterop.opengl")  # drivers differ on whose it is after a failure
-    return memory

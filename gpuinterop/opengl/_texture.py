@@ -121,14 +121,10 @@ def import_image(
             f"expected a tiling in which {context.name} imports {image.format} images, got "
             f"{'linear' if image.row_pitch else 'optimal'}; use the other tiling, or SharedBuffer.upload_to.",
         )
-    names = Names(context)
-    try:
+    with Names(context) as names:
         with image.vulkan_object.export() as handle:
             memory = import_memory(names, handle, image.allocation_size)
         name = names.new("glCreateTextures", target)
         functions.glTextureParameteri(name, gl.TEXTURE_TILING, tiling)
         functions.check("glTextureStorageMem2DEXT", name, info.mipLevels, format_, *image.extent, memory, 0)
-    except BaseException:
-        names.close()
-        raise
     return SharedTexture(names, name, check_int(layout, "layout", minimum=0, maximum=MAX_32))
