@@ -202,6 +202,10 @@ def work(
         with team.step(f"write {rank}"):
             if rank == team.rank:
                 simulator.multimem_store(mapping.ptr + 4 * rank, [100 + rank])
+            # Nobody votes, or dies, before the store has reached it: survivors of a death unbind what is stored to.
+            word = bytearray(4)
+            while not any(word):
+                allocation.buffer.copy_to_host(word, offset=4 * rank)
     values: list[int] = []
     with team.step("read"):
         for one in gathered:
