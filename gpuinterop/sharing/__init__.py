@@ -1,10 +1,10 @@
-"""Arrays that exist, shared in place with other processes of the host.
+"""Share existing arrays, in place, with other processes on the same host.
 
-`share` takes an array of torch, CuPy, JAX, NumPy or another library with DLPack, or several by name. ``bytes(share)``
-is a descriptor of some hundred bytes, which holds no handle, and ``str(share)`` the same as text: send it by any way.
-`attach` connects to the process that shares, and returns the same memory there, without a copy. Later attachments to
-that process use the same connection. Linux; both processes run on one host, as one user or one that the other names
-(``users=``), also in two containers.
+`share` accepts an array of torch, CuPy, JAX, NumPy or another DLPack library, or several arrays by name.
+``bytes(share)`` is a short descriptor, and ``str(share)`` is the descriptor as text. It contains no handle, so you can
+send it any way you like. `attach` connects to the sharing process and returns the same memory, without a copy. Later
+attachments to that process reuse the connection. Linux only. Both processes run as one user, or name each other's user
+in ``users=``; they can run in two containers.
 
 >>> weights = np.asarray(buffer.view((2, 2), "float32"))  # or any tensor
 >>> with gi.share(weights) as shared:
@@ -19,23 +19,23 @@ that process use the same connection. Linux; both processes run on one host, as 
 array([[7., 7.],
        [7., 7.]], dtype=float32)
 
-**Order.** One process writes: the one that shares. Its `ArrayShare.acquire` makes a stream wait for the readers that
-have acquired and not released, and its `ArrayShare.release` publishes the next version, after the stream's work.
-Version 0 is what the arrays had when they were shared, after what the stream of ``share(stream=...)`` had been given. A
-reader's `AttachedArrays.acquire` makes a stream wait for the newest version; while the writer writes, for the next. Its
-`release` lets the writer acquire. The streams wait, and the host does not, except where the stream is the calling
-thread of a CPU. A reader that has attached and not acquired never holds the writer up. A program that reads without
-`acquire` orders its reads by means of its own, or needs no order: weights that never change.
+**Order.** The sharing process is the only writer. Its `ArrayShare.acquire` makes a stream wait for the readers that
+have acquired and not released. Its `ArrayShare.release` publishes the next version once the stream's queued work is
+done. Version 0 is the arrays as they are when the work queued on the stream of ``share(stream=...)`` is done. A
+reader's `AttachedArrays.acquire` makes a stream wait for the newest version, or for the next one while the writer is
+writing. Its `release` lets the writer acquire. Only streams wait; the host waits only if the stream is the calling
+thread of a CPU. A reader that has attached but not acquired never delays the writer. If you read without `acquire`,
+order the reads yourself; weights that never change need no order.
 
-**Deaths.** A reader that dies is dropped within a second, and the writer's stream goes on. If the writer dies, streams
-that wait for it go on too: their work runs on undefined bytes, and the next call, or ``stream.synchronize``, raises
-`PeerError`.
+**A process that exits.** The writer drops a reader that has exited within a second, and its stream continues. If the
+writer exits, the streams that wait for it continue too: their work runs on undefined bytes, and the next call, or
+``stream.synchronize``, raises `PeerError`.
 
-**No silent copy.** An array whose memory cannot get to another process raises `UnsupportedError`, with the reason and
-what to change. ``copy=True`` copies it once, into memory that can.
+**No silent copy.** If another process cannot map an array's memory, `share` raises `UnsupportedError`, which gives the
+reason and what to change. ``copy=True`` copies the array once, into memory that can be shared.
 
-`gpuinterop.sharing.order` specifies the protocol of the order, `gpuinterop.sharing.descriptor` the bytes that travel,
-and the counts of who holds what.
+`gpuinterop.sharing.order` specifies the order protocol. `gpuinterop.sharing.descriptor` specifies the messages and the
+counts of holders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a share and an attachment have in common: arrays by name, their transport, and the order."""
+"""The common base of shares and attachments: named arrays, their transport, and their order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Access(Generic[T], NotAnArray):
-    """What ``write`` and ``read`` return: acquires where a ``with`` begins, and releases where it ends."""
+    """Returned by ``write`` and ``read``: acquires when a ``with`` begins, and releases when it ends."""
 
     _as_array = "numpy.asarray(array) in a with: with frame.read() as array"
 
@@ -38,7 +38,7 @@ class Access(Generic[T], NotAnArray):
         self._turn = turns._turn + 1
         try:
             found: T = self._accessed._begin(stream, self._timeout)
-        except Exception:  # it has not acquired, or has released
+        except Exception:  # nothing is acquired, or it is released already
             del self._turns
             raise
         return found
@@ -52,28 +52,28 @@ class Access(Generic[T], NotAnArray):
 
     def __del__(self) -> None:
         turns = getattr(self, "_turns", None)
-        if turns is not None and turns.inside and turns._turn == self._turn:  # an interrupt has struck in these calls
+        if turns is not None and turns.inside and turns._turn == self._turn:  # an interrupt struck in these methods
             loop().look_again(partial(turns.drop, self._turn))
 
 
 class Arrays(Resource):
-    """The common part of `ArrayShare` and `AttachedArrays`: arrays by name, their transport, and the order.
+    """Named arrays that two processes share, and their order: the common base of `ArrayShare` and `AttachedArrays`.
 
-    It is a mapping of names to views: iterate over the names, and take ``arrays[name]``. With a single array it is an
-    array itself, as its `view` is: pass it to ``numpy.asarray`` or ``torch.from_dlpack``. What takes it by
-    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps it, and from then on it keeps the bytes, also after
-    `close`: drop it with the array.
+    It is a mapping of names to views: iterate over the names, and index it as ``arrays[name]``. With a single array you
+    can also pass it itself to ``numpy.asarray`` or ``torch.from_dlpack``. A library that reads
+    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps this object and the bytes, even after `close`: drop
+    both with the array.
     """
 
     _contents: Contents
     _placed: tuple[SharedMemory, Sequence[int]] | None = None
-    """The memory of all regions, and the offset of each there."""
+    """The memory of all regions, and each region's offset in it."""
     device: Device
-    """The device that has them."""
+    """The device that has the arrays."""
     _shown: View | None = None
-    """Whose hold on the bytes lasts as long as this object, which a library keeps as the owner of its array."""
+    """A view that keeps the bytes while this object exists; libraries keep this object as the owner of their array."""
     key: tuple[bytes, int]
-    """The sharing process and the number of its share: equal in all processes that have it."""
+    """The sharing process and the share's number there: equal in every process."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -89,16 +89,16 @@ class Arrays(Resource):
 
     @property
     def view(self) -> View:
-        """The single array, in place: a `View`, which array libraries take.
+        """The single array, in place: a `View` for array libraries.
 
         ``np.asarray(view)`` on the host backend, ``torch.from_dlpack(view)`` and ``cupy.from_dlpack(view)`` on a GPU
-        work on the shared bytes. Shape, strides and element type are the array's own. An array that is made of the view
-        keeps the bytes mapped as long as it lives, also after `close`.
+        work on the shared bytes, with the array's own shape, strides and element type. An array made from the view
+        keeps the bytes mapped while it exists, even after `close`.
 
         Raises
         ------
         InvalidArgumentError
-            The share has names: take ``arrays[name]``.
+            The arrays have names: use ``arrays[name]``.
         ResourceClosedError
             `close` was called.
 
@@ -126,12 +126,12 @@ class Arrays(Resource):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """That of `view`."""
+        """The interface of `view`."""
         view = self._shown = self._shown or self.view
         return view.__cuda_array_interface__
 
     def __getitem__(self, name: str) -> View:
-        """Return an array in place, by its name (see `view`).
+        """Return the array with this name, in place (see `view`).
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Arrays(Resource):
         if (placed := self._contents.arrays.get(name)) is None:
             if self._contents.single:
                 raise InvalidArgumentError(
-                    "name", f"expected no name, for the array has none, got {name!r}; take view."
+                    "name", f"expected no name, because there is a single array, got {name!r}; use view."
                 )
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
             raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
@@ -165,7 +165,7 @@ class Arrays(Resource):
 
     @property
     def transport(self) -> str:
-        """Types of the handles by which the memory travels: ``VmmFd``, ``IpcMemHandle``, ``OpaqueFd``.
+        """Handle types that share the memory: ``VmmFd``, ``IpcMemHandle``, ``OpaqueFd``.
 
         - ``VmmFd``: memory of `Device.allocate`, torch's expandable segments, JAX's pool
           (``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``; on HIP memory of `Device.allocate` only,
@@ -174,7 +174,7 @@ class Arrays(Resource):
           (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``).
         - ``OpaqueFd``: memfds, on the host backend.
 
-        Arrays that travel by several types have their names, with commas.
+        If the arrays need several types, the string lists them, separated by commas.
 
         Examples
         --------
@@ -192,11 +192,11 @@ class Arrays(Resource):
 
     @property
     def exposes(self) -> str:
-        """The memory that a reader can touch, in words: whole allocations, of which the arrays are a part.
+        """A sentence about the memory that a reader can access: whole allocations, which the arrays are a part of.
 
-        Drivers map whole allocations. A reader of one small tensor of torch can read and write the whole segment that
-        torch's allocator has put it in, with the tensors beside it; of JAX, the whole pool. Share such arrays with
-        processes that you trust with all of that, or pass ``copy=True`` to `share`.
+        Drivers map whole allocations. A reader of one small torch tensor can read and write the whole segment in which
+        torch's allocator placed it, including other tensors; with JAX, the whole pool. Share such arrays only with
+        processes that you trust with all of it, or pass ``copy=True`` to `share`.
 
         Examples
         --------
@@ -210,47 +210,45 @@ class Arrays(Resource):
             (at, offset + one.low, offset + one.high) for at, offset, one, _ in self._contents.arrays.values()
         )
         spanned, reached = 0, (-1, 0)
-        for region, start, end in spans:  # arrays may have bytes in common
+        for region, start, end in spans:  # arrays may overlap
             first = max((region, start), reached)
             if (region, end) > first:
                 spanned, reached = spanned + end - first[1], (region, end)
         return f"{pieces} allocation(s) of {whole:,} bytes in all, of which the arrays span {spanned:,}"
 
     def acquire(self, stream: Stream | object = None, *, timeout: float | None = None) -> None:
-        """Make a stream wait for its turn, before its later work with the arrays.
+        """Make a stream wait until it can use the arrays.
 
         The writer (`ArrayShare`) waits for the readers that have acquired and not released. A reader (`AttachedArrays`)
-        waits for the newest version; while the writer writes, for the next. The call returns at once, and the stream
-        waits (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). Without a stream, and with a `timeout`, the calling
-        thread waits here. The first call of a reader asks the sharing process for its place in the order, over their
-        connection.
+        waits for the newest version, or for the next one while the writer is writing. The call returns at once, and the
+        stream waits (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``). On the calling thread, and with a `timeout`,
+        the call itself waits. A reader's first call asks the sharing process for a place in the order.
 
         Parameters
         ----------
         stream : Stream, or torch's, CuPy's, numba's, an int
-            Stream of the arrays' device, as `Device.wrap_stream` takes it. None is the calling thread, on a CPU only.
+            Stream of the arrays' device (see `Device.wrap_stream`). None is the calling thread, on a CPU only.
         timeout : float, optional
-            Seconds that the calling thread waits until it is the stream's turn, and that a reader's first call may wait
-            for the sharing process's answer. Default: the stream waits, without a limit; that of the answer is that of
-            `attach`.
+            Seconds that the calling thread waits for the arrays, and that a reader's first call waits for the sharing
+            process's answer. Default: the stream waits without a limit, and the answer has the time-out of `attach`.
 
         Raises
         ------
         InvalidArgumentError
-            `acquire` out of turn: `release` comes first. Or the writer's arrays are immutable (JAX's). Or the stream is
-            of another device, or is being captured. Nothing has changed then.
+            This side has acquired already: call `release` first. Or the writer's arrays are immutable (JAX's). Or the
+            stream belongs to another device, or is being captured. Nothing has changed.
         ArgumentTypeError
             `stream` is None on a GPU, or is not a stream.
         SemaphoreTimeoutError
             `timeout` passed, and nothing was acquired.
         PeerError
-            The sharing process has died, or does not answer the reader's first call; or 504 readers have a place.
+            The sharing process has exited, or does not answer the reader's first call; or 504 readers have a place.
         UnsupportedError
             The device has no timelines (`Operation.CREATE_SEMAPHORE` for `TimelineFd`).
         ResourceClosedError
-            `close` was called, or the stream is closed. Or an array of the writer has other memory now than it had when
-            it was shared (``parameter.data = new``): readers would never see what is written there. A call looks at up
-            to eight arrays with ``data_ptr()``, and the next call at the next.
+            `close` was called, or the stream is closed. Or an array of the writer has moved to other memory since it
+            was shared (``parameter.data = new``), so readers would not see what you write. Each call checks up to eight
+            arrays that have ``data_ptr()``, and the next call checks the next ones.
 
         Examples
         --------
@@ -265,20 +263,20 @@ class Arrays(Resource):
         acquire_all([side], [side[0].page.lock], timeout)
 
     def release(self, stream: Stream | object = None) -> None:
-        """Release, after the work that a stream was given (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
+        """Release once a stream's queued work is done (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
 
-        The writer's `release` publishes the next version: readers that wait for it go on once the stream's work is
-        done. A reader's lets the writer acquire. The call returns at once.
+        The writer's `release` publishes the next version, which readers may wait for. A reader's `release` lets the
+        writer acquire. The call returns at once.
 
         Parameters
         ----------
         stream : Stream, or torch's, CuPy's, numba's, an int
-            See `acquire`. It may be another stream than that of `acquire`; then order the two yourself.
+            See `acquire`. If it is another stream than you passed to `acquire`, order the two yourself.
 
         Raises
         ------
         InvalidArgumentError
-            `release` out of turn: `acquire` comes first.
+            Nothing is acquired: call `acquire` first.
         ArgumentTypeError, PeerError, ResourceClosedError
             See `acquire`.
 
@@ -295,9 +293,9 @@ class Arrays(Resource):
 
     @property
     def version(self) -> int:
-        """Number of the newest version that the writer has published; while this side reads, of the one that it reads.
+        """Number of the newest published version, or of the version that this side is reading.
 
-        The writer's stream may still be working on it. A reader's first look asks as its first `acquire` does.
+        The writer's stream may still be working on it. A reader's first use asks for a place, as its first `acquire`.
 
         Examples
         --------
@@ -315,7 +313,7 @@ class Arrays(Resource):
 
     def _end(self, stream: Stream, whole: bool) -> None:
         if not self.closed:  # else `close` has released
-            self._turns().release(stream)  # also a stream that is closed now: the host releases in its place
+            self._turns().release(stream)  # if the stream is closed by now, the host releases instead
 
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""
@@ -328,15 +326,15 @@ class Arrays(Resource):
         return memory.buffer, starts[region] + offset
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
-        """Find `_placed`, where the first view does so."""
+        """Set `_placed`, if the first view does that."""
         raise NotImplementedError
 
     def _turns(self, timeout: float | None = None) -> Writer | Reader:
-        """The place in the order, which the first call takes, within `timeout` seconds."""
+        """The place in the order. The first call takes it, within `timeout` seconds."""
         raise NotImplementedError
 
     def _side(self, stream: object, timeout: float | None) -> Side:
-        """What is to acquire, for which stream."""
+        """The side that acquires, and its stream."""
         bound = self._stream(stream)
         return self._turns(check_timeout(timeout)), bound, bound._known_as()
 
@@ -346,22 +344,22 @@ class Arrays(Resource):
 
 
 def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares or attachments, each once, for one stream; none if one fails.
+    """Acquire several shares or attachments for one stream; none if one fails.
 
-    Two processes that acquire the same shares one after the other, each in its own order, can wait for each other for
-    good. Those that acquire them by this call do not. Release each by itself.
+    Two processes that acquire the same shares one by one, in different orders, can block each other forever. With this
+    call they cannot. Release each share or attachment separately.
 
     Parameters
     ----------
     arrays : iterable of ArrayShare or AttachedArrays
-        The shares and attachments. One that is named twice is acquired once.
+        The shares and attachments. A repeated one is acquired once.
     stream, timeout
-        See `ArrayShare.acquire`; the time-out is for all together.
+        See `ArrayShare.acquire`; the time-out covers all together.
 
     Raises
     ------
     GpuInteropError
-        The error of the one that failed (`ArrayShare.acquire`). The others are released.
+        The first failure (see `ArrayShare.acquire`). The others are released.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Another process's arrays, here: what attachments hold, the imports that they share, and the views on them."""
+"""The receiving side: an attachment's hold on a share, imports of the shared memory, and views on it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class Import(Lifetime):
-    """Another process's region, mapped once for all that this process has of it."""
+    """Another process's region, mapped once for all attachments and tensors of this process."""
 
     __slots__ = ("address", "count", "link", "numbers", "starts")
 
@@ -60,16 +60,17 @@ class Import(Lifetime):
         self.starts = tuple(accumulate(region.sizes, initial=0))
         self.address = 0
         self.count = 0
-        """Number of torch's tensors in it, which keep it as attachments do."""
+
+    """Number of torch tensors in it. Like attachments, they keep it."""
 
     def find(self, region: Region) -> int | None:
-        """Address of a region that begins with one of these blocks; None if it is not a part of this one."""
+        """Address of a region that begins with one of these blocks; None if this import does not contain all of it."""
         at, count = self.numbers.index(region.numbers[0]), len(region.numbers)
         fits = self.state is LIVE and self.numbers[at : at + count] == region.numbers
         return self.address + self.starts[at] if fits else None
 
     def attach(self, device: Device, handles: Sequence[Handle], sizes: Sequence[int]) -> None:
-        """Map it; the handles stay the caller's."""
+        """Map the region; the caller keeps the handles."""
         backend, native = cast(SharingBackend, device.driver), device._handle
 
         def attach() -> DriverHandle:
@@ -86,7 +87,7 @@ class Import(Lifetime):
 
 @locked
 def keep(mapped: Import) -> bool:
-    """Count a tensor of torch's in an import; False if that has ended."""
+    """Count one more torch tensor in an import; False if the import has ended."""
     if mapped.state is LIVE:
         mapped.count += 1
         mapped.ends_with_children = False
@@ -95,15 +96,15 @@ def keep(mapped: Import) -> bool:
 
 @locked
 def let_go(mapped: Import) -> None:
-    """End an import that nothing has."""
+    """End an import that nothing uses."""
     if not (mapped.standing or mapped.count):
         retire(mapped)
 
 
 class SharedMemory(Mappable):
-    """Memory as one share or attachment has it, from the first byte of its regions to the last.
+    """The memory of one share or attachment, from the first byte of its regions to the last.
 
-    Its arrays keep this, and not the other attachments. Memory that this process has already stays as long as `keep`.
+    Its arrays keep only this object. `keep` holds memory that belongs to this process.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class SharedMemory(Mappable):
     ) -> None:  # fmt: skip
         noun, streams = noun or "shared memory", device.streams
         super().__init__(Lifetime(noun, parents=parents, keep=keep, device=streams, label=label, size=size))
-        self.lifetime.warns = not parents  # a share or an attachment warns of its own
+        self.lifetime.warns = not parents  # a share or an attachment gives its own warning
         self.device, self.driver, self._size, self._address = device, device.driver, size, address
         self.lifetime.open()
         self.buffer: Buffer = self._buffer(0, size, device, label)
@@ -127,13 +128,13 @@ class SharedMemory(Mappable):
 
 
 def _nothing(_: object) -> None:
-    """Unmap nothing: an import does, or another library."""
+    """Unmap nothing: an import or another library does."""
 
 
 def memory_of(
     device: Device, regions: Sequence[Region], addresses: Sequence[int], parents: Sequence[Lifetime]
 ) -> tuple[SharedMemory, list[int]]:
-    """The memory that regions at these addresses lie in, and the offset of each."""
+    """The memory that contains regions at these addresses, and the offset of each."""
     first = min(addresses, default=0)
     end = max((at + region.size for at, region in zip(addresses, regions, strict=True)), default=first)
     return SharedMemory(device, first, end - first, parents), [at - first for at in addresses]
@@ -143,29 +144,28 @@ _numbers: Final = count()
 
 
 class Lease(NoCopy):
-    """A hold of a share, until its reader has released and its arrays are gone."""
+    """A hold on a share, until its reader has released and its arrays are gone."""
 
     def __init__(self, descriptor: Descriptor, timeout: float | None, users: frozenset[int]) -> None:
         self.descriptor, self.timeout = descriptor, timeout
         left = system.seconds_left(timeout)
         self.is_here = is_here(descriptor.process)
-        # Of this process the link only counts.
+        # In the sharing process itself, the link only counts.
         self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
-        self._is_known = self.link.hold(descriptor.slot)  # then its memory is what it was
+        self._is_known = self.link.hold(descriptor.slot)  # if held before, the memory has not changed
         self._number = next(_numbers).to_bytes(8, "little")
-        """The reader's: it gets one place, however often it asks."""
+        """Identifies the reader, so that it gets one place even if it asks again."""
         self.came: dict[int, FdHandle] = {}
-        """Descriptors of blocks, by number, until they are mapped."""
+        """Received descriptors of blocks, by number, until they are mapped."""
         self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
         self.buffers = 0
-        """Of frames, the number of slots."""
+        """Number of slots, if the share has frames."""
         self.label: str
-        """That of the arrays."""
 
     def contents(self, left: Left) -> tuple[Contents, Offered | None]:
-        """What the share has; and its offer, if it is this process's. Descriptors that come along are in `came`."""
+        """The share's contents, and its offer if this process shares it. Adds received descriptors to `came`."""
         link, one = self.link, self.descriptor
         if self.is_here:
             offer = server().find(one, False)
@@ -182,7 +182,7 @@ class Lease(NoCopy):
 
     @system.locked
     def turns(self, timeout: float | None) -> Reader:
-        """The reader's place in the order, taken on first use, within `timeout` seconds."""
+        """The reader's place in the order. The first call takes it, within `timeout` seconds."""
         self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
 
@@ -208,18 +208,18 @@ class Lease(NoCopy):
         return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
 
     def over(self) -> GpuInteropError | None:
-        """Why no newer version will come: the writer has closed the share, or has ended."""
-        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it may have ended since
+        """Why no newer version will arrive: the writer has closed the share, or has exited."""
+        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it can close and then exit
             return ResourceClosedError("the writer has closed: nothing newer will come.")
         return PeerError(ENDED) if self.link.ended else None
 
     def leave(self) -> None:
-        """Release, and do not acquire again."""
+        """Release; do not acquire again."""
         if self.reader is not None:
             self.reader.end(ResourceClosedError(f"{self.reader.label} is closed; attach again."))
 
     def end(self) -> None:
-        """Hold the share no more, once the reader is out."""
+        """Drop the share once the reader has released."""
         for handle in self.came.values():
             handle.close()
         self.leave()
@@ -231,9 +231,9 @@ class Lease(NoCopy):
     def _is_over(self) -> bool:
         reader = cast(Reader, self.reader)
         if not reader.close_if_released() and not self.link.ended and not loop().exits:
-            return False  # the sharing process lets go what dies
+            return False  # at exit, the sharing process drops what is left
         self.link.readers.pop(reader, None)
-        self.link.ring()  # the reader has left, also where others of this process stay
+        self.link.ring()  # because the reader has left, even if others here still hold the share
         self.link.drop(self.descriptor.slot)
         return True
 
@@ -241,9 +241,9 @@ class Lease(NoCopy):
 class AttachedArrays(Arrays):
     """Arrays of another process, in place. Made by `gpuinterop.attach`.
 
-    Closing gives the arrays back once their streams have done what they were given, and once the last array that was
-    made of a view is gone. Until then the sharing process holds its own. The driver maps memory once, however many
-    attachments of a process have it.
+    After `close`, gpuinterop detaches once the queued work of the streams is done and the last array made from a view
+    is gone. Until then the sharing process keeps its arrays. The driver maps memory once for all attachments of a
+    process.
 
     Examples
     --------
@@ -267,20 +267,20 @@ class AttachedArrays(Arrays):
         self.lifetime.create(lambda: lease)
 
     def close(self, timeout: float | None = None) -> None:
-        """Release after the work of the stream that acquired, and give the arrays back (see `Resource.close`).
+        """Release once the work of the stream that acquired is done, and detach (see `Resource.close`).
 
-        Native releases: ``cuIpcCloseMemHandle``, or ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``), for the last
-        attachment of that memory in this process.
+        Native calls, for the last attachment of the memory in this process: ``cuIpcCloseMemHandle``, or
+        ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``).
         """
         lease: Lease = self.lifetime.handle
-        check_timeout(timeout)  # first: what is refused ends nothing
+        check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
             lease.leave()
         super().close(timeout)
 
     @property
     def ended(self) -> bool:
-        """Whether the writer has closed the share, or has died: no newer version will come.
+        """Whether the writer has closed the share or exited, so that no newer version will arrive.
 
         Examples
         --------
@@ -296,7 +296,7 @@ class AttachedArrays(Arrays):
         return lease.over() is not None
 
     def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
-        """Acquire in a ``with``, which gives the array, or all by name; release at each of its exits.
+        """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
 
         Parameters
         ----------
@@ -320,12 +320,12 @@ class AttachedArrays(Arrays):
     def wait(self, *, newer_than: int, timeout: float | None = None) -> int:
         """Block the calling thread until the writer has published a newer version.
 
-        The writer's stream may still be working on it: `acquire` makes a stream wait for that.
+        The writer's stream may still be working on it; `acquire` makes a stream wait for that work.
 
         Parameters
         ----------
         newer_than : int
-            Number of a version; -1 is older than all.
+            Number of a version; -1 is older than every version.
         timeout : float, optional
             Seconds to wait. Default: no limit.
 
@@ -339,9 +339,9 @@ class AttachedArrays(Arrays):
         SemaphoreTimeoutError
             `timeout` passed.
         ResourceClosedError
-            The writer has closed the share, or `close` was called, and no newer version is there.
+            There is no newer version, and the writer has closed the share or you have called `close`.
         PeerError
-            The writer has died, and no newer version is there.
+            There is no newer version, and the writer has exited.
 
         Examples
         --------
@@ -356,7 +356,7 @@ class AttachedArrays(Arrays):
         page = self._turns(timeout).page
         spins = time.monotonic() + system.SPIN_S
         while True:
-            over = self._over()  # first: the last version comes before the end
+            over = self._over()  # first, so that the last version is found before the end
             found, seen = page.newest()
             if found > newer_than:
                 return found
@@ -370,7 +370,7 @@ class AttachedArrays(Arrays):
                 page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
 
     def _over(self) -> GpuInteropError | None:
-        """Why no newer version will come here."""
+        """Why no newer version will arrive here."""
         lease: Lease = self.lifetime.handle
         return self.lifetime.refusal() if self.closed else lease.over()
 
@@ -385,7 +385,7 @@ class AttachedArrays(Arrays):
             try:
                 self._placed = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
                 return
-            except ResourceClosedError:  # the last attachment of an import ends meanwhile, or this one is closed
+            except ResourceClosedError:  # an import's last attachment has just ended, or this attachment was closed
                 self._check_open()
             finally:
                 for one in imports:
@@ -400,62 +400,61 @@ def attach(
     descriptor: bytes | str, *, timeout: float | None = 10.0, device: Device | None = None, users: Iterable[int] = (),
     label: str | None = None,
 ) -> AttachedArrays:  # fmt: skip
-    """Attach the arrays of a share: the same memory, here.
+    """Attach the arrays of a share: the same memory, in this process.
 
-    Connects to the sharing process, receives the handles, and maps them: ``cuIpcOpenMemHandle``, or
-    ``cuMemImportFromShareableHandle``, ``cuMemMap`` and ``cuMemSetAccess`` (``hip...``); ``mmap`` on the host. Memory
-    that another attachment of this process has is not mapped again. All attachments to one process use one connection,
-    which lasts until one of the two ends. In the sharing process itself it is that process's own memory.
+    `attach` connects to the sharing process, receives the handles, and maps them with ``cuIpcOpenMemHandle``, or
+    ``cuMemImportFromShareableHandle``, ``cuMemMap`` and ``cuMemSetAccess`` (``hip...``); on the host with ``mmap``. It
+    does not map again what another attachment of this process maps already. All attachments to one process share a
+    connection, which lasts until one of the two processes exits. In the sharing process itself, `attach` returns that
+    process's own memory.
 
-    The bytes are read and written as the sharing process has them, at any time. Order them by
-    `AttachedArrays.acquire`, or otherwise.
+    You can read and write the bytes at any time. Order that with `AttachedArrays.acquire`, or in your own way.
 
     Parameters
     ----------
     descriptor : bytes or str
-        ``bytes(share)`` or ``str(share)``. It opens any number of attachments, one after the other or at once, until
-        the share is closed.
+        ``bytes(share)`` or ``str(share)``. Until the share is closed, you can attach it any number of times.
     timeout : float, optional
-        Seconds for the whole call, and for the answer that the first `acquire` needs. None: no limit. Default: 10.
+        Seconds for the whole call, and for the answer to the first `acquire`. None: no limit. Default: 10.
     device : Device, optional
-        Device that maps the memory. Another one than the arrays' needs peer access to that
-        (`Device.can_access`). Default: the arrays' own, by its identity and not by its number.
+        Device that maps the memory. If it is not the arrays' own device, it needs peer access to that one
+        (`Device.can_access`). Default: the arrays' own, found by its identity and not by its number.
     users : iterable of int
-        User ids whose processes may be the sharing one, beside this process's own.
+        User ids that the sharing process may have, besides this process's own.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
     AttachedArrays
-        The arrays, which the caller closes. Whatever handles came are consumed, also after an error.
+        The arrays, which the caller closes. Received handles are consumed, even after an error.
 
     Raises
     ------
     ArgumentTypeError, InvalidArgumentError
         `descriptor` is not a share's, is damaged, or is of another version of gpuinterop.
     ResourceClosedError
-        The share was closed, or its memory was freed: ask its process for a new descriptor.
+        The share was closed, or its memory was freed. Ask its process for a new descriptor.
     PeerError
-        The sharing process is not there, does not answer, runs as another user, or sends what it cannot mean. Or the
-        descriptor is of another host, or of before a restart.
+        The sharing process is not there, does not answer, runs as another user, or sends an invalid answer. Or the
+        descriptor comes from another host, or from before a restart.
     DeviceNotFoundError
-        This process does not see the device that has the memory. Pass another as `device`.
+        The device that has the memory is hidden from this process. Pass another one as `device`.
     UnsupportedError
-        The device cannot import such memory (`Operation.IMPORT_ARRAY`), has no peer access to it, or both processes
-        have one PID value, each in its own namespace, which drivers take for one process.
+        The device cannot import such memory (`Operation.IMPORT_ARRAY`) or has no peer access to it. Or both processes
+        have the same PID in different namespaces, so the driver takes them for one process.
     DriverError
         The driver refused.
 
     Examples
     --------
     >>> with gi.share(buffer.view((2, 2), "float32")) as shared:
-    ...     descriptor = bytes(shared)  # send it by any way
+    ...     descriptor = bytes(shared)  # send it any way you like
     ...     with gi.attach(descriptor) as attached:  # in any process of this host
     ...         attached.view.shape
     (2, 2)
 
-    Closed shares let no reader in:
+    A closed share refuses new readers:
 
     >>> gi.attach(descriptor)
     Traceback (most recent call last):
@@ -472,7 +471,7 @@ def attached(
     """Attach a share, or the slots of frames."""
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
-        raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")
+        raise PeerError("the share is another host's, or from before a restart; attach it where its process runs.")
     limit, allowed = check_timeout(timeout), users_of(users)
     left = system.seconds_left(limit)
     if device is not None:
@@ -503,10 +502,7 @@ def attached(
 def import_all(
     link: Link, device: Device, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]
 ) -> list[tuple[Import, int]]:
-    """The import of each region, and its address there; what this process does not have yet is imported.
-
-    Descriptors of `came` are used, and closed.
-    """
+    """The import of each region, and the region's address in it; imports what is missing, and closes `came`."""
     limit = -1 if (rest := left()) is None else rest
     return system.under(link.importing, _import_all, link, device, regions, left, came, limit=limit)
 
@@ -533,7 +529,7 @@ def _import_all(
 
 
 def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
-    """The import that has a region, and the region's address there."""
+    """The import that contains a region, and the region's address in it."""
     for one in link.imports.get((device.streams, region.numbers[0]), ()):
         if (address := one.find(region)) is not None:
             return one, address
@@ -541,7 +537,7 @@ def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] 
 
 
 def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, came: dict[int, FdHandle]) -> Sequence[Handle]:
-    """The handles of a region; descriptors that have not come are asked for, with those of the regions after it."""
+    """The handles of a region. Asks for missing descriptors, and for those of the regions after it."""
     region = regions[at]
     if region.kind is IpcMemHandle:
         return [IpcMemHandle(region.data)]
@@ -554,7 +550,7 @@ def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, came: d
 
 
 def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
-    """Number and type of each block that travels as a descriptor."""
+    """Number and type of each block that is sent as a descriptor."""
     return ((number, one.kind) for one in regions if issubclass(one.kind, FdHandle) for number in one.numbers)
 
 
@@ -564,7 +560,7 @@ def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], came: d
 
 
 def _close_later(handles: Sequence[Handle]) -> None:
-    """Close handles; a GPU's in the loop, because the driver takes more time for that than for the import."""
+    """Close handles; a GPU's in the loop, because closing takes the driver longer than importing."""
 
     def close() -> None:
         for handle in handles:
@@ -582,7 +578,7 @@ def _imported(link: Link, device: Device, region: Region, handles: Sequence[Hand
         make()
         for handle in handles:
             if isinstance(handle, FdHandle):
-                handle.trusted = True  # the driver has taken it, so its file blocks no close
+                handle.trusted = True  # the driver accepted it, so closing its file cannot block
     except BaseException:
         retire(fresh)
         raise
@@ -592,12 +588,12 @@ def _imported(link: Link, device: Device, region: Region, handles: Sequence[Hand
 
 
 def device_for(contents: Contents, wanted: Device | None) -> Device:
-    """The device that attaches: by default the one that has the memory, by its identity and not by a number."""
+    """The device that attaches: by default the one with the memory's identity."""
     kinds = frozenset(region.kind for region in contents.regions)
     device = _device_for(contents.device, kinds, wanted)
     if IpcMemHandle in kinds and contents.pid == os.getpid():
         reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
-        way_out = "start one behind another process (docker run --init), or let torch allocate expandable segments."
+        way_out = "start one with another process as PID 1 (docker run --init), or use torch's expandable segments."
         legacy = Cell(Operation.IMPORT_ARRAY, IpcMemHandle)
         raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device

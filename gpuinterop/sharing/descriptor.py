@@ -1,29 +1,29 @@
-"""The bytes that travel: the descriptor of a share, the requests over a link, and what a share has.
+"""The bytes that processes exchange: a share's descriptor, the requests over a link, and a share's contents.
 
 The descriptor, little-endian: magic ``GIPS``, u8 version, 16 bytes boot id, 16 bytes number of the sharing process, u64
-serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It holds no handle. As
+serial and u32 slot of the share, 16 bytes token, u8 length and bytes of the socket's address. It contains no handle. As
 text it is base64 with ``-`` and ``_``, without padding.
 
-A link's messages are those of `gpuinterop.ipc`. The process that attaches asks; an answer has the request's number.
+A link carries messages of `gpuinterop.ipc`. The attaching process asks; an answer repeats the request's number.
 
 ======  =================================================  ==========================================================
 kind    body and descriptors                               answer
 ======  =================================================  ==========================================================
 HELLO   the sharing process's number; a page of counts     nothing; its page of counts, and the eventfd that rings
-ATTACH  serial, slot, token                                `Contents`; descriptors of the first blocks that travel as
-                                                           such, unless the process had blocks of the share before
+ATTACH  serial, slot, token                                `Contents`; descriptors of the first blocks that have
+                                                           them, unless the process has blocks of the share already
 BLOCKS  u64 numbers of blocks                              nothing; a descriptor for each
 ENROL   serial, slot, token, the reader's number           u32 place; the writer's timeline, the reader's, the page
 ======  =================================================  ==========================================================
 
-A failure is answered by kind FAILED and the number of its error's type, with the error's text.
+The answer to a request that failed has kind FAILED plus the number of the error's type, and the error's text.
 
-**Counts.** A share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The sharing process's page
-of counts has the serial of what each slot stands for now, 0 of what is closed. In its own page the attaching process
-writes how often it holds each slot, and how many messages of it the process has received, less those that it has sent.
-Only one process writes a word, so counting needs no lock between two; the sharing process adds up. Once nobody holds a
-slot, and as many messages were received as sent, what it stood for ends. What a process held ends with its link; the
-messages that it has sent may still come.
+**Counts.** Each share, and each tensor that `gpuinterop.sharing.torch` has sent, has a slot. The sharing process's page
+of counts contains each slot's current serial, 0 if the slot is closed. In its own page, the attaching process writes
+how often it holds each slot, and how many messages it has received for it, minus those that it has sent. Only one
+process writes a word, so counting needs no lock across processes; the sharing process adds up. A slot ends once no
+process holds it and as many messages were received as sent. When a process's link ends, its holds end too; messages
+that it has sent can still arrive.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ VERSION: Final = 2
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
 SLOTS: Final = 1 << 20
-"""Number of shares, and of tensors that were sent and not dropped, that a process can have at once."""
+"""Number of shares, plus tensors sent and not dropped, that a process can have at once."""
 HELLO, ATTACH, BLOCKS, ENROL, DONE, FAILED = range(1, 7)
 ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
-"""The errors that an answer tells of."""
+"""The errors that an answer can contain."""
 SHARE: Final = struct.Struct("<QI16s")
 """Serial, slot and token of a share."""
 MAX_ERROR: Final = 2048
@@ -62,18 +62,18 @@ _TYPES: Final = tuple(TYPES)
 
 @functools.cache
 def boot_id() -> bytes:
-    """The kernel's number of this boot, which tells hosts, and boots of one host, apart."""
+    """The kernel's id of this boot, which differs between hosts and between boots of a host."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return bytes.fromhex(file.read().decode().strip().replace("-", ""))
     except (FileNotFoundError, PermissionError, ValueError):
         return bytes(16)
-    except OSError as error:  # out of descriptors: it is there, and is read another time
+    except OSError as error:  # out of descriptors; the file exists, so a later call can read it
         raise system.driver_error("open(boot_id)", error.errno or 0) from error
 
 
 class Descriptor(NamedTuple):
-    """The address of a share, and the token that opens it."""
+    """The address of a share, and the token that grants access to it."""
 
     boot: bytes
     process: bytes
@@ -88,11 +88,11 @@ class Descriptor(NamedTuple):
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        """Read a descriptor, from anywhere."""
+        """Read a descriptor from an untrusted source."""
         if isinstance(data, str):
             try:
                 data = base64.b64decode(data.strip() + "=" * (-len(data.strip()) % 4), b"-_", validate=True)
-            except ValueError:  # letters that are none of it, or one too many
+            except ValueError:  # not base64, or one character too many
                 raise _cut(data) from None
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("descriptor", f"expected bytes(share) or str(share), got {type(data).__name__}.")
@@ -103,7 +103,7 @@ class Descriptor(NamedTuple):
 
     @classmethod
     def split(cls, raw: bytes) -> tuple[Self, bytes]:
-        """The descriptor that bytes begin with, and what follows it."""
+        """The descriptor at the start of the bytes, and the rest of the bytes."""
         if len(raw) < 5 or not raw.startswith(MAGIC):
             raise _cut(raw)
         if raw[4] != VERSION:
@@ -120,7 +120,7 @@ class Descriptor(NamedTuple):
 
     @property
     def request(self) -> bytes:
-        """The body of a request for this share."""
+        """The body of a request for the share."""
         return SHARE.pack(self.serial, self.slot, self.token)
 
 
@@ -139,18 +139,18 @@ _ARRAY: Final = struct.Struct("<iqIBI")
 
 
 class Region(NamedTuple):
-    """Blocks at consecutive addresses, which are mapped together.
+    """Blocks at consecutive addresses, mapped together.
 
     Attributes
     ----------
     kind : type
         Type of the handles.
     numbers : tuple of int
-        The sharing process's number of each block.
+        The sharing process's number for each block.
     sizes : tuple of int
-        Its size in bytes.
+        Size of each block in bytes.
     data : bytes
-        The handle itself, where it is not a descriptor.
+        The handle, if it is not a descriptor.
     """
 
     kind: type[Handle]
@@ -164,7 +164,7 @@ class Region(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """An array: the number of its region, -1 without elements; the offset of its first element there, in bytes."""
+    """An array: its region's number (-1 if it has no elements), and its first element's offset there in bytes."""
 
     region: int
     offset: int
@@ -174,7 +174,7 @@ class Placed(NamedTuple):
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class Contents:
-    """All that a reader is told of a share."""
+    """The answer to a reader: everything that it needs about a share."""
 
     pid: int
     single: bool
@@ -209,7 +209,7 @@ class Contents:
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Read what a sharing process says; `PeerError` for anything that it cannot mean."""
+        """Read a sharing process's answer; raise `PeerError` if it is invalid."""
         try:
             pid, single, is_cpu, uuid, luid, pci, *counts = _CONTENTS.unpack_from(data)
             at, layouts, regions = _CONTENTS.size, list[Layout](), list[Region]()
@@ -234,7 +234,7 @@ class Contents:
                 for name, (region, offset, layout, read_only, _) in zip(names, arrays, strict=True)
             }
         except (struct.error, LookupError, ValueError, InvalidArgumentError) as error:
-            raise PeerError(f"the sharing process's answer cannot be meant: {str(error)[:200]}.") from None
+            raise PeerError(f"the sharing process's answer is invalid: {str(error)[:200]}.") from None
         device = DeviceIdentity(
             name="a device of another process",
             uuid=uuid if any(uuid) else None,

@@ -1,4 +1,4 @@
-"""Frames by name: one process publishes, and any number of readers take the newest, on the order and link of shares.
+"""Named streams of frames: one process publishes, and any number of readers take the newest frame.
 
 >>> with gi.publish("doc-camera", shape=(2, 2), dtype="float32", device=device) as camera:
 ...     with gi.subscribe("doc-camera") as viewer:  # in any process of this user
@@ -10,14 +10,14 @@
 ...             break
 1 28.0
 
-**The newest frame wins.** A frame is written into the slot that was published longest ago and that no reader uses. The
-writer never waits for a reader if there are enough slots: the readers that may read at once + 2. A reader on a GPU uses
-a slot until its stream has done the work of ``read``: one that runs late uses a slot for each frame that it has yet to
-read. With fewer slots the writer waits for a reader, and warns once.
+**The newest frame wins.** The writer uses the slot whose frame is oldest and that no reader uses. It never waits for a
+reader if there are enough slots: the number of readers that can read at once + 2. A GPU reader uses a slot until its
+stream has done the work of ``read``. If that stream is late, the reader uses a slot for each frame that it has not read
+yet. With too few slots the writer waits for a reader, and warns once.
 
-**Names** belong to the user: letters, digits, ``-``, ``_`` and ``.``. A name is a file in the folder of this user's
-sockets (`GPUINTEROP_SHARE_DIR`), which the publishing process keeps locked (``flock``), and which has the descriptor of
-its share. The kernel frees the lock when the process dies, and another one can publish the name.
+**Names** belong to the user: letters, digits, ``-``, ``_`` and ``.``. A name is a file in the user's socket folder
+(`GPUINTEROP_SHARE_DIR`). It contains the descriptor of the publisher's share, and the publisher keeps it locked
+(``flock``). When the publisher exits, the kernel frees the lock, and another process can publish the name.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ from .rendezvous import folder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _LOOK_S: Final = 0.02
-"""Seconds between two looks whether somebody publishes a name."""
+"""Seconds between two checks whether a process publishes a name."""
 _ANSWER_S: Final = 0.05
-"""Seconds that another writer is given to answer, also by a call that does not block."""
+"""Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
-"""Seconds between two looks for a frame that is awaited."""
+"""Seconds between two checks for an awaited frame."""
 _files: Final[dict[int, None]] = {}
 """The locked files of this process."""
 
 
 class Publisher(Resource):
-    """The writer of a name's frames. Made by `gpuinterop.publish`.
+    """The writer of named frames. Made by `gpuinterop.publish`.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Publisher(Resource):
     device : Device
         The device that has the frames.
     shape, dtype
-        Of each frame, as `View` has them.
+        Shape and element type of each frame (see `View`).
 
     Examples
     --------
@@ -83,37 +83,37 @@ class Publisher(Resource):
         super().__init__(Lifetime("Publisher", _unlock, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
-        share._turns()  # raises where there are no timelines
+        share._turns()  # raises if the device has no timelines
         self._views = [share[slot] for slot in share]
         self.shape, self.dtype = self._views[0].shape, self._views[0].dtype
         self.lifetime.create(lambda: (file, path))
 
     def write(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
-        """Write a frame in a ``with``, which gives its slot; readers get it after that.
+        """Write a frame in a ``with``, which gives its slot; readers get the frame when the ``with`` ends.
 
-        The ``with`` returns at once, and the work in it belongs on the stream. Readers' streams wait for that work. The
-        slot has an older frame's bytes, or undefined ones. After an exception the frame is not published.
+        Entering the ``with`` does not block. Enqueue the work in it on the stream: readers' streams wait for that work.
+        The slot contains an older frame or undefined bytes. After an exception the frame is not published.
 
         Parameters
         ----------
         stream : Stream, or torch's, CuPy's, an int
-            See `ArrayShare.acquire`. None is the calling thread, on a CPU only.
+            See `ArrayShare.acquire`.
         timeout : float, optional
-            Seconds to wait for a slot that no reader uses. Default: the stream waits, without a limit.
+            Seconds to wait for a free slot. Default: the stream waits, without a limit.
 
         Raises
         ------
         SemaphoreTimeoutError
             `timeout` passed; the message names the reader.
         InvalidArgumentError
-            A frame is being written.
+            The last frame is still being written.
         ResourceClosedError
             `close` was called.
 
         Warns
         -----
         RuntimeWarning
-            Once, if all slots are in use: the writer waits for a reader.
+            All slots are in use, so the writer waits for a reader. The warning is given once.
 
         Examples
         --------
@@ -134,14 +134,14 @@ class Publisher(Resource):
             self._share._end(stream, whole)
 
     def close(self, timeout: float | None = None) -> None:
-        """Give the name back, and end the frames; readers are told after they have taken the last one.
+        """End the frames, and free the name. Readers can still take the last frame.
 
-        A frame that is being written is not published. The memory is freed once no reader and no array has it.
+        A frame that is being written is not published. The memory is freed when no reader and no array uses it.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for that. Default: do not wait.
+            Seconds to wait until the memory is freed. Default: do not wait.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class Publisher(Resource):
 def publish(
     name: str, shape: int | Sequence[int], dtype: object = "uint8", device: Device | None = None, *, slots: int = 3
 ) -> Publisher:
-    """Publish frames by a name, for any number of readers of this user on this host (`gpuinterop.subscribe`).
+    """Publish frames under a name, for any number of readers of this user on this host (`gpuinterop.subscribe`).
 
     Parameters
     ----------
@@ -166,11 +166,11 @@ def publish(
     shape : int or sequence of int
         Shape of each frame.
     dtype : numpy.dtype or str
-        Element type, as `Buffer.view` takes it.
+        Element type (see `Buffer.view`).
     device : Device, optional
-        Device that has the frames, in memory of `Device.allocate`. Default: that of `gpuinterop.device`.
+        Device that holds the frames, in memory of `Device.allocate`. Default: the device of `gpuinterop.device`.
     slots : int
-        Number of frames that there is memory for, 2 to 256: the readers that may read at once + 2.
+        Number of frames to allocate, 2 to 256: the number of readers that can read at once + 2.
 
     Returns
     -------
@@ -180,9 +180,9 @@ def publish(
     Raises
     ------
     ResourceBusyError
-        A process that lives publishes the name.
+        A running process publishes the name.
     InvalidArgumentError, ArgumentTypeError
-        An argument is not as above, or there is no folder for the name (`GPUINTEROP_SHARE_DIR`).
+        An argument is not as described, or the name's folder does not exist (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         The device cannot export allocations, or has no timelines.
     OutOfMemoryError
@@ -217,20 +217,20 @@ def publish(
 
 
 class Subscription(NoCopy):
-    """A reader of a name's frames. Made by `gpuinterop.subscribe`. One thread at a time uses it.
+    """A reader of named frames. Made by `gpuinterop.subscribe`. Use it in one thread at a time.
 
-    Iterate over it (``for``, ``async for``): each turn gives the newest frame that was not seen yet, and waits for one.
-    The iteration ends when the writer closes. If the writer dies and another process publishes the name, the frames go
-    on with that one's, whose first has ``frame.restarted``.
+    Iterate over it (``for``, ``async for``): each step waits for a frame that you have not taken, and returns the
+    newest. The iteration ends when the writer closes. If the writer exits and another process publishes the name, the
+    iteration continues with that process's frames, the first of which has ``frame.restarted``.
 
     Attributes
     ----------
     name : str
         The name.
     device : Device
-        The device that has the frames here.
+        The device that holds the frames here.
     shape, dtype
-        Of each frame, as `View` has them.
+        Shape and element type of each frame (see `View`).
 
     Examples
     --------
@@ -248,8 +248,7 @@ class Subscription(NoCopy):
     _arrays: AttachedArrays
     _views: list[View]
     _closed = False
-    _last: int
-    """Number of the last frame that was taken."""
+    _last: int  # number of the last frame taken
 
     def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
         self.name, self._timeout, self._wanted = name, timeout, device
@@ -259,36 +258,35 @@ class Subscription(NoCopy):
 
     @property
     def ended(self) -> bool:
-        """Whether the writer has closed, or has died: no newer frame will come, unless another process takes over."""
+        """Whether the writer has closed or exited, so that no newer frame will arrive unless another one takes over."""
         return self._arrays.ended
 
     def latest(self) -> Frame | None:
-        """Take the newest frame, if it was not taken before; None otherwise. Does not block.
+        """Take the newest frame if you have not taken it; None otherwise. Does not block.
 
-        After the death of a writer it looks for another one, which it gives 50 ms to answer.
-
-        It stays whole until it was read, or the next one is waited for or taken.
+        If the writer has exited, this looks for another one, which has 50 ms to answer. The frame stays whole until you
+        read it, or wait for or take the next one.
 
         Raises
         ------
         ResourceClosedError
-            The writer has closed, and its last frame was taken. Or `close` was called.
+            The writer has closed, and you have taken its last frame. Or `close` was called.
         PeerError
-            The writer has died, and nobody has taken over.
+            The writer has exited, and no process has taken over.
         """
         frame = Frame(self)
         return frame if self._takes(frame) else None
 
     def next(self, timeout: float | None = None) -> Frame:
-        """Take the newest frame that was not taken before; block the calling thread until there is one.
+        """Take the newest frame that you have not taken; block the calling thread until there is one.
 
-        In a coroutine write ``await camera.next()``, which lets other tasks run. (Where a loop of asyncio runs, the
-        call returns at once, and the frame waits where it is awaited or first used.)
+        In a coroutine write ``await camera.next()``, so that other tasks run. (While an asyncio loop runs, the call
+        returns at once; the wait happens where you await the frame or first use it.)
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait. Default: no limit; for another writer after the death of one, that of `subscribe`.
+            Seconds to wait. Default: no limit; if the writer exits, the time-out of `subscribe` for another one.
 
         Raises
         ------
@@ -301,7 +299,7 @@ class Subscription(NoCopy):
         try:
             if self._takes(frame):
                 return frame
-        except PeerError:  # another writer may come
+        except PeerError:  # another writer can take over
             pass
         if asyncio._get_running_loop() is None:
             self._wait(frame)
@@ -327,7 +325,7 @@ class Subscription(NoCopy):
             raise StopAsyncIteration from None
 
     def close(self, timeout: float | None = None) -> None:
-        """Give the frames back; a frame that is being read is released. See `AttachedArrays.close`."""
+        """Detach from the frames; a frame that is being read is released. See `AttachedArrays.close`."""
         check_timeout(timeout)
         self._closed, self._views = True, []
         self._arrays.close(timeout)
@@ -343,12 +341,11 @@ class Subscription(NoCopy):
         return f"<Subscription to {self.name!r}{' closed' if self._arrays.closed else ''}>"
 
     def _takes(self, frame: Frame) -> bool:
-        """Take the newest frame, if it was not taken before."""
         over = None
         while True:
             reader, before, views = self._reader, self._last, self._views
             if (
-                views  # none after `close`
+                views  # empty after `close`
                 and (number := reader.claim(before)) is not None
                 and (reader.failure is None or reader.is_whole())
             ):
@@ -361,11 +358,11 @@ class Subscription(NoCopy):
                 self._join(0.0)
             elif over is not None:
                 raise over
-            if (over := self._arrays._over()) is None:  # else it looks again: the last frame came before the end
+            if (over := self._arrays._over()) is None:  # else check again: the last frame is published before the end
                 return False
 
     def _wait(self, frame: Frame) -> None:
-        """Take the newest frame, once there is one that was not taken before. Give the last one back meanwhile."""
+        """Drop the last frame, wait for a newer one, and take the newest."""
         while True:
             try:
                 self._reader.unclaim()  # the writer may wait for it
@@ -377,7 +374,7 @@ class Subscription(NoCopy):
                 self._join(self._timeout if rest is None else rest)
 
     def _found(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
-        """Attach what the name's writer shares, once there is one, and take a place in its order."""
+        """Attach to the name's writer once there is one, and take a place in its order."""
         left = system.seconds_left(timeout)
         while True:
             if self._closed:
@@ -404,12 +401,12 @@ class Subscription(NoCopy):
             time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
-        """Begin with a writer, or go on with another one in place of one that has died."""
+        """Attach to the first writer, or to another one after it has exited."""
         before = getattr(self, "_arrays", None)
         self._arrays, self._reader = self._found(timeout)
         self._views = [self._arrays[slot] for slot in self._arrays]
         for view in self._views:
-            view.read_only = True  # libraries are told not to write
+            view.read_only = True  # libraries see that they must not write
         first, self.device = self._views[0], self._arrays.device
         self.shape, self.dtype = first.shape, first.dtype
         self._last, self._restarted = 0, True
@@ -420,16 +417,16 @@ class Subscription(NoCopy):
 
 
 class Frame(NotAnArray):
-    """A frame that a `Subscription` has taken. It stays whole until it was read, or a newer one is waited for or taken.
+    """A frame that a `Subscription` has taken. It stays whole until you read it, or wait for or take a newer one.
 
     Attributes
     ----------
     number : int
-        Number of the frame: 1 for the writer's first, one more for each. Another writer begins anew.
+        Number of the frame: 1 for the writer's first, then one more for each. Another writer starts at 1 again.
     dropped : int
-        How many frames the reader has missed since the last one that it took from this writer.
+        Number of frames that the reader missed since the last frame that it took from this writer.
     restarted : bool
-        Whether it is the first frame that the reader takes from another writer, after the death of one.
+        Whether it is the reader's first frame from another writer, after the first one exited.
 
     Examples
     --------
@@ -455,23 +452,23 @@ class Frame(NotAnArray):
         self._camera, self._left = camera, system.seconds_left(check_timeout(timeout))
 
     def read(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
-        """Read the frame in a ``with``, which gives its array, to read; the writer may use the slot after that.
+        """Read the frame in a ``with``, which gives its array; do not write to it.
 
-        The stream waits for the bytes, and releases the slot after the work that it was given in the ``with``.
+        The stream waits for the frame. When the ``with`` ends, the slot is released after the stream's queued work.
 
         Parameters
         ----------
         stream : Stream, or torch's, CuPy's, an int
-            See `ArrayShare.acquire`. None is the calling thread, on a CPU only.
+            See `ArrayShare.acquire`.
         timeout : float, optional
             Seconds to wait for the writer's stream. Default: the stream waits, without a limit.
 
         Raises
         ------
         InvalidArgumentError
-            The frame was read, or a newer one was waited for or taken.
+            You have read the frame, or waited for or taken a newer one.
         PeerError
-            The writer died before its stream had written the frame.
+            The writer exited before its stream had written the frame.
         """
         return Access(self._arrays, self, stream, timeout)
 
@@ -490,9 +487,9 @@ class Frame(NotAnArray):
 
     def _end(self, stream: Stream, whole: bool) -> None:
         try:
-            if self._reader.failure is None:  # else nobody writes the slot any more, or `close` has released
+            if self._reader.failure is None:  # else no process writes the slot any more, or `close` has released it
                 self._arrays._end(stream, whole)
-        except PeerError:  # the writer has died just now
+        except PeerError:  # the writer has just exited
             pass
 
     def __await__(self) -> Generator[Any, None, Frame]:
@@ -511,7 +508,7 @@ class Frame(NotAnArray):
             yield from asyncio.sleep(_POLL_S).__await__()
 
     def __getattr__(self, name: str) -> Any:
-        """Wait for a frame that was to be awaited, and is used before."""
+        """Wait for the frame if the caller uses it without awaiting it."""
         if name not in Frame.__annotations__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         self._camera._wait(self)
@@ -522,16 +519,16 @@ class Frame(NotAnArray):
 
 
 def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None = None) -> Subscription:
-    """Read the frames that a process of this user publishes by a name on this host (`gpuinterop.publish`).
+    """Read the frames that a process of this user publishes under a name on this host (`gpuinterop.publish`).
 
     Parameters
     ----------
     name : str
         The name.
     timeout : float, optional
-        Seconds to wait until a process publishes the name, also after the death of one. None: no limit. Default: 10.
+        Seconds to wait until a process publishes the name, also after a writer has exited. None: no limit. Default: 10.
     device : Device, optional
-        See `gpuinterop.attach`. Default: the device that has the frames.
+        See `gpuinterop.attach`.
 
     Returns
     -------
@@ -541,9 +538,9 @@ def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None 
     Raises
     ------
     PeerError
-        No process has published the name within the time-out.
+        No process published the name within the time-out.
     InvalidArgumentError, ArgumentTypeError
-        The name is none, or there is no folder for it (`GPUINTEROP_SHARE_DIR`).
+        The name is invalid, or its folder does not exist (`GPUINTEROP_SHARE_DIR`).
     DeviceNotFoundError, UnsupportedError, DriverError
         See `gpuinterop.attach`.
 
@@ -570,7 +567,7 @@ def _path(name: str) -> str:
 
 
 def _locked(path: str, name: str) -> int:
-    """The file of a name, which this process keeps locked."""
+    """Open and lock the file of a name."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file: int = system.call(f"open({path})", os.open, path, flags, 0o600)
@@ -582,13 +579,13 @@ def _locked(path: str, name: str) -> int:
         except BlockingIOError:
             _close(file)
             raise ResourceBusyError(f"{name!r} is published already; take another name, or end that writer.") from None
-        _close(file)  # a writer has just removed it
+        _close(file)  # another writer has just removed it
 
 
 def _unlock(owned: tuple[int, str]) -> None:
     file, path = owned
     with suppress(OSError):
-        if os.path.samestat(os.stat(path), os.fstat(file)):  # else it was removed, and is another writer's
+        if os.path.samestat(os.stat(path), os.fstat(file)):  # else the path is another writer's file by now
             os.unlink(path)
     _close(file)
 
@@ -600,7 +597,7 @@ def _close(file: int) -> None:
 
 @after_fork
 def _forked() -> None:
-    """Close the child's copies: they would keep the names locked after the parent's death."""
+    """Close the child's copies, which would keep the names locked after the parent exits."""
     for file in _files:
         os.close(file)
     _files.clear()

@@ -1,4 +1,4 @@
-"""The link to a process that shares: one connection, over which this process asks, and the counts that it writes."""
+"""The link to a sharing process: the connection for this process's requests, and the counts that it writes."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from .loop import loop
 from .rendezvous import VARIABLE, check_peer
 
 Left = Callable[[], "float | None"]
-"""Tells how many seconds are left."""
+"""Returns how many seconds are left."""
 _HANG_UP: Final = 0x2000
 """EPOLLRDHUP and POLLRDHUP."""
 
 
 class Link(Holds):
-    """The connection to one process that shares. Its end is that process's end, for all that came over it."""
+    """The connection to one sharing process. If it breaks, that process counts as exited."""
 
     def __init__(self, process: bytes) -> None:
         super().__init__()
         self.process = process
         self._asking = threading.RLock()
-        """Held by who connects, asks or closes."""
+        """Held by the thread that connects, asks or closes."""
         self._connection: Connection | None = None
         self._owned = ExitStack()
         self._number = 0
         self.importing = threading.RLock()
-        """Held while blocks are looked for and imported, so that each is imported once."""
+        """Held while blocks are found and imported, so that each is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}
-        """What is mapped of a block, by device and number."""
+        """Imports of a block, by device and number."""
         self.known: WeakValueDictionary[tuple[int, bytes], Contents] = WeakValueDictionary()
-        """The contents of shares that are attached, by serial and token."""
+        """The contents of attached shares, by serial and token."""
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle] = ()) -> Message:
-        """Ask, and return the answer, which the caller closes. One thread asks at a time."""
+        """Ask, and return the answer, which the caller closes. Only one thread asks at a time."""
         rest = left()
         try:
             return system.under(self._asking, self._ask, kind, body, left, handles, limit=-1 if rest is None else rest)
         finally:
-            if self.ended:  # meanwhile, and `end` has left the connection to who asks
+            if self.ended:  # `end` leaves closing the connection to the thread that asks
                 system.under(self._asking, self._close, limit=0)
 
     def _ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle]) -> Message:
@@ -81,11 +81,11 @@ class Link(Holds):
             raise ERRORS[message.kind - FAILED](message.body.decode(errors="replace"))
 
     def connect(self, descriptor: Descriptor, left: Left, users: Collection[int]) -> None:
-        """Connect, unless that was done; the caller has `_asking`, or the time has passed."""
+        """Connect if not connected. The caller holds `_asking`, unless the time has passed."""
         if not system.holds(self._asking):
             raise _lost(TimeoutError())
         if (connection := self._connection) is not None:
-            check_peer(connection.socket, users)  # the call that made the link may have named others
+            check_peer(connection.socket, users)  # the first call may have allowed other users
         elif not self.ended:
             try:
                 self._connect(descriptor.address, left, users)
@@ -95,14 +95,13 @@ class Link(Holds):
                 raise
 
     def _connect(self, path: str, left: Left, users: Collection[int]) -> None:
-        """Connect, and exchange the pages of counts."""
         place = os.path.join(given, os.path.basename(path)) if (given := os.environ.get(VARIABLE)) else path
-        loop().start()  # it notices the other's end
+        loop().start()  # it notices when the other process exits
         link = system.call("socket", socket.socket, socket.AF_UNIX)
         self._owned.callback(link.close)
 
         def connects() -> bool:
-            with contextlib.suppress(BlockingIOError):  # the socket's queue is full, and the kernel does not wait
+            with contextlib.suppress(BlockingIOError):  # the socket's queue is full
                 link.connect(place)
                 return True
             return False
@@ -113,7 +112,7 @@ class Link(Holds):
                 raise TimeoutError
         except OSError as error:
             raise _lost(error, place) from None
-        link.settimeout(None)  # Python itself would wait before a call that is not to wait
+        link.settimeout(None)  # else Python waits even before a call that does not block
         check_peer(link, users)
         self.counts, self._connection = Words(), Connection(link)
         self._owned.callback(self._connection.discard)
@@ -123,17 +122,17 @@ class Link(Holds):
             self.bell = self._owned.enter_context(answer.take(EventFd))
         loop().watch(link.fileno(), self._hung_up, _HANG_UP)
 
-    # -- what is imported --------------------------------------------------------------------------------------------
+    # -- imports -----------------------------------------------------------------------------------------------------
 
     @system.locked
     def enter(self, one: Any) -> None:
-        """Have an import found by the numbers of its blocks."""
+        """Register an import under the numbers of its blocks."""
         for number in one.numbers:
             self.imports.setdefault((one.device, number), []).append(one)
 
     @system.locked
     def leave(self, one: Any) -> None:
-        """Have it found no more."""
+        """Undo `enter`."""
         for key in [(one.device, number) for number in one.numbers]:
             if rest := [other for other in self.imports.pop(key, ()) if other is not one]:
                 self.imports[key] = rest
@@ -141,9 +140,9 @@ class Link(Holds):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def watch(self, reader: Any) -> None:
-        """Tell a reader of the other process's end."""
+        """Tell a reader when the other process exits."""
         self.readers[reader] = None
-        if self.ended:  # meanwhile
+        if self.ended:  # it may have exited before this call
             self.end()
 
     def _hung_up(self, _events: int) -> None:
@@ -151,20 +150,20 @@ class Link(Holds):
             self.end()
 
     def end(self) -> None:
-        """End the link: the other process has ended."""
+        """End the link, because the other process has exited."""
         self.ended = True
         if links.get(self.process) is self:
             links.pop(self.process, None)
         if (connection := self._connection) is not None:
             with contextlib.suppress(OSError):
-                connection.socket.shutdown(socket.SHUT_RDWR)  # who asks is told, and closes it
+                connection.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that asks, which closes it
             system.under(self._asking, self._close, limit=0)
-        with contextlib.suppress(KeyError):  # another thread may end it, too
+        with contextlib.suppress(KeyError):  # another thread may also end it
             while True:
                 shown(self.readers.popitem()[0].poison)
 
     def _close(self) -> None:
-        """Close the connection, unless another thread asks."""
+        """Close the connection, unless another thread is asking."""
         if system.holds(self._asking):
             if (connection := self._connection) is not None:
                 self._connection = None
@@ -173,20 +172,20 @@ class Link(Holds):
 
 
 links: Final[dict[bytes, Link]] = {}
-"""The links of this process, by the number of the process that shares."""
+"""This process's links, by the number of the sharing process."""
 
 ENDED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
 def link_to(descriptor: Descriptor, left: Left, users: Collection[int]) -> Link:
-    """The link to a process that shares; the first call connects."""
+    """The link to a sharing process. The first call connects."""
     while True:
         process, rest = descriptor.process, left()
         link = links.get(process) or links.setdefault(process, Link(process))
         system.under(link._asking, link.connect, descriptor, left, users, limit=-1 if rest is None else rest)
         if not link.ended:
             return link
-        link.end()  # another thread's call has failed, and has yet to say so
+        link.end()  # another thread's call has failed but not removed the link yet
 
 
 def _lost(error: OSError, path: str = "") -> PeerError:
@@ -205,7 +204,7 @@ def _lost(error: OSError, path: str = "") -> PeerError:
 
 @after_fork
 def _forked() -> None:
-    """Close the child's copies of its parent's links, which would outlive the parent."""
+    """Close the child's copies of its parent's links, which would otherwise stay open after the parent exits."""
     for link in links.values():
         if link._connection is not None:
             link._connection.socket.close()

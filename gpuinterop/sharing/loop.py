@@ -1,7 +1,6 @@
-"""The one thread of this process that waits for others: links, readers that leave, and what is to be looked at again.
+"""The one thread of this process that waits for other processes: links, leaving readers, and repeated checks.
 
-It starts when it is needed, and ends with the process. Where the user's own loop serves (`ArrayShare.serve`), that
-makes the passes until then.
+It starts on first use, and ends with the process. While you call `ArrayShare.serve`, your thread makes the passes.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from ..errors import GpuInteropError, ResourceClosedError, report
 
 T = TypeVar("T", bound=Any)
 TICK_S: Final = 0.02
-"""Seconds between the looks at what has to be looked at again."""
+"""Seconds between two repeated checks."""
 _LONG_S: Final = 5.0
-"""Seconds between two passes where nothing happens."""
+"""Seconds between two passes if nothing happens."""
 
 
 class Loop(NoCopy):
-    """Calls what waits for descriptors, and what is to be called again."""
+    """Calls the callbacks of ready descriptors, and the repeated checks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -36,27 +35,24 @@ class Loop(NoCopy):
         """Held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
-        """What is called with the events of a descriptor."""
+        """The callback of each descriptor, which gets its events."""
         self._again: deque[Callable[[], object]] = deque()
-        self.on_pass: Callable[[], object] = bool
-        """Called at each pass."""
-        self.exits = False
-        """Whether the interpreter exits."""
+        self.on_pass: Callable[[], object] = bool  # called at each pass
+        self.exits = False  # whether the interpreter exits
         self._epoll = system.call("epoll_create", select.epoll)
         self._wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, lambda _: os.eventfd_read(self._wake))
 
     def watch(self, fd: int, call: Callable[[int], object], events: int = select.EPOLLIN) -> None:
-        """Call with the events of a descriptor, until `unwatch`."""
+        """Call a function with a descriptor's events, until `unwatch`."""
         self._calls[fd] = call
         self._epoll.register(fd, events)
 
     def change(self, fd: int, events: int) -> None:
-        """Wait for other events of a descriptor."""
         self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Watch a descriptor no more. The caller then closes it."""
+        """Stop watching a descriptor, which the caller then closes."""
         if self._calls.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
@@ -65,17 +61,16 @@ class Loop(NoCopy):
         """Call `look` in the loop, again and again while it returns False."""
         self._again.append(look)
         if system.holds(self._passing):
-            return  # this pass calls it, or the next
+            return  # this pass or the next one calls it
         try:
             self.start()
         except ResourceClosedError:
             self.exits = True
-        if self.exits:  # the thread may have ended: this one does what is left
+        if self.exits:  # the thread may have ended, so this one makes the calls
             system.under(self._passing, self._look, limit=0)
         self.wake()
 
     def start(self) -> None:
-        """Start the thread, if it has not started."""
         if self._thread is None:
             system.under(self._lock, self._start)
 
@@ -83,12 +78,12 @@ class Loop(NoCopy):
         self._thread = self._thread or system.start_thread(self._run, self._stop)
 
     def wake(self) -> None:
-        """Have the loop make a pass."""
+        """Make the loop start a pass."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def run(self, left: Callable[[], float | None], over: Callable[[], bool]) -> None:
-        """Make the passes in the calling thread, where no other does, until it is over or the time has passed."""
+        """Make the passes in the calling thread while no other thread does, until `over()` or the time-out."""
         while True:
             rest = left()
             system.under(
@@ -106,21 +101,21 @@ class Loop(NoCopy):
             while not self.exits:
                 try:
                     self._pass(None)
-                except BaseException as error:  # of an array's library: it ends no loop that serves others
+                except BaseException as error:  # from an array library; the loop must still serve the others
                     report(error)
             self._look()
 
     def _pass(self, timeout: float | None) -> None:
         if not system.holds(self._passing):
             return
-        patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # a lock that a peer holds is tried again
+        patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # do not wait for a peer's lock; try again
         limits = [TICK_S if self._again else _LONG_S, *([] if timeout is None else [timeout])]
         try:
             for fd, events in self._epoll.poll(min(limits)):
                 if (call := self._calls.get(fd)) is not None:
                     call(events)
             self._look()
-            with contextlib.suppress(GpuInteropError):  # of the next call that needs it
+            with contextlib.suppress(GpuInteropError):  # the next call that needs it raises
                 self.on_pass()
         finally:
             timeline.patience.seconds = patience
@@ -131,16 +126,16 @@ class Loop(NoCopy):
         for _ in range(len(self._again)):
             if shown(self._again[0]) is False:
                 self._again.append(self._again[0])
-            self._again.popleft()  # after the call: an exception may strike in it
+            self._again.popleft()  # after the call, so that an interrupt does not lose it
 
     def forget(self) -> None:
-        """Close the descriptors: this is a child's copy."""
+        """Close the descriptors of a forked child's copy."""
         self._epoll.close()
         os.close(self._wake)
 
 
 class One(Generic[T]):
-    """What a process has one of: a call returns it, and makes it on first use. A child of a fork makes its own."""
+    """A lazy singleton: the first call makes the object. A forked child makes its own."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self.made, self.lock = make, list[T](), threading.RLock()
@@ -162,4 +157,3 @@ class One(Generic[T]):
 
 
 loop: Final = One(Loop)
-"""This process's loop."""

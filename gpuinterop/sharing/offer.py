@@ -1,4 +1,4 @@
-"""The sharing side: arrays that are held, described, and published in versions."""
+"""The sharing side: it holds arrays, describes them to readers, and publishes their versions."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from .rendezvous import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
 _LOOKS: Final = 8
-"""Arrays that each acquire looks at: as many as cost little beside it."""
+"""Number of arrays that each acquire checks; more would slow it down."""
 
 
 class Offered(NoCopy, Offer):
-    """The part of a share that readers get. It lives until the share is closed and nobody holds it."""
+    """The part of a share that readers use. It ends when the share is closed and no process holds it."""
 
     def __init__(
         self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool,
@@ -46,7 +46,7 @@ class Offered(NoCopy, Offer):
     ) -> None:  # fmt: skip
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.buffers = buffers
-        """Of frames, the number of slots."""
+        """Number of slots, if the share has frames."""
         self._is_written = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
@@ -66,21 +66,21 @@ class Offered(NoCopy, Offer):
         self._lock = threading.RLock()
         self._writer: Writer | None = None
         self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
-        """The process of each reader that has a place in the order, and the reader's number there."""
+        """The process and the number of each reader that has a place in the order."""
         self._leaving: set[Word] = set()
-        """The timelines of readers that have left, for which streams may still wait."""
+        """Timelines of readers that have left. Streams may still wait for them."""
         self.is_over = False
 
     # -- the server --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise `ResourceClosedError` if an array's library has given its memory away."""
+        """Raise `ResourceClosedError` if an array's library has freed or moved its memory."""
         check_pointers(self.arrays)
         if not all(cast(SharingBackend, self.device.driver).is_there(one.block) for one in self.blocks):
             raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
 
     def check_some(self) -> None:
-        """Raise if one of the next few arrays has other memory now: readers would never see what is written there."""
+        """Raise if one of the next few arrays has moved to other memory: readers would not see what is written."""
         names = itertools.islice(self._next, min(_LOOKS, len(self.movable)))
         check_pointers({name: self.arrays[name] for name in names})
 
@@ -103,7 +103,7 @@ class Offered(NoCopy, Offer):
             raise
 
     def look(self) -> None:
-        """Let go of the readers that have left the order, or whose process has ended or has detached."""
+        """Drop the readers that have left the order or detached, or whose process has exited."""
         if (writer := self._writer) is not None:
             for place, (guest, _) in self._places.copy().items():
                 attached = not guest.ended and guest.counts is not None and guest.counts.holds(self.slot)
@@ -112,7 +112,7 @@ class Offered(NoCopy, Offer):
 
     def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
-            if self._places.pop(place, None) is not None:  # the loop and a thread that closes may both look
+            if self._places.pop(place, None) is not None:  # two threads can look at once
                 own = writer.leases.pop(place)
                 self._leaving.add(own)
                 loop().look_again(partial(self._lets_go, writer, own))
@@ -127,7 +127,7 @@ class Offered(NoCopy, Offer):
 
     @system.locked
     def writer(self, stream: Stream | None = None) -> Writer:
-        """The writer's place in the order, made on first use; version 0 is after what the stream was given."""
+        """The writer's place in the order, made on first use; version 0 follows the stream's queued work."""
         if self._writer is None:
             with ExitStack() as undo:
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
@@ -136,11 +136,11 @@ class Offered(NoCopy, Offer):
                 made = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
                 made.publish_first(stream)
                 undo.pop_all()
-            self._writer = made  # not before: a reader would wait for a version that is never published
+            self._writer = made  # last, so that no reader waits for a version that is never published
         return self._writer
 
     def take_place(self, guest: Guest | Holds, number: bytes) -> int:
-        """A reader's place in the order. The loop calls it, and threads of this process that attach here."""
+        """A reader's place in the order. The loop calls this, and so do threads of this process that attach."""
         return system.under(self._lock, self._take_place, guest, number)
 
     def _take_place(self, guest: Guest | Holds, number: bytes) -> int:
@@ -148,14 +148,14 @@ class Offered(NoCopy, Offer):
             raise ResourceClosedError(f"{self.label} is closed; share the arrays anew.")
         writer = self.writer()
         for taken, reader in self._places.items():
-            if reader == (guest, number):  # it has not waited for an earlier answer
+            if reader == (guest, number):  # it asks again after it gave up waiting for the answer
                 return taken
         place = next((one for one in range(SLOTS) if one not in writer.leases), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
         own: Word = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
-        own.lifetime.warns = False  # the share warns
+        own.lifetime.warns = False  # the share gives the warning
         for buffer in range(max(1, self.buffers)):
             writer.page.slots[SLOTS * buffer + place] = 0
         writer.leases[place] = own
@@ -164,10 +164,10 @@ class Offered(NoCopy, Offer):
         return place
 
     def begin_to_write(self) -> None:
-        """Raise if another share of the same bytes is written: each knows only its own readers."""
+        """Raise if another share of the same bytes is written: each share waits only for its own readers."""
         if self._is_written:
             return
-        self._is_written = True  # first: another thread may look
+        self._is_written = True  # before the check, because another thread may check too
         if rival := next(filter(self._is_rival, list(server().offers.values())), None):
             self._is_written = False
             raise InvalidArgumentError(
@@ -175,7 +175,7 @@ class Offered(NoCopy, Offer):
             )
 
     def _is_rival(self, other: Any) -> bool:
-        """Whether another offer is a share that is open and written, and has a byte in common."""
+        """Whether another offer is an open share that is written, and overlaps this one."""
         if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
             return False
         if not (other._is_written and server().me.stands(other.slot, other.serial)):
@@ -191,27 +191,27 @@ class Offered(NoCopy, Offer):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let no reader in any more."""
+        """Refuse new readers."""
         self.leave()
         server().withdraw(self)
 
     def leave(self) -> None:
-        """The writer releases, and does not acquire again; readers that wait are told."""
+        """Release, do not acquire again, and wake the readers that wait."""
         server().shut(self, ends=False)
         if (writer := self._writer) is not None:
             writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
             writer.page.wake()
 
     def end(self) -> None:
-        """End it: it is withdrawn, and nobody holds it, not even who gave up while it took its place in the order."""
-        if not self._has_ended():  # the server has looked just now, and looks again for each reader that leaves
+        """End the offer: it is withdrawn, and no process holds it, not even one that gave up while it enrolled."""
+        if not self._has_ended():  # the server has just looked, and looks again for each reader that leaves
             loop().look_again(self._has_ended)
 
     @system.locked
     def _has_ended(self) -> bool:
-        """End the offer that is over; False while a thread of the writer is still in."""
+        """Free everything; False while a thread of the writer still works, or a reader may still wait."""
         if (writer := self._writer) is not None:
-            self._let_go(writer, list(self._places))  # also one that was given meanwhile
+            self._let_go(writer, list(self._places))  # includes places taken meanwhile
             if not writer.is_over() or self._places or self._leaving:
                 return False
             self._writer = None
@@ -219,12 +219,12 @@ class Offered(NoCopy, Offer):
             writer.own.close()
             writer.page.close()
         server().drop(self.blocks)
-        self.blocks, self.arrays = [], {}  # lets the arrays go
+        self.blocks, self.arrays = [], {}
         self.is_over = True
         return True
 
     def serves_out(self) -> bool:
-        """Whether the share has ended; without a thread the caller serves the readers that are left."""
+        """Whether the share has ended. Without a thread, this call serves the readers that are left."""
         if self.threaded:
             server().look()
         else:
@@ -235,7 +235,7 @@ class Offered(NoCopy, Offer):
 class ArrayShare(Arrays):
     """Arrays that other processes can attach. Made by `gpuinterop.share`.
 
-    This process is the writer of the order: `release` publishes version 1, 2 and so on. The share holds the arrays
+    This process is the writer: each `release` publishes the next version, starting at 1. The share holds the arrays
     until it is closed and the last reader has detached.
 
     Examples
@@ -266,10 +266,10 @@ class ArrayShare(Arrays):
         self.lifetime.create(lambda: offer)
 
     def __bytes__(self) -> bytes:
-        """Return the descriptor, which processes of this host attach, any number of times (`gpuinterop.attach`).
+        """Return the descriptor. Processes on this host attach it any number of times (`gpuinterop.attach`).
 
-        It has the address of this process's socket and a token that opens this share, and no handle. Send it by any
-        way, and keep it from those who may not attach: a process of this user or of ``users=`` that has read it can.
+        It contains the address of this process's socket and a token for this share, but no handle. Send it any way you
+        like, but keep it secret: a process of this user or of ``users=`` that has read it can attach.
 
         Raises
         ------
@@ -287,7 +287,7 @@ class ArrayShare(Arrays):
     def __str__(self) -> str:
         """Return the descriptor as text: letters, digits, ``-`` and ``_``, for a command line, a URL or JSON.
 
-        As secret as the bytes: whoever reads a log of it can attach. The `repr` is for logs.
+        The text is as secret as the bytes, so do not log it. Log the `repr` instead.
 
         Examples
         --------
@@ -298,22 +298,21 @@ class ArrayShare(Arrays):
         return base64.urlsafe_b64encode(bytes(self)).decode().rstrip("=")
 
     def serve(self, timeout: float | None = None) -> None:
-        """Serve readers in the calling thread, where the share was made with ``threaded=False``.
+        """Serve readers in the calling thread, if you shared with ``threaded=False``.
 
-        It serves all shares of this process, and returns after `timeout` seconds, or when the last share that was made
-        so is closed.
-        Readers attach, enrol and are dropped only meanwhile, so call it again and again: a reader that waits for an
-        answer gives up after the time-out of its `attach`, and the writer waits for a dead reader until the next call.
+        This serves all shares of the process, until `timeout` has passed or the last share with ``threaded=False`` is
+        closed. Readers can attach, take a place and be dropped only during this call, so call it again and again.
+        Otherwise a reader gives up after the time-out of its `attach`, and the writer waits for a reader that exited.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds; 0 serves what has come. Default: until the last such share is closed.
+            Seconds; 0 serves only the pending requests. Default: until the last such share is closed.
 
         Raises
         ------
         InvalidArgumentError
-            A thread of the library serves this share.
+            gpuinterop's thread serves this share.
         ResourceClosedError
             `close` was called.
 
@@ -331,20 +330,20 @@ class ArrayShare(Arrays):
         server().serve(limit)
 
     def close(self, timeout: float | None = None) -> None:
-        """Refuse new readers at once; what is attached stays valid until it is detached.
+        """Refuse new readers at once. Attached memory stays valid until it is detached.
 
-        The writer releases, after the work of the stream that acquired. The arrays are held until the last reader has
-        detached or died.
+        The writer releases after the work of the stream that acquired. The share holds the arrays until the last reader
+        has detached or exited.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until the last reader has detached, and the arrays are let go. Default: do not wait.
+            Seconds to wait until the last reader has detached and the arrays are released. Default: do not wait.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed. The share stays closed, and the last reader still ends it.
+            `timeout` passed. The share is closed all the same, and ends when the last reader detaches.
 
         Examples
         --------
@@ -358,7 +357,7 @@ class ArrayShare(Arrays):
         >>> shared.close(timeout=10)
         """
         offer: Offered = self.lifetime.handle
-        limit = check_timeout(timeout)  # first: what is refused ends nothing
+        limit = check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
             offer.leave()
         super().close(timeout)
@@ -369,9 +368,9 @@ class ArrayShare(Arrays):
             )
 
     def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
-        """Acquire in a ``with``, which gives the array, or all by name; release at each of its exits.
+        """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
 
-        Also after an exception, because the arrays have changed in place: what was written is the next version.
+        An exception releases too: the arrays have changed in place, so what was written is the next version.
 
         Parameters
         ----------
@@ -420,32 +419,31 @@ def share(
     arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True,
     label: str | None = None,
 ) -> ArrayShare:  # fmt: skip
-    """Share arrays that exist with other processes, in place.
+    """Share existing arrays with other processes, in place.
 
-    Asks the driver what is behind each array (``cuPointerGetAttributes`` / ``hipPointerGetAttribute``), and lets
-    readers attach at this process's socket. The library makes the handles, and owns them: an IPC handle here
-    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), descriptors for each process that attaches
+    `share` asks the driver about each array's memory (``cuPointerGetAttributes`` / ``hipPointerGetAttribute``), and
+    lets readers attach at this process's socket. gpuinterop makes and owns the handles: an IPC handle here
+    (``cuIpcGetMemHandle`` / ``hipIpcGetMemHandle``), or descriptors for each process that attaches
     (``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``).
 
     Parameters
     ----------
     arrays : array, or mapping of str to array
-        Arrays with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, all of one device. Strides
-        are kept, also negative ones; elements must not overlap. Element types: those of `Buffer.view`; of others, as
-        int4, share a view of bytes (``tensor.view(torch.uint8)``). The share holds them until it is closed and the last
-        reader has detached. They must keep their memory meanwhile: do not resize them.
+        Arrays with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``, all on one device. Any
+        strides, also negative ones, but elements must not overlap. Element types: see `Buffer.view`; share others, such
+        as int4, as a view of bytes (``tensor.view(torch.uint8)``). The share holds the arrays until it is closed and
+        the last reader has detached. Do not resize them meanwhile: they must keep their memory.
     stream : Stream, or torch's, CuPy's, numba's, an int
-        Version 0 of the order is after what this stream was given. Default: the bytes are there now.
+        Version 0 is visible when the work already queued on this stream is done. Default: at once.
     copy : bool
-        Copy the arrays once, after `stream`, into one allocation of `Device.allocate`, and share that. Then write
-        ``share[name]`` or ``share.view``, not the arrays. It returns when the bytes are there. Strides are kept: the
-        bytes between the elements of a part of an array come along.
+        Copy the arrays once, after `stream`, into one allocation of `Device.allocate`, and share that. The call returns
+        when the copy is done. From then on write to ``share[name]`` or ``share.view``, not to your arrays. Strides are
+        kept, so the bytes between the elements are copied too.
     users : iterable of int
-        User ids whose processes may attach, beside this process's own. They must be able to enter the socket's folder:
+        User ids whose processes may attach, besides this process's own. They must be able to enter the socket's folder:
         set ``GPUINTEROP_SHARE_DIR``.
     threaded : bool
-        Let a thread of the library serve readers: one for all shares of this process. With False call
-        `ArrayShare.serve`.
+        Serve readers in a gpuinterop thread, one for all shares of the process. If False, call `ArrayShare.serve`.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
@@ -459,17 +457,14 @@ def share(
     ArgumentTypeError
         An argument is not an array, or a name is not a str.
     InvalidArgumentError
-        An array has elements that overlap, or an element type without a name here, or without ``copy=True`` an address
-        that is no multiple of what its element type wants; or it is a tensor of torch whose memory does not have its
-        values (conjugate, negative, sparse, fake), and the error says what to share. Or the arrays are of several
-        devices, or their names and layouts take more than 64 MiB. Or there is no folder for the socket, or its path is
-        too long (`GPUINTEROP_SHARE_DIR`).
+        An array's elements overlap, or their type is unsupported; or, without ``copy=True``, their address is not
+        aligned for the type. Or a torch tensor's memory does not contain its values (conjugate, negative, sparse,
+        fake); the error says what to share. Or the arrays are on several devices, or their names and layouts need more
+        than 64 MiB. Or the socket's folder does not exist, or its path is too long (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
-        The memory cannot get to another process (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
-        memory that is not a memfd, a VMM allocation that was made without the right to export it. The error says what
-        to change.
-    DeviceNotFoundError
-        The backend that works here has no device with that memory.
+        Another process cannot map the memory (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
+        memory that is not a memfd, or a VMM allocation made without export. The error says what to change.
+        The backend in use has no device with that memory.
     OutOfMemoryError
         ``copy=True``, and the device has not enough free memory.
 
@@ -480,7 +475,7 @@ def share(
     ...     {name: attached[name].shape for name in attached}
     {'weight': (4, 4), 'bias': (4,)}
 
-    Plain memory of NumPy has no way to another process; a copy has:
+    Plain NumPy memory cannot be shared; a copy can:
 
     >>> array = np.arange(4)
     >>> gi.share(array)
@@ -526,7 +521,7 @@ def share_described(
 
 
 def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | None) -> dict[str, Described]:
-    """The arrays in one allocation of ours, which they keep, with their strides; the bytes are there on return."""
+    """Copies of the arrays, with their strides, in one new allocation, which they keep; finished on return."""
     spans = {name: array.span for name, array in arrays.items() if 0 not in array.layout.shape}
     if not spans:
         return dict(arrays)

@@ -1,4 +1,4 @@
-"""What memory an array lies in: the driver is asked, and nothing is exported to find out."""
+"""The memory behind an array. Only queries to the driver: nothing is exported to find out."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _PLATFORMS: Final = {CPU: "the CPU", _CUDA: "CUDA", 8: "Metal", 10: "ROCm", 14: 
 
 
 def describe(array: object, name: str, *, in_place: bool = True) -> Described:
-    """Describe an array, as `described` does; no two elements may have a byte in common."""
+    """Describe an array as `described` does, and check that no two elements share a byte."""
     found = described(array, name, in_place=in_place)
     layout = found.layout
     if overlap(layout):
         raise InvalidArgumentError(
             name,
-            f"expected elements that each have their own bytes, got the strides {list(layout.strides)}, by which "
-            "some overlap; take the array that it is a view of, or a copy.",
+            f"expected elements that each have their own bytes, got the strides {list(layout.strides)}, with which "
+            "some overlap; pass the array that it is a view of, or a copy.",
         )
     if in_place and found.pointer % layout.dtype.alignment and 0 not in layout.shape:
         raise InvalidArgumentError(
             name,
-            f"expected an address that is a multiple of {layout.dtype.alignment}, which libraries want for "
-            f"{layout.dtype.name}, got {found.pointer:#x}; take a copy, or the bytes (uint8) that it is a view of.",
+            f"expected an address that is a multiple of {layout.dtype.alignment}, which libraries require for "
+            f"{layout.dtype.name}, got {found.pointer:#x}; pass a copy, or the bytes (uint8) that it is a view of.",
         )
     return found
 
@@ -40,9 +40,9 @@ def describe(array: object, name: str, *, in_place: bool = True) -> Described:
 
 
 def device_of(arrays: Mapping[str, Described]) -> Device:
-    """The one device whose memory the arrays are. Where only an address tells, `locate` asks of each block."""
+    """The one device that has the arrays. If only an address identifies it, `locate` checks each block."""
     found: dict[object, Device] = {}
-    # The address of what has no bytes may be any.
+    # An array without bytes can have any address.
     told = {name: one for name, one in arrays.items() if isinstance(one.place, tuple) or 0 not in one.layout.shape}
     for name, array in (told or arrays).items():
         if array.place not in found:
@@ -51,7 +51,7 @@ def device_of(arrays: Mapping[str, Described]) -> Device:
             if other is not first:
                 raise InvalidArgumentError(
                     name or "array",
-                    f"expected arrays of one device, {first!r}, got one of {other!r}; share each device's by itself.",
+                    f"expected arrays on one device, {first!r}, got one on {other!r}; share each device's separately.",
                 )
     return next(iter(found.values()))
 
@@ -59,7 +59,7 @@ def device_of(arrays: Mapping[str, Described]) -> Device:
 def _device_of(array: Described, name: str) -> Device:
     place = array.place
     if isinstance(place, str):
-        got = f"{array.pointer:#x} by {place}, an address that no driver here knows"
+        got = f"{array.pointer:#x} from {place}, an address that no driver here recognizes"
     else:
         kind = {_MANAGED: _CUDA, **dict.fromkeys(HOST_TYPES, CPU)}.get(place[0], place[0])
         got = f"that of {_PLATFORMS.get(kind, 'another platform')}, DLPack's device {place}"
@@ -78,7 +78,7 @@ def _ordinal(device: Device, pointer: int) -> int | None:
 
 
 def check_block(device: Device, block: Block, name: str) -> None:
-    """Refuse memory that cannot get to another process."""
+    """Raise if another process cannot map the memory."""
     cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
     found = device.capabilities.of(cell) if block.behind.travels else _gap(cell, block.behind)
     if not found:
@@ -86,33 +86,33 @@ def check_block(device: Device, block: Block, name: str) -> None:
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name or "array",
-            f"expected arrays of one device, {device!r}, got one of device {block.ordinal}; share each device's by "
-            "itself.",
+            f"expected arrays on one device, {device!r}, got one on device {block.ordinal}; share each device's "
+            "separately.",
         )
 
 
 Check: TypeAlias = Callable[[Device, Block, str], None]
-"""A call that refuses a block, in which an array of this name lies."""
+"""Raises if a block, which contains the array of this name, cannot be shared."""
 
 
 def locate(
     device: Device, arrays: Mapping[str, Described], allowed: Check = check_block
 ) -> tuple[list[tuple[Block, ...]], dict[str, tuple[int, int]]]:
-    """The memory that the arrays lie in, and each array's place there.
+    """The memory that contains the arrays, and each array's place in it.
 
     Returns
     -------
     list of tuple of Block
-        Runs of blocks at consecutive addresses, by address; a reader maps each run as a whole.
+        Runs of blocks at consecutive addresses, ordered by address; a reader maps each run as a whole.
     dict of str to (int, int)
-        The number of an array's run, and the offset of its first element in that. An array without bytes has -1 and 0.
+        The number of each array's run, and its first element's offset there. -1 and 0 for an array without bytes.
 
     Raises
     ------
     UnsupportedError
-        An array's memory cannot get to another process; the error says why, and what to change.
+        Another process cannot map an array's memory; the error gives the reason and what to change.
     InvalidArgumentError
-        The device's driver does not know an array's memory, or cannot map all of it as one.
+        The driver does not recognize an array's memory, or the memory is not one allocation.
     """
     runs, numbers = find_runs(device, [(*array.span, name) for name, array in arrays.items()], allowed, set())
     places = dict.fromkeys(arrays, (-1, 0))
@@ -124,9 +124,9 @@ def locate(
 def find_runs(
     device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check, seen: set[tuple[Behind, int]]
 ) -> tuple[list[tuple[Block, ...]], dict[str, int]]:
-    """As `locate`, of arrays by their first and last addresses: the runs, and the number of each array's run.
+    """Like `locate`, for start and end addresses: the runs, and the number of each array's run.
 
-    `seen` has the kinds of memory, and the devices, that were allowed before.
+    `seen` contains the kinds of memory and the devices that `allowed` has accepted.
     """
     backend = _backend_of(device)
     ask, joins = backend.find_blocks(), backend.joins_blocks
@@ -146,8 +146,8 @@ def find_runs(
             if not block.address <= place < block.end or not (joined or place == start):
                 raise InvalidArgumentError(
                     name or "array",
-                    f"expected an array in one allocation of {device.name}, got one of which its driver knows nothing "
-                    f"from {place:#x} on; copy it into one.",
+                    f"expected an array in one allocation of {device.name}, got one that is unknown to its driver from "
+                    f"{place:#x} on; copy it into one.",
                 )
             if not joined:
                 runs.append([])
@@ -159,7 +159,7 @@ def find_runs(
 
 
 def check_pointers(arrays: Mapping[str, Described]) -> None:
-    """Raise `ResourceClosedError` if an array, of torch, has other memory now."""
+    """Raise `ResourceClosedError` if a torch array has moved to other memory."""
     for name, array in arrays.items():
         if array.data_ptr is not None and array.data_ptr != array.keep[0].data_ptr():
             called = f"array {name!r}" if name else "the array"
@@ -174,17 +174,17 @@ def _backend_of(device: Device) -> SharingBackend:
 
 
 def _gap(cell: Cell, behind: Behind) -> Capability:
-    """Why memory of a kind cannot travel, and what to change."""
+    """Why memory of this kind cannot be shared, and what to change."""
     allocate = "make the array of a device.empty(shape, dtype), or pass copy=True and use share.view."
     pools = (
-        "allocate by another pool: torch with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 "
+        "use another pool: torch with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 "
         "PYTORCH_CUDA_ALLOC_CONF) or without backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass "
         "copy=True."
     )
     reasons = {
         Behind.POOL: ("and the pool was not made for export.", pools),
-        Behind.CLOSED: ("or of another process, which alone can share it.", allocate),
+        Behind.CLOSED: ("or of another process; only that process can share it.", allocate),
         Behind.HOST: ("which only its own process has: no open memfd, mapped from its start.", allocate),
     }
-    reason, way_out = reasons.get(behind, ("which no call exports.", allocate))
+    reason, way_out = reasons.get(behind, ("which no call can export.", allocate))
     return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)

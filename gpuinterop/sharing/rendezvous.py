@@ -1,6 +1,6 @@
-"""The place where other processes come: one socket for each process that shares, its links, and the counts.
+"""The sharing process's server: one socket per process, the links of other processes, and the counts.
 
-They are made with the first share, and live until the process ends.
+The first share makes it, and it lasts until the process exits.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from .loop import TICK_S, One, loop
 
 VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
 _OVERFLOW: Final = 65534
-"""What a user looks like that this user namespace does not know."""
+"""The user id that the kernel shows for users of other user namespaces."""
 driver_lock: Final = threading.RLock()
-"""Held round every export and every attach: HIP's race with each other (rocm-systems #11892)."""
+"""Held during every export and attach, because HIP's race with each other (rocm-systems #11892)."""
 CLOSED: Final = "the share was closed; ask its process for a new descriptor."
 
 
 class Offer:
-    """What has a slot. It has `contents`, if it is attached, and `enrol`, if it has an order. The loop calls these."""
+    """An object with a slot. The loop calls `contents`, if it can be attached, and `enrol`, if it has an order."""
 
     token = secrets.token_bytes(16)
     serial = slot = 0
@@ -68,62 +68,61 @@ class Offer:
     threaded = True
     blocks: Sequence[Exported] = ()
 
-    def end(self) -> None:
-        """End it."""
+    def end(self) -> None: ...
 
 
 class Exported:
-    """A block that other processes may ask for."""
+    """A block that other processes can request."""
 
     def __init__(self, number: int, device: Device, block: Block) -> None:
         self.number, self.device, self.block = number, device, block
         self.uses = 0
 
     def export(self) -> Handle:
-        """A handle for another process."""
+        """Make a handle for another process."""
         backend = cast(SharingBackend, self.device.driver)
         handle = system.under(driver_lock, backend.export_block, self.device._handle, self.block)
         if isinstance(handle, FdHandle):
-            handle.trusted = True  # this process's own file blocks no close
+            handle.trusted = True  # closing this process's own file cannot block
         return handle
 
     @cached_property
     def data(self) -> bytes:
-        """The handle itself, where it is not a descriptor."""
+        """The handle, if it is not a descriptor."""
         return cast(IpcMemHandle, self.export()).data if self.block.behind.handle_type is IpcMemHandle else b""
 
 
 def region_of(blocks: Sequence[Exported]) -> Region:
-    """Blocks at consecutive addresses, as other processes are told of them."""
+    """Blocks at consecutive addresses, in the form that other processes receive."""
     kind, sizes = blocks[0].block.behind.handle_type, tuple(one.block.size for one in blocks)
     return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].data)
 
 
 class Guest(NoCopy):
-    """A process that has a link to this one."""
+    """Another process with a link to this one."""
 
     def __init__(self, link: socket.socket) -> None:
         self.connection = Connection(link)
         self.pid, self.user = peer(link)
         self.counts: Words | None = None
         self.blocks: set[int] = set()
-        """What a process of another user may ask for: the blocks of the shares that it has attached."""
+        """The blocks of the shares it has attached; a process of another user can request only these."""
         self.ended = False
 
 
 class Server(NoCopy):
-    """The socket, the links of other processes, and the counts of this process, until it ends."""
+    """The socket, the links of other processes, and the counts of this process."""
 
     def __init__(self) -> None:
         self.nonce = secrets.token_bytes(16)
         self.offers: dict[int, Any] = {}
-        """What is shared, by slot."""
+        """Shared objects, by slot."""
         self.ordered: dict[Any, None] = {}
-        """The offers whose order has readers."""
+        """The offers that have readers in their order."""
         self._lock = threading.RLock()
-        """Held to change offers, counts and blocks; the rest is the loop's."""
+        """Held to change offers, counts and blocks; only the loop changes the rest."""
         self._users: frozenset[int] = frozenset()
-        """Those of all shares."""
+        """The allowed users of all shares."""
         self._serials = itertools.count(1)
         self._guests: dict[Guest, None] = {}
         self._blocks: dict[tuple[Device, Block], Exported] = {}
@@ -131,7 +130,7 @@ class Server(NoCopy):
         self._name = f"gpuinterop-{secrets.token_hex(8)}.sock"
         _tidy(place := folder())
         self.me = Holds()
-        """What this process holds of its own."""
+        """The slots of its own that this process holds."""
         with ExitStack() as undo:
             self.me.counts = self.me.theirs = page = Words()
             undo.callback(page.handle.close)
@@ -142,15 +141,15 @@ class Server(NoCopy):
         self._sums = Sums(page)
         loop().watch(wake, self._rung)
         loop().on_pass = self._look_at_socket
-        Finalize(None, self._unlink, exitpriority=0)  # also in a child of multiprocessing, which runs no other exit
+        Finalize(None, self._unlink, exitpriority=0)  # runs also in multiprocessing's children, unlike atexit
 
     # -- what is shared ----------------------------------------------------------------------------------------------
 
     @system.locked
     def enter(self, offer: Offer, messages: int) -> None:
-        """Let readers in, give the offer a serial and a slot, and count messages."""
+        """Give the offer a serial and a slot, count its messages, and let readers attach."""
         if offer.threaded:
-            loop().start()  # first: it may fail
+            loop().start()  # first, because it can fail
         if offer.users:
             system.call(f"chmod({self._path})", _open_to_all, self._path)
             self._users = self._users.union(offer.users)
@@ -162,43 +161,43 @@ class Server(NoCopy):
 
     @system.locked
     def find(self, one: Descriptor, attached: bool) -> Any:
-        """The offer of this process that a descriptor opens; one that is closed only to those who have attached."""
+        """The offer that a descriptor opens. If it is closed, only for a process that has attached."""
         offer = self.offers.get(one.slot)
         if offer is None or offer.serial != one.serial or not (attached or self.me.stands(one.slot, one.serial)):
             raise ResourceClosedError(CLOSED)
         if not hmac.compare_digest(one.token, offer.token):
-            raise PeerError("the token is not this share's; take the descriptor as it came.")
+            raise PeerError("the token is not this share's; pass the descriptor unchanged.")
         return offer
 
     def holders(self, slot: int) -> int:
-        """How often a slot is held, by all processes."""
+        """How often all processes together hold a slot."""
         return self._sums.holders(slot)
 
     def descriptor(self, offer: Offer) -> bytes:
-        """The bytes of an offer's descriptor, once the socket is there; of this process, if the offer has no slot."""
+        """An offer's descriptor; this process's, if the offer has no slot. Repairs the socket first."""
         self._look_at_socket()
         return bytes(Descriptor(boot_id(), self.nonce, offer.serial, offer.slot, offer.token, self._path))
 
     def withdraw(self, offer: Offer) -> None:
-        """Let no reader in any more, and end the offer once nobody holds it and all its messages have come."""
-        if not offer.serial:  # it has let nobody in
+        """Refuse new readers, and end the offer once no process holds it and all its messages have arrived."""
+        if not offer.serial:  # no reader could attach
             offer.end()
             return
         self.shut(offer, ends=True)
-        self.look()  # the program may not serve any more
+        self.look()  # the program may not serve again
         loop().wake()
 
     @system.locked
     def shut(self, offer: Offer, *, ends: bool) -> None:
-        """Let no reader in any more; end the offer once nobody holds it, if it ends."""
-        if self.offers.get(offer.slot) is offer:  # else it has ended, and another has the slot
+        """Refuse new readers; with `ends`, end the offer once no process holds it."""
+        if self.offers.get(offer.slot) is offer:  # else it has ended, and another offer has the slot
             self._sums.close(offer.slot)
             if ends:
                 self._sums.end_unheld(offer.slot)
 
     @system.locked
     def send(self, offer: Offer) -> bool:
-        """Count a message more, which keeps the offer until it has come; False if that has ended."""
+        """Count one more message, which keeps the offer until it arrives; False if the offer has ended."""
         if stands := self.offers.get(offer.slot) is offer:
             self._sums.forget_surplus(offer.slot)
             self._send(offer, 1)
@@ -209,7 +208,7 @@ class Server(NoCopy):
         self._sums.end_unheld(offer.slot)
 
     def look(self) -> None:
-        """Add up the counts, and end what nobody holds."""
+        """Add up the counts, and end the offers that no process holds."""
         for offer in self._over():
             shown(offer.end)
 
@@ -221,7 +220,7 @@ class Server(NoCopy):
 
     @system.locked
     def use(self, device: Device, blocks: Iterable[Block]) -> list[Exported]:
-        """Number blocks, or find their numbers; each is used until `drop`."""
+        """Find or assign the numbers of blocks, which stay in use until `drop`."""
         found = []
         for block in blocks:
             if (one := self._blocks.get((device, block))) is None:
@@ -233,7 +232,7 @@ class Server(NoCopy):
 
     @system.locked
     def drop(self, blocks: Iterable[Exported]) -> None:
-        """Use blocks no more."""
+        """Undo one `use` of blocks."""
         for one in blocks:
             one.uses -= 1
             if not one.uses:
@@ -242,11 +241,11 @@ class Server(NoCopy):
                     guest.blocks.discard(one.number)
 
     def serve(self, timeout: float | None) -> None:
-        """Serve in the calling thread for `timeout` seconds, or until the last offer that no thread serves is over."""
+        """Serve in the calling thread until the time-out, or until the last offer without a thread has ended."""
         loop().run(system.seconds_left(timeout), lambda: all(one.threaded for one in list(self.offers.values())))
 
     def _rung(self, _events: int) -> None:
-        """Add up the counts, and then not again for a moment, however often it rings."""
+        """Add up the counts, at most once in `TICK_S`."""
         bell, again = self.me.bell.fd, time.monotonic() + TICK_S
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(bell)
@@ -261,7 +260,7 @@ class Server(NoCopy):
         loop().look_again(listens)
 
     def forget(self) -> None:
-        """Close the descriptors: this is a child's copy."""
+        """Close the descriptors of a forked child's copy."""
         for link in (self._listener, *(one.connection.socket for one in self._guests)):
             link.close()
         for handle in (self.me.bell, self.me.counts.handle):
@@ -278,10 +277,10 @@ class Server(NoCopy):
         hidden = os.path.join(place, f".gpuinterop-{secrets.token_hex(8)}")  # shorter than the path
         listener = system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            os.fchmod(listener.fileno(), 0o600)  # so the file is made with this mode; the umask is the process's
+            os.fchmod(listener.fileno(), 0o600)  # bind creates the file with this mode; the umask is process-wide
             listener.bind(hidden)
             listener.listen(1024)
-            os.rename(hidden, path)  # who sees it can connect, or its process has died
+            os.rename(hidden, path)  # from now on, a refused connection means that the process has exited
             loop().watch(listener.fileno(), self._welcome)
         except OSError as error:
             listener.close()
@@ -292,7 +291,7 @@ class Server(NoCopy):
 
     @system.locked
     def _look_at_socket(self) -> None:
-        """Make the socket anew where something, as a cleaner of /tmp, has removed it: descriptors name it."""
+        """Make the socket again if it was removed, for example by a cleaner of /tmp: descriptors contain its path."""
         if not os.path.exists(self._path):
             gone, place = self._listener, os.path.dirname(self._path)
             system.call(f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
@@ -303,7 +302,7 @@ class Server(NoCopy):
                 _open_to_all(self._path)
 
     def _unlink(self) -> None:
-        loop().on_pass = bool  # it would make the socket anew
+        loop().on_pass = bool  # else a pass would make the socket again
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -312,10 +311,10 @@ class Server(NoCopy):
             link, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # out of descriptors: the others have theirs meanwhile
+        except OSError:  # out of descriptors; meanwhile other threads can close some
             time.sleep(TICK_S)
             return
-        link.settimeout(None)  # where the program has a default: Python would wait for it
+        link.settimeout(None)  # else Python waits for the program's default time-out
         guest = Guest(link)
         self._guests[guest] = None
         loop().watch(link.fileno(), lambda _: self._serve(guest))
@@ -329,7 +328,7 @@ class Server(NoCopy):
                 with message:
                     self._answer(guest, message)
             loop().change(connection.socket.fileno(), select.EPOLLIN if connection.flush() else select.EPOLLOUT)
-        except (OSError, PeerError, DriverError) as error:  # it has gone, or is of another version
+        except (OSError, PeerError, DriverError) as error:  # the guest has exited, or has another version
             with contextlib.suppress(OSError):
                 connection.send(FAILED + ERRORS.index(PeerError), 1, str(error).encode(errors="replace"))
             self._dismiss(guest)
@@ -338,7 +337,7 @@ class Server(NoCopy):
             raise
 
     def _dismiss(self, guest: Guest) -> None:
-        """Take back what a process holds that has ended."""
+        """Drop everything that an exited process held."""
         link = guest.connection.socket
         loop().unwatch(link.fileno())
         guest.connection.discard()
@@ -353,7 +352,7 @@ class Server(NoCopy):
         body, handles, kind = b"", list[Handle](), DONE
         try:
             body = self._asked(guest, message, handles)
-        except Exception as error:  # also a driver's, or one of an array's library
+        except Exception as error:  # including errors of a driver or an array library
             for handle in handles:
                 handle.close()
             which = type(error) if type(error) in ERRORS else ERRORS[-1]
@@ -362,7 +361,7 @@ class Server(NoCopy):
         guest.connection.send(kind, message.number, body, handles, owned=True)
 
     def _asked(self, guest: Guest, message: Message, handles: list[Handle]) -> bytes:
-        """The body of the answer; adds its handles."""
+        """Return the body of the answer, and append its handles."""
         if message.kind == HELLO:
             check_peer(guest.connection.socket, self._users)
             if message.body != self.nonce:
@@ -391,7 +390,7 @@ class Server(NoCopy):
             return int(place).to_bytes(4, "little")
         contents: bytes = offer.contents()
         numbers = [one.number for one in offer.blocks]
-        if guest.blocks.isdisjoint(numbers):  # else it asks for those that it does not have
+        if guest.blocks.isdisjoint(numbers):  # else it asks for the blocks that it lacks
             beside = [one for one in offer.blocks if one.block.behind.handle_type is not IpcMemHandle]
             handles.extend(one.export() for one in beside[:MAX_FDS])
         guest.blocks.update(numbers)
@@ -402,12 +401,12 @@ class Server(NoCopy):
 
 
 def check_peer(link: socket.socket, users: Collection[int]) -> None:
-    """Refuse the other side's user, unless it is this process's own or one of `users`; pids are not looked at."""
+    """Refuse the other side's user, unless it is this process's own or one of `users`."""
     (_, user), mine = peer(link), os.geteuid()
     if user == _OVERFLOW or (user != mine and user not in users):
         raise PeerError(
             f"expected a process of user {mine}, got one of user {user}"
-            + (", which stands for users of other namespaces" if user == _OVERFLOW else "")
+            + (", the id of users in other namespaces" if user == _OVERFLOW else "")
             + "; run both as one user, or name it in users= on both sides."
         )
 
@@ -420,7 +419,7 @@ def users_of(users: Iterable[int]) -> frozenset[int]:
 
 
 def folder() -> str:
-    """Folder of this process's socket."""
+    """The folder of this process's socket."""
     for name in (VARIABLE, "XDG_RUNTIME_DIR"):
         if given := os.environ.get(name):
             if not os.path.isdir(given):
@@ -430,13 +429,13 @@ def folder() -> str:
 
 
 def private_folder(variable: str) -> str:
-    """Make a folder of this user alone in the temporary folder; `variable` is what sets another one."""
+    """Make and check this user's private folder in the temporary folder. `variable` can set another folder."""
     private = os.path.join(system.call("tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
-    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: the folder may be there
+    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: it may exist
     found = system.call(f"lstat({private})", os.lstat, private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
-            variable, f"expected {private!r} to be a folder of this user alone, it is another's; set {variable}."
+            variable, f"expected {private!r} to be a private folder of this user, it is not; set {variable}."
         )
     return private
 
@@ -446,9 +445,9 @@ def _is_our_socket(found: os.stat_result) -> bool:
 
 
 def _tidy(place: str) -> None:
-    """Remove the sockets of this user's processes that were killed.
+    """Remove the sockets of this user's killed processes.
 
-    Those that live notice nothing: a stream socket refuses one of datagrams without its listener.
+    The probe does not disturb running ones: a stream socket refuses a datagram socket without its listener's notice.
     """
     with contextlib.suppress(OSError), os.scandir(place) as files:
         for file in files:
@@ -462,7 +461,7 @@ def _tidy(place: str) -> None:
 
 
 def _open_to_all(path: str) -> None:
-    """Let every user connect: `check_peer` looks who it is. Another user's folder may have another file at the path."""
+    """Let every user connect; `check_peer` refuses the wrong ones. The path's folder may be another user's."""
     file = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not _is_our_socket(os.fstat(file)):
@@ -472,14 +471,13 @@ def _open_to_all(path: str) -> None:
         os.close(file)
 
 
-# -- the one of this process -------------------------------------------------------------------------------------------
+# -- this process's server ---------------------------------------------------------------------------------------------
 
 server: Final = One(Server)
-"""This process's server."""
 
 
 def is_here(process: bytes) -> bool:
-    """Whether a number is this process's."""
+    """Whether a number identifies this process."""
     return any(one.nonce == process for one in server.made)
 
 

@@ -1,33 +1,33 @@
-"""torch.multiprocessing over gpuinterop: ``import gpuinterop.sharing.torch`` in each process that sends.
+"""torch.multiprocessing over gpuinterop: ``import gpuinterop.sharing.torch`` in each process that sends tensors.
 
-`reduce_tensor` takes the place of torch's: in ``torch.multiprocessing``, for its queues, pipes, pools and arguments of
-processes, and in ``torch.multiprocessing.reductions``, where Ray, vLLM and others call it. (Import this before a module
-that takes ``reduce_tensor`` from there by name.) Tensors of a GPU then go to any process of the host and the user that
-can connect to the sender's socket, also in another container, and whichever way their memory was allocated.
+`reduce_tensor` replaces torch's in ``torch.multiprocessing``, for queues, pipes, pools and process arguments, and in
+``torch.multiprocessing.reductions``, where Ray, vLLM and others call it. (Import this module before a module that
+imports ``reduce_tensor`` from there.) You can then send GPU tensors, however their memory was allocated, to any process
+on the host that runs as the same user and can connect to the sender's socket, also in another container.
 
-What stays as torch has it: tensors of one storage have one storage on the other side, also where they come in several
-messages; ``requires_grad`` and ``Parameter``; the refusal of tensors that are part of a graph; the places of the
-arguments. What gpuinterop does not share goes torch's own way: tensors without elements, sparse, nested and quantized
-ones, other devices, and all tensors of the CPU but those in memory that gpuinterop allocated or imported. A tensor of a
-GPU whose memory cannot go to another process raises gpuinterop's error, which says what to change; nothing is copied.
+As in torch, tensors of one storage share one storage on the other side, even if sent in several messages;
+``requires_grad``, ``Parameter`` and argument positions are kept; and tensors in a graph are refused. torch's own code
+sends what gpuinterop does not share: empty, sparse, nested and quantized tensors, other devices, and CPU tensors
+outside memory that gpuinterop allocated or imported. If a GPU tensor's memory cannot be shared, gpuinterop raises an
+error that says what to change; it never copies.
 
-**What is sent.** Where the storage is: the memory's number and size, an offset, and a slot of the counts. A receiver
-connects to the sender's process once, maps each allocation once, and finds it at the next tensor.
+**What is sent.** The storage's location: the memory's number and size, an offset, and a slot of the counts. A receiver
+connects to each sending process once, maps each allocation once, and reuses the mapping for the next tensor.
 
-**Lifetime.** As with torch: the sender keeps a storage until all its messages were received, and all receivers have
-dropped it, also if the sender has dropped its tensor. Both count in a page that they share, so a tensor costs neither a
-message nor a wake-up. A process can have 1,048,576 storages that were sent, and not dropped yet. A receiver can send
-what it has received, also back: the first process then gets its own memory. What a process held that dies is dropped;
-messages that it has sent may still come. **A message that is never received**, as of a queue that nobody reads, keeps
-its storage until the sender ends. So does one that is lost with a receiver that dies before it has unpickled it. A
-message that is received more often than it was sent raises `ResourceClosedError` once the others have dropped the
-storage. The sender must live as long as its storages are used, as with torch.
+**Lifetime.** As in torch, the sender keeps a storage until all its messages are received and all receivers have dropped
+it, even if the sender's own tensor is gone. Both sides count in a shared page, so a tensor costs neither a message nor
+a wake-up. A process can have 1,048,576 storages that were sent and not dropped yet. A receiver can send a tensor on,
+or back: the first process then gets its own memory. When a process exits, its holds are dropped; messages that it has
+sent can still arrive. **If a message is never received**, because no process reads the queue or the receiver exits
+before it unpickles it, its storage is kept until the sender exits. A message that is received more often than it was
+sent raises `ResourceClosedError` once the other receivers have dropped the storage. As with torch, the sender must run
+as long as its storages are used.
 
-**Order.** The receiver's current stream waits for what the sender's current stream had been given. A ``Queue`` sends in
-a thread of its own, whose current stream is the default one, as with torch: synchronize another stream before you put
-its tensor there. Later writes are not ordered; share what is written again and again by `gpuinterop.share`.
+**Order.** The receiver's current stream waits for the work that was queued on the sender's current stream. A ``Queue``
+sends from its own thread on the default stream, as with torch, so synchronize another stream before you put its tensor
+there. Later writes are not ordered; for memory that you write again and again, use `gpuinterop.share`.
 
-A child that is forked sends anew: it has nothing of what its parent sent.
+A forked child starts anew: it has none of its parent's sent storages.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ _torchs_rebuild: Final[Callable[..., Any]] = reductions.rebuild_cuda_tensor
 
 
 def _patience() -> float:
-    """Seconds that a sender has to answer; one that has ended is noticed at once."""
+    """Seconds that a sender has to answer. If it exits, gpuinterop notices at once."""
     return 60.0
 
 
 class _Run:
-    """Blocks at consecutive addresses, which storages that were sent lie in."""
+    """Blocks at consecutive addresses that contain sent storages."""
 
     def __init__(self, device: Device, run: Sequence[Block]) -> None:
         self.start, self.end, self.uses = run[0].address, run[-1].end, 0
@@ -90,23 +90,23 @@ class _Run:
 
 @lru_cache
 def _source(device: Device, behind: Behind) -> bytes:
-    """What is sent of this process, a device, and the type of its memory's handles."""
+    """The part of a message that identifies this process, a device, and the handle type of its memory."""
     contents = Contents(os.getpid(), True, device.identity, [Region(behind.handle_type, (), ())], {})
     return server().descriptor(Offer()) + bytes(contents)
 
 
 class _Place:
-    """A device of torch's, and the blocks there that are used."""
+    """A torch device, and its blocks in use."""
 
     def __init__(self, device: Any) -> None:
         self.device = device_of({"": describe(torch.empty(0, device=device), "tensor")})
         self.runs: list[tuple[int, _Run]] = []
-        """Runs of one block, by address. It stays as long as a storage in it does; a part of several may not."""
+        """Runs of one block, by address. A storage keeps its block, but a part of several blocks can change."""
         self.seen = set[tuple[Behind, int]]()
-        """What may be shared of it."""
+        """The kinds of memory that `check_block` has accepted."""
 
     def use(self, start: int, end: int) -> _Run:
-        """The run that bytes lie in, which is used once more."""
+        """Find or make the run that contains these bytes, and count one use more."""
         at = bisect_right(self.runs, (start + 1,))
         if not at or end > (run := self.runs[at - 1][1]).end:
             (found,), _ = find_runs(self.device, [(start, end, "")], check_block, self.seen)
@@ -117,7 +117,7 @@ class _Place:
         return run
 
     def drop(self, run: _Run) -> None:
-        """Use a run once less."""
+        """Count one use less."""
         run.uses -= 1
         if not run.uses:
             server().drop(run.blocks)
@@ -134,7 +134,7 @@ class _Sent(Offer):
     def __init__(self, storage: Any) -> None:
         self.storage, self.place, start = storage, _place(storage.device), storage.data_ptr()
         self.span = start, storage.nbytes()
-        """Its memory, which `resize_` replaces."""
+        """The bytes it occupies; `resize_` replaces them."""
         self.run = run = self.place.use(start, start + storage.nbytes())
         try:
             server().enter(self, 1)
@@ -154,19 +154,19 @@ class _Sent(Offer):
 
 
 class _Theirs:
-    """What this process has of another one's storages. It changes under the link's `importing`."""
+    """Another process's storages in this process. It changes under the link's `importing`."""
 
     def __init__(self, link: Link) -> None:
         self.link, self.state = link, _state
         self.storages: dict[tuple[int, int], Any] = {}
         """Weak references to storages, by slot and serial."""
         self.dropped: deque[_Received] = deque()
-        """What the storages that are gone came by."""
+        """Storages that are gone, but not given back yet."""
         self.looks = False
-        """Whether the loop is going to look at them."""
+        """Whether the loop will call `look`."""
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
-        """The storage of a message, which is counted; None if it has come too late."""
+        """Count a message, and return its storage; None if it has arrived too late."""
         slot, serial, offset, region = place
         link, key = self.link, (slot, serial)
         if (weak := self.storages.get(key)) is not None:
@@ -183,7 +183,7 @@ class _Theirs:
             whole = Region(kind, *region)
             while True:
                 mapped, address = import_of(link, device, whole) or import_all(link, device, [whole], _patience, {})[0]
-                if keep(mapped):  # else its last attachment has ended meanwhile
+                if keep(mapped):  # else its last attachment has just ended
                     break
         except BaseException:
             link.drop(slot)
@@ -196,13 +196,13 @@ class _Theirs:
         return storage
 
     def look(self) -> bool:
-        """Drop what is gone, once all streams have done the work that they have now. The loop calls this."""
+        """Give back the dropped storages whose streams have done their work. The loop calls this."""
         return system.under(self.link.importing, self._look, limit=0)
 
     def _look(self) -> bool:
-        if not system.holds(self.link.importing):  # a thread waits for the other process: the loop must not
+        if not system.holds(self.link.importing):  # a thread waits for the other process; the loop must not wait too
             return False
-        self.looks = False  # first: what is dropped from now on has another look
+        self.looks = False  # first, so that a storage dropped after this causes another look
         gone = list[_Received]()
         for _ in range(len(self.dropped)):
             one = self.dropped.popleft()
@@ -214,7 +214,7 @@ class _Theirs:
         for one in gone:
             if (weak := one.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
-                if self.storages.get(one.key) is weak:  # else it has been received anew
+                if self.storages.get(one.key) is weak:  # else it was received again
                     del self.storages[one.key]
         counts = Counter(one.mapped for one in gone)
         ending = Lifetime("dropped tensors", lambda slots: self.link.drop(*slots), parents=tuple(counts))
@@ -223,18 +223,18 @@ class _Theirs:
         for mapped, count in counts.items():
             mapped.count -= count
             mapped.ends_with_children = not mapped.count
-        retire(ending)  # and the imports that nothing else has
+        retire(ending)  # also ends the imports that nothing else uses
         loop().look_again(partial(_is_gone, ending))
         return not self.looks
 
     def poison(self) -> None:
-        """Forget the process, which has ended."""
+        """Forget the process, because it has exited."""
         self.state.theirs.pop(self.link.process, None)
 
 
 @lru_cache(256)
 def _maps(source: bytes) -> tuple[Device, type[Handle]]:
-    """The device that maps a source's memory, and the type of the handles."""
+    """The device that maps a source's memory, and the handle type."""
     _, contents = _parsed(source)
     device = device_for(contents, None)
     if not device.info.is_cpu:
@@ -253,7 +253,7 @@ def _is_gone(lifetime: Lifetime) -> bool:
 
 
 class _Received:
-    """A storage that came, as long as it lives here. The storage's memory keeps this."""
+    """A received storage's record; the storage's memory keeps it while the storage exists here."""
 
     __slots__ = ("gpu", "key", "mapped", "theirs", "weak", "work")
 
@@ -261,11 +261,11 @@ class _Received:
         self.theirs, self.key, self.mapped, self.gpu = theirs, key, mapped, gpu
         self.weak: Any = None
         self.work: Any = None
-        """What the current stream had been given when the storage was dropped, as torch's own waits for that."""
+        """The current stream's work when the storage was dropped; like torch, the drop waits for it."""
 
     def __del__(self) -> None:
         theirs = self.theirs
-        if theirs.state is not _state:  # it is a parent's, which drops it
+        if theirs.state is not _state:  # the parent's storage, which the parent drops
             return
         if self.gpu is not None and not (loop().exits or torch.cuda.is_current_stream_capturing()):
             stream = torch.cuda.current_stream(self.gpu)
@@ -277,13 +277,13 @@ class _Received:
 
 
 class _Clock(Offer):
-    """Numbers the work of a stream, on a timeline that other processes get."""
+    """Numbers a stream's work, on a timeline that other processes import."""
 
     def __init__(self, stream: Any) -> None:
         self.torchs, self.ticks, self.descriptor = stream, 0, b""
 
     def tick(self, device: Any) -> tuple[bytes, int]:
-        """A number that comes after the stream's work so far."""
+        """Return a number that the timeline reaches after the stream's work so far."""
         if not self.descriptor:
             self.device = _place(device).device
             self.stream = self.device.wrap_stream(self.torchs)
@@ -301,7 +301,7 @@ class _Clock(Offer):
 
 
 class _TheirClock:
-    """Another process's clock, until that has ended."""
+    """Another process's clock, until that process exits."""
 
     def __init__(self, device: Any, key: bytes) -> None:
         descriptor = Descriptor.parse(key)
@@ -310,29 +310,29 @@ class _TheirClock:
         with link.ask(ENROL, descriptor.request, _patience) as answer, answer.take(TimelineFd) as handle:
             self.word = self.device.import_semaphore(handle)
         self.word.lifetime.warns = False
-        self.heard[key] = self  # another thread may have done so as well
+        self.heard[key] = self  # another thread may have made one too
         link.watch(self)
 
     def poison(self) -> None:
-        """The process has ended: fail the streams that wait for it, and have them go on."""
+        """The process has exited: fail the streams that wait for it, and let them continue."""
         self.heard.pop(self.key, None)
         fail_waits(self.word.lifetime, PeerError(ENDED))
         loop().look_again(partial(store, self.word))
 
 
 class _State:
-    """What this process has sent and received."""
+    """The storages that this process has sent and received."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Guards what is sent."""
+        """Guards `sent`, and the clocks' ticks."""
         self.sent: dict[int, _Sent] = {}
         self.theirs: dict[bytes, _Theirs] = {}
-        """By the number of the process that shares."""
+        """By the sharing process's number."""
         self.received: dict[int, tuple[Link, tuple[bytes, tuple[Any, ...]]]] = {}
-        """The messages that storages came by, and the links."""
+        """The link and the message of each received storage."""
         self.clocks: dict[tuple[int, int], _Clock] = {}
-        """By torch's device, and the stream's number."""
+        """By torch device and stream."""
         self.heard: dict[bytes, _Clock | _TheirClock] = {}
         """All clocks, by descriptor."""
 
@@ -344,7 +344,7 @@ _parents: list[_State] = []
 @after_fork
 def _forked() -> None:
     global _state  # noqa: PLW0603 - locks of the parent's threads
-    _parents.append(_state)  # the tensors are the parent's: a child must not free them
+    _parents.append(_state)  # keeps the parent's tensors, which a child must not free
     _state = _State()
     for cache in (_place, _source, _maps):
         cache.cache_clear()
@@ -353,7 +353,7 @@ def _forked() -> None:
 def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return a function and arguments that make the tensor in another process, in place.
 
-    Importing this module puts it where torch's is, so a call is seldom needed.
+    torch calls this, because importing this module replaces torch's own function.
 
     Parameters
     ----------
@@ -363,14 +363,14 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     Returns
     -------
     tuple
-        The function, and its arguments in the places of torch's ``rebuild_cuda_tensor``; any pickle takes both.
+        The function, and its arguments in the positions of torch's ``rebuild_cuda_tensor``; any pickle accepts both.
 
     Raises
     ------
     UnsupportedError
-        The tensor is of a GPU, and its memory cannot go to another process; the error says what to change.
+        The tensor is on a GPU, and another process cannot map its memory; the error says what to change.
     RuntimeError
-        The tensor requires a gradient and is not a leaf (torch's own refusal).
+        The tensor requires a gradient and is not a leaf (raised by torch).
 
     Examples
     --------
@@ -388,7 +388,7 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     torch.utils.hooks.warn_if_has_hooks(tensor)
     on_gpu = tensor.is_cuda
     try:
-        clock, tick = _tick(storage) if on_gpu else (None, 0)  # first: it may raise
+        clock, tick = _tick(storage) if on_gpu else (None, 0)  # first, because it can raise
         source, place = system.under(_state.lock, _sent, storage)
     except GpuInteropError:
         if on_gpu:
@@ -402,21 +402,20 @@ def reduce_tensor(tensor: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
-    """Make a tensor of what `reduce_tensor` returned, or torch's own function did, in the process that received it.
+    """Make a tensor from the arguments that `reduce_tensor` or torch's own function returned, in the receiving process.
 
     Parameters
     ----------
     *arguments, **named
-        As torch's function takes them. A seventh argument of our own, the number of the GPU, is not read: the GPU is
-        found by its identity. So callers may write another number there, as they do where ``CUDA_VISIBLE_DEVICES``
-        differs.
+        See torch's function. In gpuinterop's arguments the seventh, the number of the GPU, is ignored: the GPU is found
+        by its identity. So callers may write another number there, for example if ``CUDA_VISIBLE_DEVICES`` differs.
 
     Raises
     ------
     ResourceClosedError
-        The sender has given the storage up (see the module).
+        The sender has dropped the storage (see the module).
     PeerError
-        The sender has ended, or its socket is not reached from here.
+        The sender has exited, or this process cannot reach its socket.
 
     Examples
     --------
@@ -449,7 +448,7 @@ def rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
 
 
 def _shared_in_place(tensor: Any) -> Any:
-    """The storage of a tensor that gpuinterop shares; the share tells whether the memory allows that."""
+    """The storage of a tensor that gpuinterop shares, or None. Whether its memory allows that shows when it is sent."""
     if hidden_values(tensor) or not (tensor.is_cuda or tensor.is_cpu):
         return None
     if not (storage := tensor.untyped_storage()).nbytes():
@@ -459,7 +458,7 @@ def _shared_in_place(tensor: Any) -> Any:
 
 
 def _is_of_gpuinterop(storage: Any) -> bool:
-    """Whether memory of the host is ours. Most tensors are told by one look: torch allocated them."""
+    """Whether host memory is gpuinterop's. One check excludes most tensors: torch allocated them."""
     if storage.resizable() or storage.is_shared():
         return False
     address = storage.data_ptr()
@@ -467,7 +466,7 @@ def _is_of_gpuinterop(storage: Any) -> bool:
 
 
 def _sent(storage: Any) -> tuple[bytes, tuple[Any, ...]]:
-    """Count one more message of a storage. Where it is: the source; and slot, serial, offset and blocks."""
+    """Count one more message of a storage; return its source, and its slot, serial, offset and blocks."""
     if (came := _state.received.get(storage._cdata)) is None:
         sent = _state.sent.get(storage._cdata)
         if sent is None or sent.span != (storage.data_ptr(), storage.nbytes()) or not server().send(sent):
@@ -475,13 +474,13 @@ def _sent(storage: Any) -> tuple[bytes, tuple[Any, ...]]:
         return sent.message
     link, message = came
     if link.ended:
-        raise PeerError("expected a tensor whose first process lives, got one of a process that has ended; copy it.")
+        raise PeerError("expected a tensor whose first process is running, got one of an exited process; copy it.")
     link.move(message[1][0], -1)
     return message
 
 
 def _tick(storage: Any) -> tuple[bytes | None, int]:
-    """The sign that the receiver waits for; none, if the current stream has done its work."""
+    """The clock and the tick that the receiver waits for; none if the current stream has done its work."""
     index = storage.device.index
     key = index, torch._C._cuda_getCurrentRawStream(index)
     if (clock := _state.clocks.get(key)) is None:
@@ -505,13 +504,13 @@ def _parsed(source: bytes) -> tuple[Descriptor, Contents]:
 
 
 def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
-    """The storage of a message, the same for all its messages. Each is counted."""
+    """The storage of a message; all messages of a storage return the same one. Each is counted."""
     descriptor, _ = _parsed(source)
     if is_here(descriptor.process):
         (slot, serial, *_), me, storage = place, server().me, None
         if me.receive(slot, serial):
             storage = server().offers[slot].storage
-            me.drop(slot)  # which rings: the message may be what is missing
+            me.drop(slot)  # this rings, because the message may be the last one missing
     else:
         if (theirs := _state.theirs.get(descriptor.process)) is None:
             link = link_to(descriptor, _patience, ())
@@ -520,20 +519,20 @@ def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> A
         storage = system.under(theirs.link.importing, theirs.storage, source, size, place)
     if storage is None:
         raise ResourceClosedError(
-            "expected a tensor that its sender still has, got one that all receivers have dropped; send it anew, and "
+            "expected a tensor that its sender still has, got one that all receivers have dropped; send it again, and "
             "receive each message once."
         )
     return storage
 
 
 def _wait(storage: Any, key: bytes, tick: int) -> None:
-    """Have the current stream wait for a tick of the sender's."""
+    """Make the current stream wait for a sender's tick."""
     clock = _state.heard.get(key) or _TheirClock(storage.device, key)
     if clock.word.value < tick:
         clock.word.wait(torch.cuda.current_stream(storage.device.index), tick)
 
 
-# -- in torch's place --------------------------------------------------------------------------------------------------
+# -- replacing torch's functions ---------------------------------------------------------------------------------------
 
 _registered: dict[Any, Any] = vars(ForkingPickler)["_extra_reducers"]
 for _kind in [kind for kind, reduce in _registered.items() if reduce is _torchs_reduce]:
