@@ -1,30 +1,30 @@
-"""Several processes, one per GPU, agree: no driver blocks for want of one, and all fail alike.
+"""Let several processes, one per GPU, agree: no driver call blocks because a rank is missing, and all ranks fail alike.
 
-- An **all-gather** is the one operation of a `Transport`: each rank gives bytes to all, and takes theirs. The ranks
-  have a way to do that: torch.distributed, MPI, or else Unix sockets on one host; another is a class with one method.
-- A **step** of the program, `Team.vote` and `Team.step`, is one all-gather: each rank says how its part went.
-- Every other **call** of a `Team` is two: of what each rank offers, or why it cannot; and, when all have offered and go
-  together, of what has come of it. What the call has made is closed when a rank fails.
+- A `Transport` has one operation, the **all-gather**: each rank gives bytes to all ranks, and receives theirs. It uses
+  torch.distributed, MPI, or Unix sockets on one host. Your own transport is a class with one method.
+- A **step** of your program, `Team.vote` or `Team.step`, is one all-gather: each rank reports how its part went.
+- Every other **call** of a `Team` is two all-gathers. In the first, each rank reports what it offers, or why it cannot.
+  If all offers are compatible, the second one reports the results. If a rank fails, what the call has made is closed.
 
-All ranks have the same messages, and decide by them alone. The lowest rank that failed names the error. Else, where the
-steps, the time-outs or the arguments differ, the ranks have not made the same call. Else all succeed. A rank that is
-dead or silent fails the all-gather itself, on all ranks, with an error that names it.
+All ranks get the same messages, and decide from these alone. If ranks failed, the lowest of them names the error. Else,
+if the steps, time-outs or arguments differ, the error is that the ranks did not make the same call. If a rank has
+exited or does not answer, the all-gather itself fails on all ranks, with an error that names it.
 
-- A rank may come three quarters of the time-out later than another. One that comes later raises the error of the
-  others. A rank that hangs is named, not ended.
-- A rank that dies within an all-gather may have been heard by some ranks and not by others: then some go on, and their
+- A rank can be late by up to three quarters of the time-out. A later one raises the others' error. gpuinterop names a
+  rank that hangs, but does not end it.
+- If a rank exits within an all-gather, some ranks may have its message and others not. Then some continue, and their
   next call fails.
 
-The ranks trust each other: they are processes of one user, and unpickle what they send each other. Mistakes are
-answered by name and within bounds: a rank that dies, is late, is of another version or another job. Other users of
-the host cannot connect.
+The ranks trust each other: they run as one user, and unpickle each other's messages. Errors are found in bounded time
+and name the rank: one that exited, is late, or belongs to another version or job. Other users of the host cannot
+connect.
 
-After a failure the team is broken: each later call raises the same error again. To go on, close the transport and
+After a failure the team is broken: each later call raises the same error again. To continue, close the transport and
 make a new one.
 
 Examples
 --------
-A job of one rank; more ranks differ in nothing but `rank` and `size`:
+A job of one rank; with more ranks, only `rank` and `size` differ:
 
 >>> with gi.exchange.SocketTransport(folder, rank=0, size=1) as transport:
 ...     team = gi.exchange.Team(transport, timeout=10)

@@ -1,8 +1,8 @@
-"""Handles from rank to rank: bytes go with the offers, descriptors over Unix sockets between processes of one host.
+"""Send handles from rank to rank: bytes with the offers, descriptors over Unix sockets between processes of one host.
 
-Before the first all-gather each sender listens, and offers its name. After it the others connect and take its handle,
-which a thread gives to all who come; if the sender has died they find that at once. Every process of the host can
-connect to an abstract name, so each side asks the kernel for the other's user.
+Before the first all-gather each sender listens, and offers its socket's name. Afterwards the others connect, and a
+thread of the sender gives each of them the handle; if the sender has exited, connecting fails at once. Any process on
+the host can connect to an abstract name, so each side asks the kernel for the other's user.
 """
 
 from __future__ import annotations
@@ -23,27 +23,21 @@ from .votes import Vote, blamed, listed
 
 
 def is_our_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is of the same user."""
+    """Whether the process at the other end of a Unix socket runs as the same user."""
     return ipc.peer(connection)[1] == os.geteuid()
 
 
 def host() -> str:
-    """Kernel that runs, and its namespace of sockets: descriptors can go between ranks that have both in common."""
+    """The running kernel and its socket namespace: ranks can exchange descriptors if they have both in common."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 class Delivery:
-    """The handles of some ranks on their way to all.
+    """Some ranks' handles, to be delivered to all ranks.
 
-    Parameters
-    ----------
-    handle : Handle, optional
-        This rank's, if it is a sender; still the caller's.
-    expect : type
-        Type of every handle.
-    scope : ExitStack
-        Ends the delivery.
+    `handle` is this rank's, if it is a sender; the caller keeps it. All have the type `expect`. `scope` ends the
+    delivery.
     """
 
     def __init__(self, handle: Handle | None, expect: type[Handle], scope: contextlib.ExitStack) -> None:
@@ -65,10 +59,10 @@ class Delivery:
         listener.listen(socket.SOMAXCONN)
 
         def serve() -> None:
-            with listener, contextlib.suppress(OSError):  # of the shutdown; or no descriptor is free, and all find out
+            with listener, contextlib.suppress(OSError):  # the shutdown; or no free descriptor, which receivers notice
                 while True:
                     connection = listener.accept()[0]
-                    with connection, contextlib.suppress(GpuInteropError):  # who has come finds out
+                    with connection, contextlib.suppress(GpuInteropError):  # the receiver notices
                         if is_our_user(connection):
                             ipc.send_handle(connection, handle)
 
@@ -78,14 +72,14 @@ class Delivery:
     def take(
         self, offers: Sequence[Vote], senders: Sequence[int], timeout: float, scope: contextlib.ExitStack
     ) -> list[Any]:
-        """Take the handles of `senders`, in their order; `scope` closes them."""
+        """Receive the handles of `senders`, in this order; `scope` closes them."""
         if not issubclass(self._expect, FdHandle):
             made: Any = self._expect
             return [made(bytes.fromhex(offers[sender]["data"])) for sender in senders]
         hosts = [offer["host"] for offer in offers]
         if len(set(hosts)) > 1:
-            problem = f"file descriptors do not go from one host or network namespace to another: {listed(hosts)}"
-            raise blamed(HandleError(f"handle: {problem}; FabricHandle does, where the hosts have one NVLink domain."))
+            problem = f"expected ranks on one host and network namespace for file descriptors, got {listed(hosts)}"
+            raise blamed(HandleError(f"handle: {problem}; use FabricHandle if the hosts have one NVLink domain."))
         taken: list[Any] = []
         for sender in senders:
             with _socket() as connection:
@@ -101,7 +95,7 @@ class Delivery:
 
 
 def _shut(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # its thread has closed it
+    with contextlib.suppress(OSError):  # the thread has closed it already
         listener.shutdown(socket.SHUT_RDWR)
 
 

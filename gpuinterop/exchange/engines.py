@@ -1,4 +1,4 @@
-"""Transports over what the ranks talk through already: torch.distributed and MPI."""
+"""Transports over a connection that the ranks already have: torch.distributed or MPI."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..errors import InvalidArgumentError, PeerError
 from .transport import Transport, silent
 
 _SIZE: Final = 8
-"""Bytes in which each rank first says how many follow."""
+"""Bytes of each rank's first message, the size of the second."""
 
 _LONGEST_PAUSE_S: Final = 0.02
 
 
 class EngineTransport(Transport):
-    """An engine's own all-gather; and a roll call when that fails, because an engine does not say who is missing.
+    """Uses an engine's own all-gather, and a roll call if that fails, because an engine does not report missing ranks.
 
-    In the roll call each rank leaves a word for all others. An empty one says that it is here. The first whose time is
-    up says which ranks are missing, and the others repeat that. A rank that finds a roll call when it comes is late.
+    In the roll call each rank leaves a word for all others. An empty word means that the rank is there. The first rank
+    whose time is up lists the missing ranks, and the others repeat that list. A rank that finds a roll call is late.
     """
 
     _failure: type[Exception]
-    """What the engine raises."""
+    """The engine's error."""
 
     def all_gather(self, payload: bytes, timeout: float) -> list[bytes]:
         end = time.monotonic() + timeout
@@ -40,7 +40,7 @@ class EngineTransport(Transport):
                 return self._gather(payload, [int.from_bytes(size, "little") for size in sizes], late)
             except (TimeoutError, self._failure) as error:
                 problem = error
-            _until(self._words, late)  # who is not here yet may still come in time
+            _until(self._words, late)  # missing ranks may still arrive in time
             self._say([])
         _until(lambda: len(self._words()) == self.size or any(self._words().values()), end - timeout / 8)
         words = self._words()
@@ -49,7 +49,7 @@ class EngineTransport(Transport):
             why = problem or "a rank gave up"
             raise PeerError(f"the all-gather has failed, though all ranks answer: {why}.") from problem
         self._say(missing)
-        _until(lambda: all(self._words().values()), end)  # the others may hear through this process
+        _until(lambda: all(self._words().values()), end)  # other ranks may need this process to read the words
         raise silent(missing, timeout) from problem
 
     def _gather(self, part: bytes, sizes: Sequence[int], late: float) -> list[bytes]:
@@ -61,15 +61,15 @@ class EngineTransport(Transport):
 
     @abstractmethod
     def _start(self, part: bytes, sizes: Sequence[int]) -> Callable[[], bytes | None]:
-        """Begin an all-gather of parts of these sizes; what is returned gives them in a row, once they are there."""
+        """Start an all-gather of parts of these sizes; return a function that returns them joined, or None before."""
 
     @abstractmethod
     def _say(self, word: list[int]) -> None:
-        """Leave a word for all, in place of an earlier one."""
+        """Leave a word for all ranks, which replaces an earlier one."""
 
     @abstractmethod
     def _words(self) -> dict[int, list[int]]:
-        """The words that ranks have left, this one's too."""
+        """The words that ranks have left, including this one's."""
 
 
 def _until(condition: Callable[[], object], end: float) -> None:
@@ -80,23 +80,23 @@ def _until(condition: Callable[[], object], end: float) -> None:
 
 
 class TorchTransport(EngineTransport):
-    """A process group of ``torch.distributed`` that sends CPU tensors: gloo.
+    """A ``torch.distributed`` process group that sends CPU tensors, such as gloo.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup, optional
-        The process group; all ranks by default. A group of NCCL alone sends no CPU tensors;
+        The process group. Default: all ranks. A group with only NCCL sends no CPU tensors;
         ``dist.new_group(backend="gloo")`` makes one that does.
 
     Raises
     ------
     InvalidArgumentError
-        torch.distributed is not initialised, this process is not in the group, or the group sends no CPU tensors.
+        torch.distributed is not initialised, the group does not contain this process, or it sends no CPU tensors.
 
     Notes
     -----
-    The all-gather is the group's own. Ranks that are missing are found through the group's store, at the time-out.
-    After a failure the group is of no further use.
+    The all-gather is the group's own. After the time-out, missing ranks are found through the group's store. After a
+    failure you cannot use the group any more.
 
     Examples
     --------
@@ -123,15 +123,15 @@ class TorchTransport(EngineTransport):
         self._group = distributed.group.WORLD if group is None else group
         self.rank = distributed.get_rank(self._group)
         if self.rank < 0:
-            raise InvalidArgumentError("group", "expected a group that this process is in, got another.")
+            raise InvalidArgumentError("group", "expected a group that contains this process, got another.")
         backends = distributed.get_backend_config(self._group)  # such as "cpu:gloo,cuda:nccl"
         if "cpu:" not in backends:
-            problem = f"sends no CPU tensors, having {backends} only; torch.distributed.new_group(backend='gloo') does."
+            problem = f"expected a group that sends CPU tensors, got {backends}; use new_group(backend='gloo')."
             raise InvalidArgumentError("group", problem)
         self._store = distributed.PrefixStore("gpuinterop.exchange", self._group.get_group_store())
         ranks = distributed.get_process_group_ranks(self._group)
         self._keeper = [ranks.index(0)] if 0 in ranks else []
-        """The rank that keeps the store, where no launcher does."""
+        """The rank that keeps the store, unless a launcher does."""
         self.size = len(ranks)
 
     def _start(self, part: bytes, sizes: Sequence[int]) -> Callable[[], bytes | None]:
@@ -143,7 +143,7 @@ class TorchTransport(EngineTransport):
         def found() -> bytes | None:
             if not work.is_completed():
                 return None
-            work.wait()  # raises what went wrong
+            work.wait()  # raises the group's error
             return b"".join(bytes(one[:size].tolist()) for one, size in zip(parts, sizes, strict=True))
 
         return found
@@ -159,7 +159,7 @@ class TorchTransport(EngineTransport):
                 return {}
             there = [rank for rank in range(self.size) if self._store.check([str(rank)])]
             return {rank: json.loads(self._store.get(str(rank))) for rank in there}
-        except RuntimeError:  # the store has gone with the rank that kept it
+        except RuntimeError:  # the rank that kept the store has exited
             return {self.rank: self._keeper}
 
 
@@ -169,17 +169,17 @@ class MpiTransport(EngineTransport):
     Parameters
     ----------
     communicator : mpi4py.MPI.Intracomm, optional
-        ``COMM_WORLD`` by default. The transport talks through a duplicate, which all ranks make together.
+        Default: ``COMM_WORLD``. The transport uses a duplicate, which all ranks make together.
 
     Raises
     ------
     ArgumentTypeError
-        `communicator` is none, or this process is not in it.
+        `communicator` is not a communicator, or does not contain this process.
 
     Notes
     -----
-    MPI tells no rank of a death: its launcher ends all ranks then, unless it is told not to. A rank that is missing is
-    found at the time-out. After that ``MPI_Finalize``, which mpi4py calls at the exit, would wait for it for ever: call
+    If a rank exits, MPI does not notify the others: by default its launcher ends all ranks. A missing rank is found at
+    the time-out. ``MPI_Finalize``, which mpi4py calls at exit, would then wait for it forever: call
     ``communicator.Abort()``, which ends all ranks.
 
     Examples
@@ -200,9 +200,9 @@ class MpiTransport(EngineTransport):
         self.rank, self.size = self._communicator.rank, self._communicator.size
         self._heard: dict[int, list[int]] = {}
         self._sent: list[Any] = []
-        """MPI reads a word until its receiver has it."""
+        """MPI reads each word until its receiver has it."""
         self._pending: tuple[Any, ...] = ()
-        """MPI uses the memory of an all-gather until it is complete, also of one that was given up."""
+        """MPI uses the memory of an all-gather until it is complete, even after this rank has given up."""
 
     def _start(self, part: bytes, sizes: Sequence[int]) -> Callable[[], bytes | None]:
         room = bytearray(sum(sizes))
@@ -213,7 +213,7 @@ class MpiTransport(EngineTransport):
     def _say(self, word: list[int]) -> None:
         self._heard[self.rank] = word
         for rank in set(range(self.size)) - {self.rank}:
-            with contextlib.suppress(self._mpi.Exception):  # a rank that is gone
+            with contextlib.suppress(self._mpi.Exception):  # the rank has exited
                 self._sent.append(self._communicator.isend(word, rank))
 
     def _words(self) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""The ranks as a team: votes, handles for all, and multicast objects of all."""
+"""The ranks as a team: votes, and handles and multicast objects for all ranks."""
 
 from __future__ import annotations
 
@@ -23,39 +23,38 @@ from .votes import Vote, blamed, heard, listed, packed, placed, same
 H = TypeVar("H", bound=Handle)
 
 _STEP: Final = 1000
-"""Characters of a step's name."""
+"""Longest name of a step, in characters."""
 
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4)
-"""The pause between attempts to bind memory, while a driver is not ready for it."""
+"""The pauses between attempts to bind memory while a driver is not ready."""
 
 
 class Team(NoCopy):
-    """The ranks of a transport, which make the same calls in the same order.
+    """The ranks of a transport. All make the same calls in the same order.
 
     Parameters
     ----------
     transport : Transport
-        Used by this team alone, and still the caller's to close.
+        Used only by this team. You still own it, so close it.
     timeout : float
-        Seconds that an all-gather takes at most, the same on every rank. A rank may come three quarters of that later
-        than another.
+        Longest time of an all-gather in seconds, the same on every rank. A rank can be late by three quarters of it.
 
     Attributes
     ----------
     rank : int
         The rank of this process, from 0.
     size : int
-        How many ranks there are.
+        Number of ranks.
     timeout : float
-        The seconds that an all-gather takes at most.
+        The time-out that you passed.
 
     Notes
     -----
-    Every call has one outcome for all ranks. Failure: on every rank the same error, of the same class and with the same
-    attributes and text, which begins with the rank and the step; ``.rank`` and ``.step`` have them as well. On the rank
-    that failed, its own error is the cause. A rank that has died, or does not answer in time, is a `PeerError`. What
-    a call has made is closed before it raises, and the team is broken: each later call raises the error again. The
-    module's page says how far this goes. One thread at a time.
+    Every call has one outcome for all ranks. A failure raises the same error on every rank: the class, the attributes
+    and the text are equal. The text begins with the rank and the step, which are also in ``.rank`` and ``.step``. On
+    the rank that failed, its own exception is the cause. If a rank has exited or does not answer in time, the error is
+    a `PeerError`. Before a call raises, it closes what it has made. Then the team is broken: each later call raises the
+    error again. `gpuinterop.exchange` describes the limits. Use a team in one thread at a time.
 
     Examples
     --------
@@ -63,7 +62,7 @@ class Team(NoCopy):
     ...     team = gi.exchange.Team(transport, timeout=10)
     ...     team
     ...     with device.allocate(65536) as mine:
-    ...         (same,) = team.gather_allocations(mine)  # with more ranks: those of all, by rank
+    ...         (same,) = team.gather_allocations(mine)  # with more ranks: one of each rank
     ...         same is mine
     <Team rank 0 of 1>
     True
@@ -78,7 +77,7 @@ class Team(NoCopy):
             )
         self.timeout = check_seconds(timeout)
         self._broken: GpuInteropError | None = None
-        """A copy without traceback and cause, which would keep alive the callers' frames, and all in them."""
+        """A copy without traceback and cause, which would keep the callers' frames and everything in them."""
 
     def __repr__(self) -> str:
         return f"<Team rank {self.rank} of {self.size}{', broken' if self._broken else ''}>"
@@ -86,14 +85,14 @@ class Team(NoCopy):
     # -- votes ---------------------------------------------------------------------------------------------------
 
     def vote(self, step: str, error: Exception | None = None) -> None:
-        """Tell the others how this rank's part of a step went, and raise unless it went well everywhere.
+        """Report how this rank's part of a step went, and raise on all ranks if it failed on one.
 
         Parameters
         ----------
         step : str
             The same on every rank.
         error : Exception, optional
-            Why this rank has failed.
+            The reason why this rank failed.
 
         Examples
         --------
@@ -112,7 +111,7 @@ class Team(NoCopy):
     def step(self, name: str) -> Iterator[None]:
         """Run the body of a ``with``, and vote: it succeeds on all ranks, or raises on all.
 
-        An exception that is not an ``Exception``, such as Ctrl-C, leaves at once; to the others this rank is silent.
+        An exception that is not an ``Exception``, such as Ctrl-C, leaves at once; the others then miss this rank.
 
         Parameters
         ----------
@@ -131,14 +130,14 @@ class Team(NoCopy):
 
     @contextmanager
     def _part(self, step: str, *alike: str) -> Iterator[list[Vote]]:
-        """Do a part of a step, and tell the others how it went: all ranks go on, or raise the same error.
+        """Do a part of a step, and report how it went: all ranks continue, or raise the same error.
 
-        The list takes what this rank says. When the block has ended, it has what each rank has said; `alike` names what
-        must be the same.
+        The caller appends this rank's vote to the list. After the block the list contains all ranks' votes. `alike`
+        names the entries that must be equal.
         """
         if self._broken is not None:
             raise again(self._broken)
-        self._broken = placed(PeerError("this rank has left the team."), step, self.rank)  # as Ctrl-C may make it do
+        self._broken = placed(PeerError("this rank has left the team."), step, self.rank)  # if Ctrl-C ends the block
         votes: list[Vote] = []
         failure: Exception | None = None
         try:
@@ -158,26 +157,26 @@ class Team(NoCopy):
     # -- handles -------------------------------------------------------------------------------------------------
 
     def share_handle(self, handle: Handle | None = None, root: int = 0, *, expect: type[H]) -> H:
-        """Give the handle of one rank to all.
+        """Give one rank's handle to all ranks.
 
         Parameters
         ----------
         handle : Handle, optional
-            Given by the rank `root` only; it stays the caller's.
+            Passed only by the rank `root`, which keeps it.
         root : int
-            Whose it is; the same on every rank.
+            The rank that has the handle; the same on every rank.
         expect : type
-            The handle's type; the same on every rank, so that none chooses what another takes its descriptor for.
+            The handle's type; the same on every rank, so that no rank decides how another uses its descriptor.
 
         Returns
         -------
         Handle
-            Owned by the caller; on `root` a duplicate.
+            A handle that the caller owns; on `root` a duplicate.
 
         Raises
         ------
         HandleError
-            Descriptors do not leave their host: take `FabricHandle` where the ranks are on several.
+            The ranks are on several hosts, and a descriptor cannot leave its host: use `FabricHandle`.
 
         Examples
         --------
@@ -193,7 +192,7 @@ class Team(NoCopy):
                 check_int(root, "root", minimum=0, maximum=self.size - 1)
                 if (handle is None) == (self.rank == root):
                     raise InvalidArgumentError(
-                        "handle", f"expected one from the root, rank {root}, alone, got {handle!r} on rank {self.rank}."
+                        "handle", f"expected one only on the root, rank {root}, got {handle!r} on rank {self.rank}."
                     )
                 if handle is not None and type(handle) is not expect:
                     raise ArgumentTypeError("handle", f"expected {expect.__name__}, got {type(handle).__name__}.")
@@ -201,16 +200,16 @@ class Team(NoCopy):
                 offers.append({"root": root, **delivery.offer})
             with self._part("share_handle: outcome"):
                 (shared,) = delivery.take(offers, [root], self.timeout / 2, undo)
-            undo.pop_all()  # the caller's now
+            undo.pop_all()
         return shared  # type: ignore[no-any-return]
 
     def gather_handles(self, handle: H) -> list[H]:
-        """Give each rank's handle to all; they must be of one type.
+        """Give each rank's handle to all ranks. All handles must have one type.
 
         Returns
         -------
         list of Handle
-            By rank, owned by the caller; this rank's own is a duplicate. `handle` is still the caller's.
+            By rank, owned by the caller; this rank's is a duplicate. The caller keeps `handle`.
 
         Examples
         --------
@@ -232,28 +231,28 @@ class Team(NoCopy):
     def create_multicast(
         self, device: Device, size: int, handle_type: type[AllocationHandle] = VmmFd, *, label: str | None = None
     ) -> MulticastObject:
-        """Make a multicast object of the devices of all ranks, one each.
+        """Make a multicast object of one device of each rank.
 
-        Rank 0 creates it, all others import it, each rank adds its device; when this returns, all were added.
+        Rank 0 creates it, the others import it, and each rank adds its device. All are added when the call returns.
 
         Parameters
         ----------
         device : Device
-            This rank's; no two ranks have the same.
+            This rank's device; each rank passes another one.
         size : int
             Size in bytes, the same on every rank; a multiple of the minimum of `Device.multicast_granularity`.
         handle_type : type
-            How it is shared, the same on every rank: `VmmFd` on one host, `FabricHandle` across hosts.
+            The handle type, the same on every rank: `VmmFd` on one host, `FabricHandle` across hosts.
         label : str, optional
             Name of the object in messages, warnings and its `repr`.
 
         Raises
         ------
         InvalidArgumentError
-            The ranks disagree, or have the same device; the message names them.
+            The ranks' arguments differ, or two have the same device; the message names the ranks.
         UnsupportedError, DriverError, PeerError
-            As `gpuinterop.create_multicast`, `gpuinterop.import_multicast` and `MulticastObject.add_device`, of any
-            rank.
+            A rank's error: see `gpuinterop.create_multicast`, `gpuinterop.import_multicast` and
+            `MulticastObject.add_device`.
 
         Examples
         --------
@@ -273,9 +272,9 @@ class Team(NoCopy):
             with self._part("create_multicast: offer", "size", "handle") as offers:
                 check_type(device, Device, "device", "a Device")
                 check_sendable(handle_type, "handle_type")
-                device.multicast_granularity(self.size, size, [handle_type])  # refuses where there is no multicast
+                device.multicast_granularity(self.size, size, [handle_type])  # raises without multicast
                 handle = None
-                if self.rank == 0:  # its object stays open at least until the outcome, when all have imported it
+                if self.rank == 0:  # its object stays open until the outcome, when all have imported it
                     multicast = undo.enter_context(
                         create_multicast(self.size, size, [handle_type], device=device, label=label)
                     )
@@ -286,7 +285,7 @@ class Team(NoCopy):
             with self._part("create_multicast: outcome"):
                 marks = [offer["device"] for offer in offers]
                 if any(mark and marks.count(mark) > 1 for mark in marks):
-                    problem = f"expected another device from each rank, got {listed(marks)}."
+                    problem = f"expected a different device on each rank, got {listed(marks)}."
                     raise blamed(InvalidArgumentError("device", problem))
                 (handle,) = delivery.take(offers, [0], self.timeout / 2, scope)
                 if self.rank != 0:
@@ -308,8 +307,8 @@ class Team(NoCopy):
     ) -> MulticastBinding:
         """Bind memory of this rank's device, on all ranks or on none: `MulticastObject.bind_memory`.
 
-        Every rank binds the same bytes of the object. The ranks find out first that all devices were added. A driver
-        that is not ready yet (``CUDA_ERROR_SYSTEM_NOT_READY``) is asked five times at most.
+        Every rank binds the same bytes of the object. The ranks check first that all devices were added. While a driver
+        is not ready (``CUDA_ERROR_SYSTEM_NOT_READY``), each rank tries up to five times.
 
         Parameters
         ----------
@@ -321,9 +320,9 @@ class Team(NoCopy):
         Raises
         ------
         InvalidArgumentError
-            Not all devices were added; or the ranks' objects or bytes differ, or a rank's arguments are wrong.
+            A device is missing in the object, the ranks' objects or bytes differ, or a rank's arguments are wrong.
         DriverError, PeerError
-            A driver refused, or a rank has died.
+            A driver refused, or a rank has exited.
         """
 
         def bind() -> MulticastBinding:
@@ -339,7 +338,7 @@ class Team(NoCopy):
     ) -> MulticastBinding:
         """Bind mapped memory of this rank's device, on all ranks or on none: `MulticastObject.bind_address`.
 
-        The rest is as in `bind_memory`.
+        See `bind_memory`.
         """
 
         def bind() -> MulticastBinding:
@@ -351,7 +350,7 @@ class Team(NoCopy):
         return binding
 
     def _when_complete(self, call: str, multicast: MulticastObject, make: Callable[[], Any], *alike: str) -> Any:
-        """Go into a driver, which does not block once the devices that the ranks have added are the whole team."""
+        """Call a driver only if the ranks have added all devices, because it would block otherwise."""
         with ExitStack() as undo:
             with self._part(f"{call}: offer", "multicast") as offers:
                 check_type(multicast, MulticastObject, "multicast", "a MulticastObject")
@@ -363,7 +362,7 @@ class Team(NoCopy):
                 if sum(added) != multicast.device_count:
                     problem = (
                         f"expected all {multicast.device_count} devices of the object to be added, else the driver "
-                        f"would block, got {listed(added)}; Team.create_multicast() adds all."
+                        f"would block, got {listed(added)}; call Team.create_multicast(), which adds all."
                     )
                     raise blamed(InvalidArgumentError("multicast", problem))
                 made = undo.enter_context(make())
@@ -374,28 +373,28 @@ class Team(NoCopy):
     def map(self, multicast: MulticastObject) -> MulticastMapping:
         """Map a multicast object for this rank's device, on all ranks or on none: `MulticastObject.map`.
 
-        The ranks find out first that all devices were added.
+        The ranks check first that all devices were added.
         """
         mapping: MulticastMapping = self._when_complete("map", multicast, lambda: multicast.map(assume_all_added=True))
         return mapping
 
     def gather_allocations(self, allocation: Allocation) -> list[Allocation]:
-        """Give each rank's allocation to all.
+        """Give each rank's allocation to all ranks.
 
         Parameters
         ----------
         allocation : Allocation
-            This rank's, made by `Device.allocate`; of the same handle type on every rank.
+            This rank's allocation, made by `Device.allocate`; of the same handle type on every rank.
 
         Returns
         -------
         list of Allocation
-            By rank: this rank's own as it was given, the others' imported by its device and the caller's to close.
+            By rank: this rank's own `allocation`, and the others', imported by its device, which the caller closes.
 
         Raises
         ------
         UnsupportedError
-            A device has no peer access to another's memory.
+            A device has no peer access to another one's memory.
 
         Examples
         --------
@@ -421,7 +420,7 @@ class Team(NoCopy):
 
 
 def _patiently(bind: Callable[[], MulticastBinding]) -> MulticastBinding:
-    """Bind; ask a driver again that is not ready yet."""
+    """Bind; retry while the driver is not ready."""
     for pause in _PAUSES_S:
         try:
             return bind()
@@ -433,7 +432,7 @@ def _patiently(bind: Callable[[], MulticastBinding]) -> MulticastBinding:
 
 
 def _check_step(argument: str, name: str) -> None:
-    """The name travels in every message, and stands in every error."""
+    """Limit the name, which is in every message and every error."""
     check_type(name, str, argument, "a str")
     if len(name) > _STEP:
         raise InvalidArgumentError(argument, f"expected {_STEP} characters or fewer, got {len(name)}.")

@@ -1,4 +1,4 @@
-"""What a team talks through; and the transport that needs nothing else, Unix sockets on one host."""
+"""The transport of a team: the interface, and an implementation with Unix sockets on one host."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from .delivery import is_our_user
 from .votes import blamed, names
 
 _VERSION: Final = 3
-"""Of what ranks say over sockets."""
+"""Version of the messages over sockets."""
 
 _LONGEST_HELLO: Final = 1 << 16
 
 _HELLO_S: Final = 5.0
-"""Seconds for which rank 0 waits for a hello, while others queue."""
+"""Seconds that rank 0 waits for a connection's hello, while others queue."""
 
 _NOT_THERE: Final = (
     FileNotFoundError, ConnectionRefusedError, ConnectionResetError, BrokenPipeError, BlockingIOError, EOFError,
 )  # fmt: skip
-"""What a rank finds where rank 0 is not there yet, or has gone again."""
+"""Errors that a rank gets while rank 0 is not there yet, or has just exited."""
 
 
 class Transport(NoCopy, ABC):
-    """What a `Team` talks through. Used by one thread at a time, and by one team at a time.
+    """Connects the ranks of a `Team`. Used by one thread and one team at a time.
 
     Attributes
     ----------
     rank : int
-        This process's, from 0.
+        The rank of this process, from 0.
     size : int
-        How many ranks there are.
+        Number of ranks.
 
     Examples
     --------
@@ -58,77 +58,76 @@ class Transport(NoCopy, ABC):
 
     @abstractmethod
     def all_gather(self, payload: bytes, timeout: float) -> list[bytes]:
-        """Give `payload` to every rank, and take theirs. Every rank makes the same calls.
+        """Give `payload` to every rank, and return all ranks' payloads. Every rank makes the same calls.
 
         Parameters
         ----------
         payload : bytes
-            What this rank says.
+            This rank's bytes.
         timeout : float
-            Seconds that the call takes at most. A rank may come three quarters of that later than another.
+            Longest time of the call in seconds. A rank can be late by three quarters of it.
 
         Returns
         -------
         list of bytes
-            By rank, this one's own included.
+            By rank, including this rank's own.
 
         Raises
         ------
         PeerError
-            A rank is dead or silent, and the message names it. The transport is of no further use; close it.
+            A rank has exited or does not answer; the message names it. You can then only close the transport.
         """
 
 
 def silent(ranks: Iterable[int], timeout: float) -> GpuInteropError:
-    """The error of an all-gather to which these ranks did not come."""
+    """The error of an all-gather that misses these ranks."""
     missing = sorted(ranks)
     return blamed(PeerError(f"{names(missing)}: gone, or no answer within {timeout:g} s."), missing[0])
 
 
 def check_seconds(timeout: Any) -> float:
-    """A time-out that ends."""
+    """Check a time-out, which must be positive and limited."""
     if not (seconds := check_timeout(timeout)):
         raise InvalidArgumentError("timeout", f"expected more than 0 seconds, and a limit, got {timeout}.")
     return seconds
 
 
 class SocketTransport(Transport):
-    """Unix stream sockets between rank 0 and each other rank, on one host and of one user; needs nothing else. Linux.
+    """Unix stream sockets from each rank to rank 0, on one host and of one user. Needs no other software. Linux.
 
     Parameters
     ----------
     path : str
-        A directory that all ranks can read and write, or ``@name`` for an abstract name, which needs no files. The same
-        on every rank, and this job's alone until all have come. In a directory rank 0 has a socket,
-        ``.gpuinterop-rank-0``; one that was killed leaves it, and the next takes it over. Nothing else there is
-        touched.
+        A directory that all ranks can read and write, or ``@name`` for an abstract name, which needs no files. It is
+        the same on every rank, and no other job uses it until all ranks have connected. In a directory rank 0 makes a
+        socket, ``.gpuinterop-rank-0``, and replaces one that a killed process left there. It touches nothing else.
     rank : int
         This rank, from 0.
     size : int
-        How many ranks there are.
+        Number of ranks.
     timeout : float
-        Seconds to wait for the others to come.
+        Seconds to wait until all ranks have connected.
     job : str
-        Tells the ranks of this job from those of another that uses the path by mistake. The same on every rank, such as
-        the launcher's ``SLURM_JOB_ID``.
+        Distinguishes this job's ranks from those of another job that uses the path by mistake. The same on every rank,
+        for example the launcher's ``SLURM_JOB_ID``.
 
     Raises
     ------
     PeerError
-        Not all have come in time, and the message names those; or a rank is of another job, of another size, or another
-        version of gpuinterop; or two say that they are the same rank.
+        Ranks have not connected in time, and the message names them. Or a rank has another job, size or version of
+        gpuinterop, or two processes have the same rank.
     InvalidArgumentError
-        Another process is rank 0 at this path; or no socket can be there.
+        Another process is rank 0 at this path, or no socket can be made there.
     DriverError
         This process has no free descriptor left.
 
     Notes
     -----
-    A peer that has ended is found at once, unless a process that it has forked still holds its connection: then at the
+    A rank that has exited is noticed at once; only if a process that it forked still holds its connection, at the
     time-out.
 
-    When two jobs use one path, each rank is in a team with the rank 0 that it has met, or gets an error. Without `job`
-    it may be the other job's: two ranks that come first cannot tell.
+    If two jobs use one path, each rank joins the rank 0 that it meets, or gets an error. Without `job` that can be the
+    other job's rank 0, because the ranks cannot distinguish the two.
 
     Examples
     --------
@@ -146,7 +145,7 @@ class SocketTransport(Transport):
         name = os.fspath(path)
         address = f"\0gpuinterop-exchange{name}" if name.startswith("@") else os.path.join(name, ".gpuinterop-rank-0")
         self._links: dict[int, Connection[Any, Any]] = {}
-        """Of rank 0, one to each other rank; of another, the one to rank 0."""
+        """On rank 0, one to each other rank; on another rank, only the one to rank 0."""
         with contextlib.ExitStack() as scope:
             try:
                 if self.rank == 0:
@@ -163,16 +162,16 @@ class SocketTransport(Transport):
                 raise
             except OSError as error:
                 problem = f"expected one for the socket of rank 0, got {address!r}: {error.strerror or error}"
-                raise InvalidArgumentError("path", f"{problem}; each job needs a path of its own.") from error
+                raise InvalidArgumentError("path", f"{problem}; each job needs its own path.") from error
             self._scope = scope.pop_all()
 
     def _let_in(self, scope: contextlib.ExitStack, address: str, team: list[Any], deadline: float) -> None:
-        """As rank 0, wait for all others; then tell them."""
+        """On rank 0, wait for all others, then tell them."""
         with _listening(address, self.size) as listener:
             while len(self._links) < self.size - 1:
                 listener.settimeout(_left(deadline))
                 connection = system.opened("accept", listener.accept)[0]
-                with contextlib.suppress(EOFError, OSError, TypeError, ValueError):  # no rank, or one that has gone
+                with contextlib.suppress(EOFError, OSError, TypeError, ValueError):  # not a rank, or it has exited
                     link = scope.enter_context(_link(connection))
                     _await(link, min(deadline, time.monotonic() + _HELLO_S))
                     *theirs, rank = json.loads(link.recv_bytes(_LONGEST_HELLO))
@@ -182,14 +181,14 @@ class SocketTransport(Transport):
                     elif rank in self._links:
                         problem = f"two processes say that they are rank {rank}"
                     if problem:
-                        link.send(PeerError(f"{problem}; each job needs a path of its own."))
+                        link.send(PeerError(f"{problem}; each job needs its own path."))
                         link.close()
                     else:
                         self._links[rank] = link
         self._tell([])
 
     def _join(self, scope: contextlib.ExitStack, address: str, team: list[Any], deadline: float) -> None:
-        """Find rank 0, and wait until it says that all have come."""
+        """Connect to rank 0, and wait for its message that all ranks have connected."""
         pauses = system.pauses()
         while not self._links:
             with contextlib.suppress(*_NOT_THERE), _socket() as connection:
@@ -207,7 +206,7 @@ class SocketTransport(Transport):
         try:
             if self.rank == 0:
                 return self._collect(payload, late, timeout)
-            with contextlib.suppress(OSError):  # what rank 0 said before it ended may still be there
+            with contextlib.suppress(OSError):  # rank 0 may have sent a message before it exited
                 self._links[0].send((late, payload))
             gathered: list[bytes] = _answer(self._links[0], end)
             return gathered
@@ -217,7 +216,7 @@ class SocketTransport(Transport):
             raise silent(self._links, timeout) from error
 
     def _collect(self, payload: bytes, late: float, timeout: float) -> list[bytes]:
-        """As rank 0, take the payloads of all until the first rank gives up, and tell all what has come of it."""
+        """On rank 0, collect all payloads until the first rank gives up, then tell the others the result."""
         payloads = {0: payload}
         waiting = {link: rank for rank, link in self._links.items()}
         missing: set[int] = set()
@@ -232,7 +231,7 @@ class SocketTransport(Transport):
                 except (EOFError, OSError):
                     missing.add(rank)
                     continue
-                if gives_up < time.monotonic():  # the clock of all processes of the host
+                if gives_up < time.monotonic():  # all processes of a host have the same clock
                     missing.add(0)
                 late = min(late, gives_up)
         if missing:
@@ -245,11 +244,11 @@ class SocketTransport(Transport):
 
     def _tell(self, answer: Any) -> None:
         for link in self._links.values():
-            with contextlib.suppress(OSError):  # it is gone, as the next all-gather finds
+            with contextlib.suppress(OSError):  # it has exited, which the next all-gather notices
                 link.send(answer)
 
     def close(self) -> None:
-        """End the connections. Idempotent. The others find this rank gone."""
+        """Close the connections. Idempotent. The other ranks then see this rank as missing."""
         self._scope.close()
 
     def __enter__(self) -> SocketTransport:
@@ -265,7 +264,7 @@ def _socket() -> socket.socket:
 
 @contextlib.contextmanager
 def _listening(address: str, size: int) -> Iterator[socket.socket]:
-    """The socket of rank 0, whose name is free again when all have come."""
+    """The socket of rank 0, whose name is free again when all ranks have connected."""
     with _socket() as listener:
         if _is_left_over(address):
             os.unlink(address)
@@ -274,20 +273,20 @@ def _listening(address: str, size: int) -> Iterator[socket.socket]:
         try:
             yield listener
         finally:
-            with contextlib.suppress(OSError, ValueError):  # an abstract name is no file's
+            with contextlib.suppress(OSError, ValueError):  # an abstract name has no file
                 os.unlink(address)
 
 
 def _is_left_over(address: str) -> bool:
-    """Whether a rank 0 that was killed has left this socket."""
+    """Whether a killed rank 0 has left this socket behind."""
     with _socket() as probe:
-        probe.setblocking(False)  # a rank that hangs, with a full queue, is one that lives
+        probe.setblocking(False)  # a full queue means that rank 0 is running, even if it hangs
         found = probe.connect_ex(address)
     return found == errno.ECONNREFUSED and address[0] != "\0" and stat.S_ISSOCK(os.lstat(address).st_mode)
 
 
 def _link(connection: socket.socket) -> Connection[Any, Any]:
-    """The connection as one of whole messages; every process of the host can be at the other end."""
+    """Wrap a socket for whole messages, after checking the user at the other end."""
     with connection:
         if not is_our_user(connection):
             raise PeerError("a process of another user is at this path.")
@@ -301,7 +300,7 @@ def _await(link: Connection[Any, Any], deadline: float) -> None:
 
 
 def _answer(link: Connection[Any, Any], deadline: float) -> Any:
-    """What rank 0 says, or the error that it has found."""
+    """Return rank 0's message, or raise the error in it."""
     _await(link, deadline)
     answer = link.recv()
     if isinstance(answer, PeerError):

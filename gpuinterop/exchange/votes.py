@@ -1,4 +1,4 @@
-"""What the ranks tell each other in an all-gather, and what follows from it."""
+"""The ranks' messages in an all-gather, and the outcome that follows from them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..errors import GpuInteropError, InvalidArgumentError, PeerError
 
 _FORMAT: Final = b"gpuinterop vote 3\n"
 _TEXT: Final = 4000
-"""Characters of an error that are passed on."""
+"""Characters of an error's text that are sent."""
 
 Vote: TypeAlias = dict[str, Any]
-"""What a rank says of its part of a step."""
+"""A rank's report on its part of a step."""
 
 
 def packed(step: str, timeout: float, vote: Vote, error: BaseException | None) -> bytes:
-    """The message of this rank."""
+    """This rank's message."""
     return _FORMAT + pickle.dumps((step, timeout, vote, None if error is None else _portable(error)))
 
 
@@ -29,8 +29,7 @@ def heard(step: str, messages: Sequence[bytes]) -> list[Vote]:
     Raises
     ------
     GpuInteropError
-        The error of the lowest rank that failed; or the ranks are of different versions, in different steps, or have
-        different time-outs.
+        The error of the lowest rank that failed. Or the ranks have different versions, steps or time-outs.
     """
     for rank, message in enumerate(messages):
         if not message.startswith(_FORMAT):
@@ -42,14 +41,14 @@ def heard(step: str, messages: Sequence[bytes]) -> list[Vote]:
             raise placed(error, steps[rank], rank)
     for rank, other in enumerate(steps):
         if other != steps[0]:
-            text = f"the ranks are out of step: {listed(steps)}. All make the same calls, in the same order."
+            text = f"the ranks are out of step: {listed(steps)}; make the same calls in the same order on all."
             raise placed(PeerError(text), other, rank)
     same([{"timeout": timeout} for timeout in timeouts], "timeout")
     return list(votes)
 
 
 def same(votes: Sequence[Vote], *arguments: str) -> None:
-    """Refuse arguments that are not the same on all ranks."""
+    """Refuse arguments that differ between ranks."""
     for argument in arguments:
         values = [vote[argument] for vote in votes]
         if any(value != values[0] for value in values):
@@ -57,13 +56,13 @@ def same(votes: Sequence[Vote], *arguments: str) -> None:
 
 
 def blamed(error: GpuInteropError, rank: int | None = None) -> GpuInteropError:
-    """The error of this rank; or of ranks that do not go together, as all see, where none is to blame alone."""
+    """Set ``.rank``: the rank that failed, or None if the ranks disagree and no single one failed."""
     error.__dict__["rank"] = rank
     return error
 
 
 def placed(error: GpuInteropError, step: str, rank: int | None = None) -> GpuInteropError:
-    """The error with where it came from, in its text and as ``.rank`` and ``.step``."""
+    """Add where the error came from, to its text and as ``.rank`` and ``.step``."""
     blame = "" if rank is None or hasattr(error, "rank") else f"rank {rank}, "
     error.args = (f"{blame}step {step!r}: {error}",)
     error.__dict__.setdefault("rank", rank)
@@ -72,7 +71,7 @@ def placed(error: GpuInteropError, step: str, rank: int | None = None) -> GpuInt
 
 
 def _portable(error: BaseException) -> GpuInteropError:
-    """An error as it travels: of ours the class, the text and what is plain; of another library's only the text."""
+    """An error in the form that is sent: a gpuinterop error's class, text and plain attributes; else only the text."""
     kind = next((base for base in type(error).__mro__ if base.__module__ == ours.__name__), None)
     if kind is None:
         return PeerError(f"{type(error).__name__}: {error}"[:_TEXT])
@@ -81,13 +80,13 @@ def _portable(error: BaseException) -> GpuInteropError:
 
 
 def names(ranks: Iterable[int]) -> str:
-    """Ranks as messages name them: ``rank 2``, ``ranks 0, 1 and 3``."""
+    """Ranks in a message: ``rank 2``, ``ranks 0, 1 and 3``."""
     *others, last = sorted(ranks)
     return f"ranks {', '.join(map(str, others))} and {last}" if others else f"rank {last}"
 
 
 def listed(values: Sequence[object]) -> str:
-    """A value of each rank, as messages name them: ``4096 (ranks 0 and 1), 8192 (rank 2)``."""
+    """Each rank's value in a message: ``4096 (ranks 0 and 1), 8192 (rank 2)``."""
     ranks: dict[object, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

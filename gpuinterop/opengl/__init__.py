@@ -1,8 +1,8 @@
-"""OpenGL's side of sharing: buffers, textures and handoffs, in the context that is current in the calling thread.
+"""Share buffers, textures and handoffs with the OpenGL context that is current in the calling thread.
 
-The context is other code's: moderngl's, pyglet's, VTK's, Qt's. The functions of OpenGL are looked up by the context's
-own loader (EGL, GLX, or `get_proc_address`). Importing this needs no package and loads no library. The memory of GPUs
-needs nothing else; what Vulkan has to make, which are semaphores and llvmpipe's memory, needs cffi and a Vulkan loader.
+Other code makes the context: moderngl, pyglet, VTK, Qt. Functions of OpenGL are looked up with the context's own loader
+(EGL, GLX, or `get_proc_address`). Importing this module needs no package and loads no library. To share GPU memory you
+need nothing else. Vulkan makes semaphores and llvmpipe's memory, which needs cffi and a Vulkan loader.
 
 Examples
 --------

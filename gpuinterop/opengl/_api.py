@@ -1,4 +1,4 @@
-"""All calls to OpenGL: functions that the current context's own loader finds, called through ctypes."""
+"""All calls to OpenGL, through ctypes, with functions that the current context's own loader finds."""
 
 from __future__ import annotations
 
@@ -111,21 +111,16 @@ _SIGNATURES: Final = {
     "glTextureStorageMem2DEXT": "vuiuiiuq",
     "glTextureSubImage2D": "vuiiiiiuup",
 }
-"""The result and the parameters of each function, by the letters above."""
+"""The result and the parameters of each function, in the letters above."""
 
 Lookup = Callable[[str], Any]
 
 
 class Loader(NamedTuple):
-    """What knows the current context and finds its functions: EGL, GLX, or the user's.
+    """Finds the current context and its functions: EGL, GLX, or the user's loader.
 
-    Attributes
-    ----------
-    name : str
-    current : callable
-        ``eglGetCurrentContext`` or GLX's; with the user's loader, which has none, the thread's number.
-    find : callable
-        Maps a name to an address.
+    `current` returns the context's address; for the user's loader, which has no such call, the thread's number. `find`
+    maps a name to an address.
     """
 
     name: str
@@ -145,15 +140,15 @@ def _find(lookup: Any, name: str) -> Any:
 
 
 def current_loader(find: Lookup | None) -> Loader | None:
-    """The loader of the context that is current in this thread; None if there is none.
+    """The loader of the context that is current in this thread, or None.
 
-    Only a library that the process has loaded already can have a context, so none is loaded.
+    It looks only at loaded libraries, because only these can have a current context.
     """
     for name, (libraries, current, lookup) in _LOADERS.items():
         for library in libraries:
-            try:  # the calls do next to nothing, so they keep the interpreter's lock
+            try:  # PyDLL: these calls are too short to release the interpreter's lock
                 opened = ctypes.PyDLL(library, mode=os.RTLD_NOLOAD)
-            except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD, which has neither
+            except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD, EGL and GLX
                 continue
             asked = ctypes.PYFUNCTYPE(ctypes.c_void_p)((current, opened))
             if asked():
@@ -185,7 +180,7 @@ class Functions:
         return address
 
     def unchecked(self, name: str) -> Any:
-        """A function without a result, which is called in a third of the time: with 32-bit integers and pointers."""
+        """A function without a result, for 32-bit integers and pointers; called without checks, which is faster."""
         return ctypes.CFUNCTYPE(None)(self._address(name))
 
     def integer(self, name: str, *arguments: int) -> int:
@@ -195,18 +190,18 @@ class Functions:
         return found.value
 
     def drop_errors(self) -> None:
-        """Drop the errors that earlier calls have left."""
-        for _ in range(16):  # a lost context has errors without end
+        """Drop the errors of earlier calls."""
+        for _ in range(16):  # a lost context returns errors forever
             if not self.glGetError():
                 break
 
     def check(self, call: str, *arguments: Any) -> None:
-        """Call a function, and raise for the error that it leaves. Earlier errors are other code's, and are dropped.
+        """Call a function, and raise for its error. Errors of earlier calls are other code's, and are dropped.
 
         Raises
         ------
         OutOfMemoryError
-            ``GL_OUT_OF_MEMORY``, which drivers also say of memory that they do not import.
+            ``GL_OUT_OF_MEMORY``, which drivers also report for memory that they cannot import.
         DriverError
             Any other error.
         """

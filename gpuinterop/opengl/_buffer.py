@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from ._api import Lookup
 
 _SPARE: Final = 4096
-"""Bytes that software OpenGL wants after a buffer's last: llvmpipe 22.3 and 25.0 want 47, and no query tells."""
+"""Bytes that software OpenGL needs after a buffer's last; no query returns it. llvmpipe 22.3 and 25.0 need 47."""
 
 _CHANNELS: Final = ((0x1903, 0x8D94), (0x8227, 0x8228), (0x1907, 0x8D98), (0x1908, 0x8D99))
-"""``GL_RED``, ``RG``, ``RGB``, ``RGBA``, and the formats of integers, by the number of channels."""
+"""``GL_RED``, ``RG``, ``RGB``, ``RGBA``, each with its integer format, by the number of channels."""
 _ELEMENTS: Final = {
     "uint8": (0x1401, 1), "int8": (0x1400, 1), "uint16": (0x1403, 2), "int16": (0x1402, 2), "uint32": (0x1405, 4),
     "int32": (0x1404, 4), "float16": (0x140B, 2), "float32": (0x1406, 4),
 }  # fmt: skip
-"""``GL_UNSIGNED_BYTE`` and so on, and the bytes of an element."""
+"""``GL_UNSIGNED_BYTE`` and so on, and the size of an element in bytes."""
 _INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90), 0x906F}
 """Internal formats that shaders read as integers: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``, RGB10_A2UI."""
 _STORE: Final = {
@@ -48,15 +48,15 @@ _STORE: Final = {
 class SharedBuffer(OfBuffer, SharedObject):
     """One buffer, in OpenGL and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
-    It can be drawn from, written (``glBufferSubData``), copied and bound as every buffer. It cannot be mapped
-    (``glMapBuffer``), nor get other storage (``glBufferData``, which orphans): OpenGL takes its storage for immutable.
+    You can draw from it, write it (``glBufferSubData``), copy it and bind it like every buffer. You cannot map it
+    (``glMapBuffer``) or give it other storage (``glBufferData``, which orphans), because its storage is immutable.
 
     Attributes
     ----------
     name : int
-        OpenGL's name: what moderngl calls ``glo``, and takes with ``external_buffer``.
+        OpenGL's name, which moderngl calls ``glo`` and accepts in ``external_buffer``.
     memory : Allocation, ExternalMemory or SharedMemory
-        What the buffer is of.
+        The buffer's memory.
 
     Examples
     --------
@@ -78,11 +78,11 @@ class SharedBuffer(OfBuffer, SharedObject):
         self, texture: int, shape: Sequence[int], dtype: object = "uint8", *, offset: int = 0,
         row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
     ) -> None:  # fmt: skip
-        """Have OpenGL copy texels from the buffer to a texture; they do not leave the device.
+        """Copy texels from the buffer to a texture with OpenGL, on the device.
 
-        ``glTextureSubImage2D`` with the buffer as ``GL_PIXEL_UNPACK_BUFFER``, in the order of the context's commands:
-        call it where OpenGL has the buffer, as in the block of :meth:`SharedHandoff.gl`. It leaves the context's pixel
-        store and its binding as they were.
+        Native call: ``glTextureSubImage2D`` with the buffer as ``GL_PIXEL_UNPACK_BUFFER``, in the order of the
+        context's commands. So call it while OpenGL has the buffer, for example in the block of
+        :meth:`SharedHandoff.gl`. The context's pixel store and binding are restored.
 
         Parameters
         ----------
@@ -91,22 +91,22 @@ class SharedBuffer(OfBuffer, SharedObject):
         shape : sequence of int
             (height, width) or (height, width, channels), in texels; 1 to 4 channels.
         dtype : dtype or str
-            NumPy's, torch's or its name: ``uint8``, ``int8``, ``uint16``, ``int16``, ``uint32``, ``int32``,
-            ``float16``, ``float32``. A texture of an integer format takes integers.
+            NumPy's, torch's, or a name: ``uint8``, ``int8``, ``uint16``, ``int16``, ``uint32``, ``int32``,
+            ``float16``, ``float32``. A texture with an integer format requires integers.
         offset : int
-            Offset of the first texel in the buffer, in bytes.
+            Byte offset of the first texel in the buffer.
         row_pitch : int, optional
-            Bytes from row to row, a multiple of a texel's; by default, the rows lie close.
+            Bytes from row to row, a multiple of the texel size. Default: the rows are contiguous.
         level : int
             Mip level.
         x, y : int
-            The first texel's column and row in the texture.
+            Column and row of the first texel in the texture.
 
         Raises
         ------
         InvalidArgumentError
-            The texels do not lie in the buffer or in the texture, or the formats do not fit; or the context is not
-            current in the calling thread.
+            The texels do not fit in the buffer or the texture, the formats do not match, or the context is not current
+            in the calling thread.
         ResourceClosedError
             The buffer was closed.
         DriverError
@@ -126,9 +126,9 @@ class SharedBuffer(OfBuffer, SharedObject):
         self, texture: int, shape: Sequence[int], dtype: object = "uint8", *, offset: int = 0,
         row_pitch: int | None = None, level: int = 0, x: int = 0, y: int = 0,
     ) -> None:  # fmt: skip
-        """Have OpenGL copy texels from a texture to the buffer: what was drawn becomes an array.
+        """Copy texels from a texture to the buffer with OpenGL, so that a drawn image becomes an array.
 
-        ``glGetTextureSubImage`` with the buffer as ``GL_PIXEL_PACK_BUFFER``.
+        Native call: ``glGetTextureSubImage`` with the buffer as ``GL_PIXEL_PACK_BUFFER``.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         self, target: int, texture: int, shape: Sequence[int], dtype: object, offset: int, row_pitch: int | None,
         level: int, x: int, y: int,
     ) -> Iterator[tuple[int, int, int, int]]:  # fmt: skip
-        """Bind the buffer for texels, with a pixel store that fits; yields width, height, format and type."""
+        """Bind the buffer with a pixel store for these texels; yield width, height, format and type."""
         name, functions = self.name, self.context.functions
         self.context.check_current()
         texture = check_name(texture, "texture", "moderngl's texture.glo")
@@ -184,7 +184,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         if (end := offset + row_pitch * (height - 1) + texel * width) > self.size:
             raise InvalidArgumentError(
                 "shape",
-                f"expected texels within the buffer's {self.size} bytes, got some to byte {end}; share a larger one.",
+                f"expected texels within the buffer's {self.size} bytes, got bytes up to {end}; share a larger one.",
             )
         level, x, y = (check_int(one, which, minimum=0) for one, which in ((level, "level"), (x, "x"), (y, "y")))
 
@@ -192,7 +192,7 @@ class SharedBuffer(OfBuffer, SharedObject):
             return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
 
         has = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
-        functions.drop_errors()  # of a level that there is not
+        functions.drop_errors()  # from a level that does not exist
         if x + width > has[0] or y + height > has[1]:
             raise InvalidArgumentError(
                 "shape",
@@ -201,7 +201,7 @@ class SharedBuffer(OfBuffer, SharedObject):
             )
         integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
         if integer and kind.startswith("float"):
-            raise InvalidArgumentError("dtype", f"expected integers, as the texture's format has, got {dtype}.")
+            raise InvalidArgumentError("dtype", f"expected integers, as in the texture's format, got {dtype}.")
         binding, store = _STORE[target]
         kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
         try:
@@ -219,11 +219,11 @@ def share_buffer(
     device: Device, size: int, *, buffer: int | None = None, vk: VulkanContext | None = None,
     label: str | None = None, get_proc_address: Lookup | None = None,
 ) -> SharedBuffer:  # fmt: skip
-    """Make an OpenGL buffer whose bytes the compute side uses in place, or give an existing one such storage.
+    """Make an OpenGL buffer whose bytes the compute side uses in place, or give an existing buffer such storage.
 
-    On a GPU the memory is the compute device's (`Device.allocate`: ``cuMemCreate`` / ``hipMemCreate``). Where OpenGL
-    imports no such memory, as llvmpipe, it is Vulkan's, of a small VkDevice of the library's own. Then
-    ``glImportMemoryFdEXT`` and ``glNamedBufferStorageMemEXT``.
+    On a GPU the memory is the compute device's (`Device.allocate`: ``cuMemCreate`` / ``hipMemCreate``). If OpenGL
+    cannot import it, as llvmpipe, a small VkDevice of the library's own allocates the memory. Then
+    ``glImportMemoryFdEXT`` and ``glNamedBufferStorageMemEXT`` are called.
 
     Parameters
     ----------
@@ -232,32 +232,32 @@ def share_buffer(
     size : int
         Size in bytes.
     buffer : int, optional
-        OpenGL's name of a buffer that exists, which gets the memory as its new storage: moderngl's ``buffer.glo``,
-        pyglet's ``buffer.id``, VTK's ``GetHandle()``. Its vertex arrays stay as they are; its contents are lost. It
-        must not be mapped, nor have immutable storage (``glBufferStorage``), nor be larger than `size`. Afterwards it
-        cannot be mapped, which moderngl's ``read`` and ``clear`` do, nor orphaned. By default the call makes a name.
+        OpenGL's name of an existing buffer, which gets the memory as its new storage: moderngl's ``buffer.glo``,
+        pyglet's ``buffer.id``, VTK's ``GetHandle()``. Its vertex arrays stay valid; its contents are lost. It must not
+        be mapped, have immutable storage (``glBufferStorage``), or be larger than `size`. Afterwards you cannot map it,
+        as moderngl's ``read`` and ``clear`` do, or orphan it. Default: a new name.
     vk : VulkanContext, optional
-        A VkDevice of this GPU and driver, whose memory is then used.
+        A VkDevice of this GPU and driver, which then allocates the memory.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
     get_proc_address : callable, optional
-        Maps a function's name to its address, in the current context. Needed only where the context is not one of EGL
-        or GLX.
+        Maps a function's name to its address, in the current context. Required only if the context is neither EGL's nor
+        GLX's.
 
     Returns
     -------
     SharedBuffer
-        Owns both sides, but not `buffer`'s name; close it.
+        The buffer, which owns both sides except `buffer`'s name; close it.
 
     Raises
     ------
     UnsupportedError
-        One side cannot; nothing was created.
+        One side does not support it; nothing was created.
     InvalidArgumentError
-        No context is current in the calling thread; or `device` is another GPU; or `buffer` cannot get new storage.
-        OpenGL was not called.
+        No context is current in the calling thread, `device` is another GPU, or `buffer` cannot get new storage. OpenGL
+        was not called.
     DeviceNotFoundError
-        The memory has to be Vulkan's, and no Vulkan device is of the same driver.
+        Vulkan must allocate the memory, and no Vulkan device has the same driver.
     DriverError
         A native call failed.
 
@@ -296,33 +296,31 @@ def share_buffer(
 def import_array(
     array: object, *, buffer: int | None = None, label: str | None = None, get_proc_address: Lookup | None = None
 ) -> SharedBuffer:
-    """Use an array that exists as an OpenGL buffer, in place.
+    """Use an existing array as an OpenGL buffer, in place.
 
-    Nothing is copied: the buffer begins at the array's first byte, and ends after its last. The array's memory must be
-    one allocation with a virtual-memory handle, as for :func:`gpuinterop.vulkan.import_array`: a tensor of torch's
-    expandable segments, an array of JAX's pool, `Device.empty`, an attached array. Its driver is asked
-    (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and OpenGL imports the whole handle.
+    The OpenGL counterpart of :func:`gpuinterop.vulkan.import_array`: nothing is copied, and the array's GPU memory must
+    be one allocation with a virtual-memory handle, which OpenGL imports whole. OpenGL cannot import host memory.
 
     Parameters
     ----------
     array : array
-        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
-        is kept alive until the buffer is closed. OpenGL must only read an immutable one, as all of JAX's are.
+        See :func:`gpuinterop.vulkan.import_array`; it is kept until the buffer is closed. OpenGL must only read an
+        immutable array, such as JAX's.
     buffer, label, get_proc_address
         See :func:`share_buffer`.
 
     Returns
     -------
     SharedBuffer
-        Owns OpenGL's side; close it.
+        The buffer, which owns OpenGL's side; close it.
 
     Raises
     ------
     UnsupportedError
-        OpenGL cannot import this kind of memory: that of ``cudaMalloc``, of a stream-ordered pool, managed memory, the
-        host's. The error says what to change. Nothing was imported.
+        OpenGL cannot import this kind of memory: ``cudaMalloc``, a stream-ordered pool, managed or host memory. The
+        error says what to change. Nothing was imported.
     InvalidArgumentError
-        The array is another GPU's, or lies across several handles; or as of :func:`share_buffer`.
+        The array is on another GPU, or spans several handles. Or see :func:`share_buffer`.
     ArgumentTypeError
         `array` is not an array.
     DriverError
@@ -357,7 +355,7 @@ def import_array(
 
 
 def _check_target(context: Context, buffer: int | None, size: int) -> None:
-    """Refuse what cannot get new storage, or would be read past its end."""
+    """Refuse a buffer that cannot get new storage, or would be read past its end."""
     if buffer is None:
         return
     buffer, functions = check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
@@ -374,11 +372,11 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
     if has(gl.BUFFER_IMMUTABLE_STORAGE):
         raise InvalidArgumentError(
             "buffer",
-            f"expected one whose storage can be replaced, got {buffer}, which has immutable storage "
+            f"expected a buffer whose storage can be replaced, got {buffer}, which has immutable storage "
             "(glBufferStorage, or memory that was shared before); leave buffer out, and draw from shared.name.",
         )
     if has(gl.BUFFER_MAPPED):
-        raise InvalidArgumentError("buffer", f"expected one that is not mapped, got {buffer}; unmap it first.")
+        raise InvalidArgumentError("buffer", f"expected a buffer that is not mapped, got {buffer}; unmap it first.")
     if least.value > size:
         raise InvalidArgumentError(
             "size",
@@ -389,7 +387,7 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
 def _import(
     context: Context, handle: Handle, allocation: int, offset: int, size: int, buffer: int | None
 ) -> tuple[Names, int]:
-    """Import `allocation` bytes, and make `size` of them from `offset` on the storage of a buffer."""
+    """Import `allocation` bytes, and make `size` of them from `offset` the storage of a buffer."""
     with Names(context) as names:
         memory = import_memory(names, handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer

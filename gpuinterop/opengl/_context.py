@@ -1,4 +1,4 @@
-"""OpenGL contexts that other code has made and keeps current."""
+"""OpenGL contexts, which other code makes and makes current."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 _SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")
 
 _contexts: dict[tuple[str, int], Context] = {}
-"""The contexts that objects were made in, by loader and address; without a loader, by thread."""
+"""Contexts with objects of this package, by loader and address; without a loader, by thread."""
 _devices: dict[tuple[bytes | None, bytes | None], Device] = {}
-"""Our own VkDevices, by the UUIDs of device and driver. They stay: to make one takes a tenth of a second."""
+"""The library's own VkDevices, by the UUIDs of device and driver. They are kept, because making one is slow."""
 _making = threading.Lock()
 
 
 class Context(NoCopy):
-    """A context, as far as the library uses it. It is called only in the thread where it is current."""
+    """Another library's context, which is called only in the thread where it is current."""
 
     side: ClassVar[str] = "OpenGL"
     how_to_match: ClassVar[str] = "gpuinterop.opengl.identity()"
@@ -42,12 +42,12 @@ class Context(NoCopy):
 
     def __init__(self, loader: Loader, address: int) -> None:
         self.key, self.address, self.current = (loader.name, address), address, loader.current
-        """It, or another at its address, is current where `current` returns `address`."""
+        """Returns `address` while this context, or a later one at the same address, is current."""
         self.functions = Functions(loader.find)
         self.closed_names: deque[tuple[str, int]] = deque()
-        """What was closed and is yet to be deleted: each name, and the function that deletes it."""
+        """Closed objects that are not deleted yet: the function that deletes each, and its name."""
         self._mark = 0, b""
-        """A buffer of ours, and its label: another context may get this one's address later."""
+        """A labelled buffer of this package, because another context can get this one's address later."""
 
     # -- which it is -------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ class Context(NoCopy):
         return found.value == label
 
     def remember(self) -> None:
-        """Have later calls in this context find this object again."""
+        """Mark the context, so that later calls in it find this object."""
         if not self._mark[0]:
             name, label = ctypes.c_uint(), secrets.token_hex(8).encode()
             self.functions.check("glCreateBuffers", 1, ctypes.byref(name))
@@ -70,7 +70,7 @@ class Context(NoCopy):
             _contexts[self.key] = self
 
     def check_current(self) -> None:
-        """Refuse a call from a thread in which the context is not current: drivers crash, or call another context."""
+        """Refuse a call from a thread in which the context is not current: drivers crash, or use another context."""
         if self.current() != self.address or not self.is_marked():
             raise InvalidArgumentError(
                 "context",
@@ -87,12 +87,11 @@ class Context(NoCopy):
 
     @cached_property
     def version(self) -> str:
-        """``GL_VERSION``, which begins with ``OpenGL ES`` where it is that."""
+        """``GL_VERSION``, which begins with ``OpenGL ES`` in such a context."""
         return (self.functions.glGetString(gl.VERSION) or b"").decode(errors="replace")
 
     @cached_property
     def extensions(self) -> frozenset[str]:
-        """The extensions that the context offers."""
         functions = self.functions
         count = functions.integer("glGetIntegerv", gl.NUM_EXTENSIONS)
         return frozenset((functions.glGetStringi(gl.EXTENSIONS, index) or b"").decode() for index in range(count))
@@ -104,12 +103,12 @@ class Context(NoCopy):
 
     @cached_property
     def identity(self) -> DeviceIdentity:
-        """Identity by the UUIDs that the driver reports."""
+        """Identity from the UUIDs that the driver reports."""
         uuid, driver = (ctypes.c_ubyte * 16)(), (ctypes.c_ubyte * 16)()
         if self.extensions & {"GL_EXT_memory_object", "GL_EXT_semaphore"}:
             self.functions.glGetUnsignedBytei_vEXT(gl.DEVICE_UUID, 0, uuid)
             self.functions.glGetUnsignedBytevEXT(gl.DRIVER_UUID, driver)
-        # Mesa's drivers of AMD make the UUID of the PCI address, which is all that HIP knows.
+        # Mesa's AMD drivers derive the UUID from the PCI address, which is the only identifier in HIP.
         is_amd = bytes(driver).startswith(b"AMD-MESA-DRV")
         return DeviceIdentity(
             name=self.name,
@@ -124,7 +123,7 @@ class Context(NoCopy):
         """The capability table (see :func:`gpuinterop.opengl.capabilities`)."""
         embedded = self.version.startswith("OpenGL ES")
         number = tuple(self.functions.integer("glGetIntegerv", one) for one in (gl.MAJOR_VERSION, gl.MINOR_VERSION))
-        by_name = number >= (4, 5) or "GL_ARB_direct_state_access" in self.extensions  # NVIDIA's of 3.3 have it as well
+        by_name = number >= (4, 5) or "GL_ARB_direct_state_access" in self.extensions  # also in NVIDIA's 3.3 contexts
         found = RULES.table(
             {
                 "driver": self.name,
@@ -136,10 +135,10 @@ class Context(NoCopy):
         )
         return Capabilities(found, owner=self.name)
 
-    # -- Vulkan, of which OpenGL imports what it cannot make -----------------------------------------------------------
+    # -- Vulkan, which makes what OpenGL can only import ---------------------------------------------------------------
 
     def vulkan(self, vk: VulkanContext | None) -> VulkanContext:
-        """The user's VkDevice, checked, or our own on the same device and of the same driver."""
+        """The user's VkDevice, checked, or the library's own on the same device and driver."""
         mine = self.identity
         if vk is not None:
             theirs = check_context(vk).identity
@@ -152,7 +151,7 @@ class Context(NoCopy):
             return vk
         with _making:
             own = _devices.get((mine.uuid, mine.driver_uuid))
-            if own is None or own.vk.lifetime.state is not LIVE:  # a parent process's
+            if own is None or own.vk.lifetime.state is not LIVE:  # before a fork, the parent's
                 own = _devices[mine.uuid, mine.driver_uuid] = self._make_device()
         return own.vk
 
@@ -172,7 +171,7 @@ class Context(NoCopy):
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def delete(self, names: Iterable[tuple[str, int]]) -> None:
-        """Delete names now, if the context is current; else when it is next, by any call of this package."""
+        """Delete names now if the context is current; else in this package's next call in it."""
         self.closed_names.extend(names)
         if self.closed_names and self.current() == self.address and self.is_marked():
             self.delete_closed()
@@ -182,27 +181,27 @@ class Context(NoCopy):
             delete, name = self.closed_names.popleft()
             if delete == "glDeleteSync":
                 self.functions.glDeleteSync(name)
-            # llvmpipe 22.3 frees the memory of what vertex arrays and framebuffers still have: a draw would crash.
+            # llvmpipe 22.3 frees memory that vertex arrays and framebuffers still use: a draw would crash.
             elif not (delete == "glDeleteMemoryObjectsEXT" and self.is_cpu):
                 getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
 def is_same_driver(one: DeviceIdentity, other: DeviceIdentity) -> bool:
-    """Whether two APIs' devices are one, by one build of its driver: only that imports what the other exports."""
+    """Whether two APIs' devices are one, with one build of its driver: only then can one import from the other."""
     return (one.uuid, one.driver_uuid) == (other.uuid, other.driver_uuid)
 
 
 class Names:
-    """Objects of a context, which are deleted in it. A finalizer calls no driver; the context's next call does.
+    """Objects of a context, deleted only while it is current. After a finalizer, the context's next call deletes them.
 
-    A ``with`` block makes them: if it raises, they are deleted.
+    Make them in a ``with`` block, which deletes them if it raises.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
         self._names: list[tuple[str, int]] = []
         self.fence: int | None = None
-        """A fence sync, of a handoff."""
+        """A handoff's fence sync."""
         context.remember()
 
     def __enter__(self) -> Self:
@@ -221,13 +220,13 @@ class Names:
         return name.value
 
     def close(self) -> None:
-        """Delete the objects. Idempotent; in any thread."""
+        """Delete the objects. Idempotent, and allowed in any thread."""
         names, self._names = self._names, []
         self.context.delete(names)
         self.delete_fence()
 
     def delete_fence(self) -> None:
-        """Delete the fence sync, as `close` deletes names."""
+        """Delete the fence sync, in the same way as `close`."""
         fence, self.fence = self.fence, None
         if fence is not None:
             self.context.delete([("glDeleteSync", fence)])
@@ -245,7 +244,7 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
             known.delete_closed()
             return known
         found = Context(loader, address)
-        if found.version:  # else the loader is the user's, and there is no context
+        if found.version:  # else no context is current, and only the user's loader was passed
             return found
     raise InvalidArgumentError(
         "context",

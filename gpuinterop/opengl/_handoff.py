@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 
 def gaps(context: Graphics, device: Device) -> dict[str, UnsupportedError | None]:
-    """Why the two sides cannot hand over in each mode. Bridged, the host waits, where there is memory to share."""
+    """Why the two sides cannot hand over in each mode. Bridged needs only shared memory, because the host waits."""
     missing = context.capabilities.missing((Operation.IMPORT_MEMORY, OpaqueFd))
     bridged = UnsupportedError(missing[0], context=context.identity.name) if missing else None
     return {**mode_gaps(context, device), BRIDGED: bridged}
 
 
 Barrier: TypeAlias = tuple[int, Any, int, Any, Any]
-"""The number and names of buffers, the number and names of textures, and the layouts of those."""
+"""The number and names of buffers, the number and names of textures, and the textures' layouts."""
 
 
 class _Semaphores(NoCopy):
-    """Semaphores of Vulkan's that both import: a timeline, with the values of `Handoff`, or two binary ones."""
+    """Vulkan's semaphores, imported by both sides: a timeline, with the values of `Handoff`, or two binary ones."""
 
-    label = ""  # they have their own
+    label = ""  # the semaphores have labels
 
     def __init__(self, names: Names, mode: str, halves: Sequence[SharedSemaphore[Any]]) -> None:
         self.mode, self.halves, functions = mode, halves, names.context.functions
@@ -77,7 +77,7 @@ class _Semaphores(NoCopy):
         self._to_graphics.signal(stream)
 
     def wait_in_gl(self, frame: int, barrier: Barrier) -> None:
-        # Before the first, nobody has released. A second wait for a binary semaphore, after an interrupt, never ends.
+        # Frame 0 has no release to wait for. After an interrupt, a second wait for a binary semaphore would not end.
         if frame and frame != self._waited:
             self._waited = frame
             if self._timeline:
@@ -90,11 +90,11 @@ class _Semaphores(NoCopy):
             self._value.value = 2 * frame + 1
             self._set(self._forth, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
         self._signal(self._forth, *barrier)
-        self._flush()  # until then no one else sees that it was submitted
+        self._flush()  # else other APIs do not see the submission
 
 
 class _Fences(NoCopy):
-    """The host waits for each side: for OpenGL by polling a fence sync, for a stream by an event."""
+    """The host waits for each side: it polls a fence sync for OpenGL, and waits for an event of a stream."""
 
     mode = BRIDGED
     halves: Sequence[SharedSemaphore[Any]] = ()
@@ -108,7 +108,7 @@ class _Fences(NoCopy):
         check_stream(self._device, stream)
         limit = check_timeout(timeout)
         self._context.check_current()
-        if self._names.fence is not None:  # else an interrupt came after the wait
+        if self._names.fence is not None:  # None if an interrupt came after the wait
             if not system.until(self._is_reached, limit):
                 raise SemaphoreTimeoutError(f"OpenGL did not finish frame {frame} in {limit:g} s: was it drawn?")
             self._names.delete_fence()
@@ -127,13 +127,13 @@ class _Fences(NoCopy):
             self._event.wait()
 
     def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
-        functions = self._context.functions  # no glMemoryBarrier: it is a glFinish of llvmpipe
+        functions = self._context.functions  # no glMemoryBarrier: in llvmpipe it is a glFinish
         self._names.fence = functions.glFenceSync(gl.SYNC_GPU_COMMANDS_COMPLETE, 0)
         functions.glFlush()
 
 
 class _Block(NoCopy):
-    """What `SharedHandoff.gl` returns."""
+    """The ``with`` block of `SharedHandoff.gl`."""
 
     def __init__(self, handoff: SharedHandoff, shared: tuple[SharedObject, ...]) -> None:
         self._handoff, self._context, self._way, self.shared = handoff, handoff.context, handoff._way, shared
@@ -162,7 +162,7 @@ class _Block(NoCopy):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handoff, context = self._handoff, self._context
         if handoff.closed or handoff._turn is not SUBMIT:
-            return  # closed in the block, or a block within it has ended the frame
+            return  # closed in the block, or an inner block has ended the frame
         if context.current() == context.address:
             self._way.signal_in_gl(handoff._frame, self._barrier)
             handoff._turn = ACQUIRE
@@ -173,8 +173,8 @@ class _Block(NoCopy):
 class SharedHandoff(Owned, Turns):
     """Hands shared objects back and forth between an OpenGL context and a stream. Made by :func:`share_handoff`.
 
-    Each frame: `acquire`, compute work on the stream, `release`, then a block of `gl`; or first the block. What the
-    first frame begins with, each begins with. A call out of turn raises, instead of waiting for ever.
+    Each frame: `acquire`, compute work on the stream, `release`, then a block of `gl`; or first the block. Begin every
+    frame in the same way as the first. A call in the wrong order raises at once; it would otherwise wait forever.
 
     Examples
     --------
@@ -196,7 +196,7 @@ class SharedHandoff(Owned, Turns):
         Owned.__init__(self, names, way.halves)
         self._device, self._way, self._began_in_gl = device, way, False
         self._timeline: ExternalSemaphore[Any] | None = way.halves[0].semaphore if way.mode == "timeline" else None
-        """It is called at once: a call between would cost a twentieth of a frame's calls."""
+        """Called directly, because an extra call per frame would be slow."""
         self._block: _Block | None = None
 
     def __repr__(self) -> str:
@@ -214,9 +214,9 @@ class SharedHandoff(Owned, Turns):
         return super()._label() or self._way.label
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for OpenGL's last block. The first frame may begin here: then nothing is waited for.
+        """Make `stream` wait for OpenGL's last block. If the first frame begins here, there is nothing to wait for.
 
-        Bridged, the calling thread waits, and the context must be current in it (``glClientWaitSync``).
+        In mode ``bridged`` the calling thread waits, and the context must be current in it (``glClientWaitSync``).
 
         Parameters
         ----------
@@ -228,9 +228,9 @@ class SharedHandoff(Owned, Turns):
         Raises
         ------
         InvalidArgumentError
-            The call is out of turn.
+            The call is in the wrong order.
         SemaphoreTimeoutError
-            `timeout` passed; the frame is still due for `acquire`.
+            `timeout` passed. You can call `acquire` again.
         ResourceClosedError
             The handoff was closed.
         """
@@ -246,7 +246,7 @@ class SharedHandoff(Owned, Turns):
         self._turn = RELEASE
 
     def release(self, stream: Stream | object) -> None:
-        """Make `stream` signal OpenGL when its earlier work is done. Returns at once.
+        """Make `stream` signal OpenGL when its queued work is done. Returns at once.
 
         Parameters
         ----------
@@ -270,22 +270,23 @@ class SharedHandoff(Owned, Turns):
         self._frame += 1
 
     def gl(self, *shared: SharedObject) -> _Block:
-        """OpenGL's part of a frame, for a ``with`` block: it waits for the compute side, and signals at the end.
+        """Return OpenGL's part of a frame, a ``with`` block that waits for the compute side and signals at the end.
 
-        ``glWaitSemaphoreEXT``; at the end, also of a block that raises, ``glSignalSemaphoreEXT`` and ``glFlush``.
-        Bridged, the calling thread waits for the compute side, and the end is ``glFenceSync`` and ``glFlush``.
+        Native calls: ``glWaitSemaphoreEXT``; at the end, even if the block raises, ``glSignalSemaphoreEXT`` and
+        ``glFlush``. In mode ``bridged`` the calling thread waits for the compute side, and the end calls
+        ``glFenceSync`` and ``glFlush``.
 
         Parameters
         ----------
         *shared : SharedBuffer or SharedTexture
-            What the block uses: the barriers at both ends name it. A texture has its `layout` outside the block.
+            The objects that the block uses, for the barriers at both ends. Outside, a texture has its `layout`.
 
         Raises
         ------
         InvalidArgumentError
-            The call is out of turn, or the context is not current in the calling thread.
+            The call is in the wrong order, or the context is not current in the calling thread.
         ResourceClosedError
-            The handoff was closed, or something of `shared`.
+            The handoff or a shared object was closed.
         """
         block = self._block
         if block is None or block.shared != shared:
@@ -296,10 +297,10 @@ class SharedHandoff(Owned, Turns):
         return block
 
     def _refuse(self, turn: Turn, call: str) -> None:
-        """Raise for a call while the handoff is closed, or out of turn."""
+        """Raise for a call while the handoff is closed, or in the wrong order."""
         self._check_open()
         if self._turn is SUBMIT and not self._began_in_gl and not self._frame:
-            raise InvalidArgumentError("handoff", f"{call} is out of turn; begin with acquire or a block of gl.")
+            raise InvalidArgumentError("handoff", f"{call} is in the wrong order; begin with acquire or a block of gl.")
         self._check(turn, call)
 
 
@@ -309,10 +310,10 @@ def share_handoff(
 ) -> SharedHandoff:  # fmt: skip
     """Create the semaphores for handoffs between the current context and the device, in both directions.
 
-    OpenGL exports no semaphores: Vulkan makes them, in a small VkDevice of the library's own, and both sides import
-    them (``glImportSemaphoreFdEXT``). One timeline if both have those, else two binary ones. Only if `allow` names
-    ``bridged``, for llvmpipe and HIP on Linux, the host waits instead: for OpenGL it polls a fence sync
-    (``glClientWaitSync``), for a stream it waits for an event.
+    OpenGL cannot export semaphores, so Vulkan makes them, in a small VkDevice of the library's own, and both sides
+    import them (``glImportSemaphoreFdEXT``): one timeline if both support it, else two binary ones. In mode
+    ``bridged``, for llvmpipe and HIP on Linux, the host waits instead: it polls a fence sync of OpenGL
+    (``glClientWaitSync``), and waits for an event of a stream. This mode is used only if `allow` names it.
 
     Parameters
     ----------
@@ -321,7 +322,7 @@ def share_handoff(
     allow : sequence of str
         Modes in order of preference: ``timeline``, ``binary``, ``bridged``.
     vk : VulkanContext, optional
-        A VkDevice of this GPU and driver, that makes the semaphores. It needs no queue.
+        A VkDevice of this GPU and driver, which then makes the semaphores. It needs no queue.
     label : str, optional
         Name of the semaphores in messages, warnings and the `repr`.
     get_proc_address : callable, optional
@@ -330,12 +331,12 @@ def share_handoff(
     Returns
     -------
     SharedHandoff
-        Owns the semaphores on all sides; close it. `SharedHandoff.mode` names the chosen mode.
+        The handoff, which owns the semaphores on all sides; close it. `SharedHandoff.mode` names the chosen mode.
 
     Raises
     ------
     UnsupportedError
-        The two sides do not have an allowed mode in common; nothing was created.
+        The two sides have no allowed mode in common; nothing was created.
     BackendUnavailableError
         Vulkan is missing: cffi (``pip install gpuinterop[vulkan]``) or the loader.
     InvalidArgumentError, DeviceNotFoundError, DriverError

@@ -1,4 +1,4 @@
-"""What the current context is, and what it can share."""
+"""The identity and the capabilities of the current context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def identity(*, get_proc_address: Lookup | None = None) -> DeviceIdentity:
     """Identify the current context's device for ``gpuinterop.match_device``.
 
-    ``GL_DEVICE_UUID_EXT`` and ``GL_DRIVER_UUID_EXT``, which need ``GL_EXT_memory_object``.
+    Reads ``GL_DEVICE_UUID_EXT`` and ``GL_DRIVER_UUID_EXT``, which need ``GL_EXT_memory_object``.
 
     Parameters
     ----------
@@ -39,12 +39,11 @@ def identity(*, get_proc_address: Lookup | None = None) -> DeviceIdentity:
 
 
 def capabilities(*, get_proc_address: Lookup | None = None) -> Capabilities:
-    """Return the capabilities of the current context as the *other* side of a ``gpuinterop`` device.
+    """Return the current context's capabilities, as :func:`gpuinterop.vulkan.capabilities` does a driver's.
 
-    A cell is usable if the context has its counterpart: ``import_memory:opaque_fd``, ``map_buffer:opaque_fd`` and
-    ``map_mipmapped_array:opaque_fd`` if it imports Vulkan's memory, ``import_semaphore:timeline_fd`` if it imports
-    Vulkan's timelines, ``export_allocation:vmm_fd`` and ``export_array:vmm_fd`` if it imports a device's allocations.
-    All other cells are gaps with a reason.
+    Usable are ``import_memory:opaque_fd``, ``map_buffer:opaque_fd`` and ``map_mipmapped_array:opaque_fd`` if the
+    context imports Vulkan's memory, ``import_semaphore:timeline_fd`` if it imports Vulkan's timelines, and
+    ``export_allocation:vmm_fd`` and ``export_array:vmm_fd`` if it imports a device's allocations.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ def capabilities(*, get_proc_address: Lookup | None = None) -> Capabilities:
     Raises
     ------
     InvalidArgumentError
-        No context is current in the calling thread.
+        See :func:`identity`.
 
     Examples
     --------

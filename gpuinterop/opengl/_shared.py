@@ -1,4 +1,4 @@
-"""Common parts of what OpenGL and the compute side share: its end, and the import of memory."""
+"""Common parts of objects that OpenGL and the compute side share: closing both sides, and importing memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def check_name(value: object, argument: str, example: str) -> int:
-    """Return OpenGL's name of an object."""
+    """Check OpenGL's name of an object."""
     if not hasattr(value, "__index__"):
         kind = type(value).__name__
         raise ArgumentTypeError(argument, f"expected OpenGL's name, an int such as {example}, got {kind}.")
@@ -28,7 +28,7 @@ def check_name(value: object, argument: str, example: str) -> int:
 
 
 class Owned(NoCopy):
-    """What owns names of OpenGL, and the compute side's halves. The end of a ``with`` block closes it."""
+    """Owns OpenGL names and the compute side's halves. The end of a ``with`` block closes it."""
 
     def __init__(self, names: Names, halves: Sequence[Resource | Shared]) -> None:
         self._names, self._halves = names, halves
@@ -49,18 +49,18 @@ class Owned(NoCopy):
         """End use on both sides. Idempotent, and allowed in any thread; never blocks unless `timeout` is given.
 
         OpenGL's names are deleted in the context that made them: now, if it is current in the calling thread, else by
-        the next call of this package there. What is left at the exit is reported once, by a `LeakedResourceWarning`.
-        What OpenGL still draws from keeps its memory. llvmpipe keeps all memory until the context is destroyed.
+        the next gpuinterop call in it. At exit, one `LeakedResourceWarning` reports the names that are left. Memory
+        stays valid while OpenGL draws from it. llvmpipe keeps all memory until the context is destroyed.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for the compute side to let go, too.
+            Seconds to wait until the compute side has released the object too.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed, and the compute side still uses it; it is released later all the same.
+            `timeout` passed, and the compute side still uses the object, which is released later.
         """
         check_timeout(timeout)
         self.closed = True
@@ -88,11 +88,11 @@ class SharedObject(Owned):
 
 
 def import_memory(names: Names, handle: Handle, size: int) -> int:
-    """Make a memory object of a whole allocation (``glImportMemoryFdEXT``), which consumes the handle."""
+    """Make a memory object of a whole allocation (``glImportMemoryFdEXT``). Consumes the handle."""
     check = names.context.functions.check
     memory = names.new("glCreateMemoryObjectsEXT")
-    # Whatever the allocation is. Else NVIDIA's driver (580, H200) at times maps it compressed, and neither side reads
-    # bytes that repeat as the other wrote them.
+    # Always dedicated. Otherwise NVIDIA's driver (580, H200) sometimes maps the memory compressed, and each side reads
+    # repeated bytes that the other wrote wrongly.
     check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
 
     import_fd(names, handle, "glImportMemoryFdEXT", memory, size)
@@ -100,10 +100,10 @@ def import_memory(names: Names, handle: Handle, size: int) -> int:
 
 
 def import_fd(names: Names, handle: Handle, call: str, *arguments: int) -> None:
-    """Import a descriptor with a ``glImport*FdEXT``, which consumes the handle."""
+    """Import a descriptor with a ``glImport*FdEXT``. Consumes the handle."""
     check = names.context.functions.check
 
     def take(duplicate: Any) -> None:
         check(call, *arguments, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
 
-    import_duplicate(handle, take, user="gpuinterop.opengl")  # drivers differ on whose it is after a failure
+    import_duplicate(handle, take, user="gpuinterop.opengl")  # after a failure, drivers differ in who owns it

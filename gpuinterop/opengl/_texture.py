@@ -1,4 +1,4 @@
-"""Textures on images of Vulkan."""
+"""Textures on Vulkan's images."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _FORMATS: Final = {
     "R8G8B8A8_UINT": 0x8D7C, "R32G32B32A32_SINT": 0x8D82, "R16G16B16A16_SINT": 0x8D88, "R8G8B8A8_SINT": 0x8D8E,
     "A2B10G10R10_UNORM_PACK32": 0x8059, "B10G11R11_UFLOAT_PACK32": 0x8C3A,
 }  # fmt: skip
-"""OpenGL's internal format of the texels that a ``VkFormat`` has; those that begin with blue have none."""
+"""OpenGL's internal format for each ``VkFormat``. Formats that begin with blue have none."""
 
 
 class SharedTexture(SharedObject):
-    """One image, in OpenGL, Vulkan and on the compute side. Made by :func:`import_image`.
+    """One image, in OpenGL, in Vulkan and on the compute side. Made by :func:`import_image`.
 
     Attributes
     ----------
     name : int
-        OpenGL's name, which moderngl takes with ``external_texture``.
+        OpenGL's name, which moderngl accepts in ``external_texture``.
     layout : int
-        OpenGL's enum of the layout in which the image changes hands.
+        See :func:`import_image`.
 
     Examples
     --------
@@ -58,33 +58,33 @@ class SharedTexture(SharedObject):
 def import_image(
     image: SharedImage, *, layout: int = gl.LAYOUT_GENERAL, get_proc_address: Lookup | None = None
 ) -> SharedTexture:
-    """Use an image that Vulkan has made as an OpenGL texture, in place.
+    """Use a shared Vulkan image as an OpenGL texture, in place.
 
-    ``glTextureStorageMem2DEXT`` on the image's memory, with the format, extent, levels and tiling that the image has.
+    Native call: ``glTextureStorageMem2DEXT`` on the image's memory, with its format, extent, levels and tiling.
 
     Parameters
     ----------
     image : SharedImage
-        Made by :func:`gpuinterop.vulkan.share_image`, exported as ``OpaqueFd``. The caller still owns it. The texture
-        keeps its memory, not its VkImage.
+        Made by :func:`gpuinterop.vulkan.share_image`, exported as ``OpaqueFd``. You still own it. The texture keeps its
+        memory, but not its VkImage.
     layout : int
-        OpenGL's enum of the layout in which the image changes hands, for the barriers of :meth:`SharedHandoff.gl`:
-        ``GL_LAYOUT_GENERAL_EXT``, or what matches the layout in which Vulkan releases it.
+        OpenGL's enum of the layout in which the image is handed over, for the barriers of :meth:`SharedHandoff.gl`:
+        ``GL_LAYOUT_GENERAL_EXT``, or the enum that matches the layout of Vulkan's release.
     get_proc_address : callable, optional
         See :func:`share_buffer`.
 
     Returns
     -------
     SharedTexture
-        Owns OpenGL's side; close it.
+        The texture, which owns OpenGL's side; close it.
 
     Raises
     ------
     UnsupportedError
-        The context imports no images.
+        The context cannot import images.
     InvalidArgumentError
-        The image is another device's or driver's, or has several layers. Or OpenGL has no such format, or does not
-        import it in this tiling (``glGetInternalformativ``): NVIDIA's imports no linear ones; fill a texture with
+        The image is another device's or driver's, or has several layers. Or OpenGL has no such format, or cannot import
+        it with this tiling (``glGetInternalformativ``). NVIDIA's driver imports no linear images: fill a texture with
         `SharedBuffer.upload_to`.
     DriverError
         A native call failed.

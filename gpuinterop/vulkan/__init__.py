@@ -1,20 +1,20 @@
-"""Vulkan's side of sharing, in one call each, from the application's own Vulkan objects.
+"""Share memory and semaphores with your application's own Vulkan objects, with one call for each.
 
-Handles are PyPI vulkan's, or integers of any other binding; handles come back in the same form. Importing this module
-needs neither cffi nor a Vulkan loader; its functions do. PyPI's ``vulkan`` is not needed.
+Pass handles as PyPI vulkan's objects, or as ints from any other binding; you get handles back in the same form. Only
+calling a function needs cffi and a Vulkan loader, importing this module does not. PyPI's ``vulkan`` is optional.
 
 Examples
 --------
 >>> device = gi.match_device(gi.vulkan.identity(physical_device))
 >>> buffer = gi.vulkan.share_buffer(vk, device, 4096)
 >>> handoff = gi.vulkan.share_handoff(vk, device)
->>> commands = record(buffer.release)  # behind the commands that write the buffer
+>>> commands = record(buffer.release)  # after the commands that write the buffer
 >>> for frame in range(3):
 ...     submit(commands, **handoff.vulkan_submit())
 ...     handoff.acquire(stream)
 ...     buffer.fill(frame, stream=stream)
 ...     handoff.release(stream)
->>> vk.close()  # waits for the queue, and closes what was shared
+>>> vk.close()  # waits for the queue, and closes the shared objects
 """
 
 from __future__ import annotations

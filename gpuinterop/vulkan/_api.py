@@ -1,8 +1,8 @@
-"""All calls to Vulkan: cffi's types of PyPI's `vulkan` or our own, function pointers that this module looks up.
+"""All calls to Vulkan, with the cffi types of PyPI's `vulkan` or of this package, and its own function pointers.
 
 PyPI's own wrappers raise ``KeyError`` for unknown results (such as ``VK_ERROR_INVALID_EXTERNAL_HANDLE``), and do not
-accept raw handles. Here a VkResult is an int, and a handle is any value that can be cast to one, unless its type shows
-another kind. `Any` does not leave this package: cffi has no static types.
+accept raw handles. Here a VkResult is an int. A handle is any value that can be cast to one, unless its type shows
+another kind. `Any` stays in this package: cffi has no static types.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEMORY_HANDLE_HOST_ALLOCATION: Final = 0x80
 MEMORY_HANDLE_DMA_BUF: Final = 0x200
 SEMAPHORE_HANDLE_OPAQUE_FD: Final = 0x1
 
-FEATURE_DEDICATED_ONLY: Final = 0x1  # only for memory; the bits of semaphores begin with exportable
+FEATURE_DEDICATED_ONLY: Final = 0x1  # only for memory; for semaphores, 0x1 means exportable
 MEMORY_EXPORTABLE: Final = 0x2
 MEMORY_IMPORTABLE: Final = 0x4
 SEMAPHORE_EXPORTABLE: Final = 0x1
@@ -131,7 +131,7 @@ _FUNCTIONS: Final = {
     "VK_KHR_external_memory_capabilities": ("vkGetPhysicalDeviceExternalBufferProperties",),
     "VK_KHR_external_semaphore_capabilities": ("vkGetPhysicalDeviceExternalSemaphoreProperties",),
 }  # fmt: skip
-"""What each extension adds, of what we call."""
+"""The functions that each extension adds, if gpuinterop calls them."""
 
 _OUT_OF_MEMORY: Final = (-1, -2)
 
@@ -142,7 +142,7 @@ def result_name(code: int) -> str:
 
 
 def check(call: str, code: int) -> int:
-    """Raise for a negative VkResult; return any other, which is a status.
+    """Raise for a negative VkResult; return any other, because it is a status.
 
     Raises
     ------
@@ -164,12 +164,9 @@ def check_call(functions: Functions, call: str, *arguments: Any) -> int:
 
 
 def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
-    """PyPI vulkan's ffi, and True, if it made one of `handles`; else our own, and False.
+    """PyPI vulkan's ffi and True, if it made one of `handles`; else this package's ffi and False.
 
-    Raises
-    ------
-    BackendUnavailableError
-        cffi is not installed.
+    Raises `BackendUnavailableError` if cffi is not installed.
     """
     theirs = getattr(sys.modules.get("vulkan"), "ffi", None)
     if theirs is not None and any(
@@ -191,13 +188,7 @@ _LOADERS: Final = {"win32": "vulkan-1.dll", "darwin": "libvulkan.dylib"}
 
 @cache
 def _loader() -> ctypes.CDLL:
-    """The Vulkan loader, which PyPI's `vulkan` opens by the same name.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no loader.
-    """
+    """The Vulkan loader, under the name that PyPI's `vulkan` uses too; `BackendUnavailableError` if there is none."""
     try:
         return ctypes.CDLL(_LOADERS.get(sys.platform, "libvulkan.so.1"))
     except OSError as error:
@@ -207,12 +198,12 @@ def _loader() -> ctypes.CDLL:
 
 
 def _exported(name: str) -> int:
-    """The address of a function that the loader exports; 0 if it does not."""
+    """The address of a function that the loader exports, or 0."""
     function = getattr(_loader(), name, None)
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-# Objects that a struct points to must live as long as the struct: cffi does not keep them alive.
+# Objects that a struct points to must exist as long as the struct: cffi does not keep them.
 _kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 _stypes: dict[str, int | None] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
@@ -224,19 +215,14 @@ _INTEGER: Final = re.compile(r"u?int\w*_t|s?size_t|(unsigned )?(short|int|long|l
 
 @cache
 def _spelling(kind: Any) -> str:
-    """Spell a C type with Vulkan's names of handles: ``struct VkQueue_T *`` is a ``VkQueue``."""
+    """Write a C type with Vulkan's handle names: ``struct VkQueue_T *`` becomes ``VkQueue``."""
     return str(re.sub(r"\b(Vk\w+?)_T \*", r"\1", kind.cname.replace("struct ", "")))
 
 
 class Functions:
-    """The functions of a loader, an instance or a device, looked up on first use.
+    """The functions of a loader, an instance or a device, each looked up on first use.
 
-    Parameters
-    ----------
-    lookup : callable
-        Maps a name to the function, or to None.
-    owner : str
-        ``VkInstance`` or ``VkDevice``, for messages.
+    `lookup` maps a name to the function or to None. `owner` is ``VkInstance`` or ``VkDevice``, for messages.
     """
 
     def __init__(self, lookup: Callable[[str], Any], owner: str) -> None:
@@ -273,14 +259,9 @@ class Api:
     Parameters
     ----------
     handles : mapping
-        The caller's handles by kind. Where one is PyPI vulkan's, all types are PyPI's.
+        The caller's handles by kind. If one is PyPI vulkan's, all types are PyPI's, and `typed` is True.
     get_instance_proc_addr : int or cffi pointer, optional
-        The address of ``vkGetInstanceProcAddr``. Default: that of the system's loader.
-
-    Attributes
-    ----------
-    typed : bool
-        Whether one of `handles` is PyPI vulkan's.
+        The address of ``vkGetInstanceProcAddr``. Default: the system loader's.
 
     Raises
     ------
@@ -306,9 +287,9 @@ class Api:
     def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
         """Make a handle or pointer of `kind` from an int, a ctypes value, or cffi's `kind`, ``void *`` or integer.
 
-        The value may come from another cffi. None and 0 are null. `argument` is the caller's name for it, for messages.
-        Drivers do not check a handle's kind: a wrong one crashes them or gives wrong results. So this checks the kind
-        that cffi knows; an integer and a ``void *`` have none.
+        The value may come from another cffi. None and 0 are null. `argument` is its name in messages. Drivers do not
+        check a handle's kind: a wrong one crashes them or gives wrong results. So this checks the kind that cffi
+        reports; an int and a ``void *`` have none.
         """
         argument = argument or kind
         value: Any
@@ -337,7 +318,7 @@ class Api:
         return int(self.ffi.cast("uintptr_t", handle))
 
     def for_caller(self, handle: Any) -> Any:
-        """A handle in the form of the caller's own handles: an object of `ffi`, or an int."""
+        """A handle in the caller's form: an object of `ffi`, or an int."""
         return handle if self.typed else self.address(handle)
 
     def enumerators(self, kind: str) -> dict[str, int]:
@@ -352,7 +333,7 @@ class Api:
         return self.enumerators("VkStructureType")["VK_STRUCTURE_TYPE_" + _WORDS.sub("_", kind[2:]).upper()]
 
     def new(self, kind: str, **fields: Any) -> Any:
-        """Make a struct with sType set; it keeps the objects that it points to alive."""
+        """Make a struct with sType set. It keeps the objects that it points to."""
         if kind not in _stypes:
             _stypes[kind] = self._stype(kind)
         stype = _stypes[kind]
@@ -363,7 +344,7 @@ class Api:
         return struct
 
     def array(self, kind: str, items: Iterable[Any]) -> Any:
-        """Make a C array; it keeps its items alive."""
+        """Make a C array, which keeps its items."""
         values = list(items)
         array = self.ffi.new(f"{kind}[]", values)
         _kept[array] = tuple(value for value in values if isinstance(value, self.ffi.CData))
@@ -374,7 +355,7 @@ class Api:
         return self.array("char *", [self.ffi.new("char[]", name.encode()) for name in names])
 
     def listed(self, kind: str, functions: Functions, call: str, *arguments: Any) -> Iterator[Any]:
-        """Enumerate structs or handles: one call tells the number, the next gives them."""
+        """Enumerate structs or handles: one call returns the number, the next one the items."""
         count = self.ffi.new("uint32_t *")
         check_call(functions, call, *arguments, count, self.ffi.NULL)
         found = self.ffi.new(f"{kind}[]", count[0])
@@ -389,7 +370,7 @@ class Api:
         ffi = self.ffi
 
         def find(name: str) -> Any:
-            # A promoted function has only its extension's name if the version that has it in core is not enabled.
+            # Below the version that made it core, a promoted function has only its extension's name.
             for symbol in (name,) if name.endswith(("KHR", "EXT")) else (name, f"{name}KHR"):
                 if (pointer := lookup(symbol)) != ffi.NULL:
                     return ffi.cast(f"PFN_{name}", pointer)
@@ -398,11 +379,11 @@ class Api:
         return Functions(find, owner)
 
     def global_functions(self) -> Functions:
-        """Functions that can be called without an instance."""
+        """Functions that need no instance."""
         return self._functions(lambda name: self._get_instance_proc_addr(self.ffi.NULL, name.encode()), "loader")
 
     def exported_functions(self) -> Functions:
-        """Symbols of the system's loader, which work for every instance of that loader."""
+        """Functions that the system's loader exports, which work for all of its instances."""
         return self._functions(lambda name: self.ffi.cast("void *", _exported(name)), "loader")
 
     def instance_functions(self, instance: Any) -> Functions:
@@ -410,6 +391,6 @@ class Api:
         return self._functions(lambda name: self._get_instance_proc_addr(instance, name.encode()), "VkInstance")
 
     def device_functions(self, instance_functions: Functions, device: Any) -> Functions:
-        """Functions of a ``VkDevice``, its queues and command buffers, which bypass the loader."""
+        """Functions of a ``VkDevice``, its queues and command buffers, without the loader in between."""
         get_device_proc_addr = instance_functions.vkGetDeviceProcAddr
         return self._functions(lambda name: get_device_proc_addr(device, name.encode()), "VkDevice")

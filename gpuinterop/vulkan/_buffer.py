@@ -1,4 +1,4 @@
-"""Buffers that both sides use: made in Vulkan and imported by a gpuinterop device, or an array that exists."""
+"""Buffers that both sides use: VkBuffers imported by a gpuinterop device, or existing arrays imported by Vulkan."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _READS: Final = (
     | c.BUFFER_USAGE_VERTEX_BUFFER
     | c.BUFFER_USAGE_INDIRECT_BUFFER
 )
-"""``VkBufferUsageFlags`` by which Vulkan only reads."""
+"""``VkBufferUsageFlags`` with which Vulkan only reads."""
 _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon_hugepage", "/SYSV")
-"""Paths of shared mappings that are the system's memory; pinned memory of CUDA is ``/dev/zero``."""
+"""Paths of shared mappings of system memory; CUDA's pinned memory is ``/dev/zero``."""
 
 
 class SharedBuffer(PairedMemory, OfBuffer):
@@ -41,13 +41,13 @@ class SharedBuffer(PairedMemory, OfBuffer):
     Attributes
     ----------
     memory : ExternalMemory or SharedMemory
-        What the buffer is of: the import of Vulkan's memory, or what stands for the array's.
+        The buffer's memory: the import of Vulkan's memory, or the array's memory.
     handle_type : type
-        The type of the handle that Vulkan exported it as; ``OpaqueFd`` for an imported array.
+        Type of the handle that Vulkan exported; ``OpaqueFd`` for an imported array.
     allocation_size : int
         Size of the VkDeviceMemory, in bytes.
     dedicated : bool
-        Whether the allocation is a dedicated one.
+        Whether the allocation is dedicated.
 
     Examples
     --------
@@ -66,10 +66,10 @@ class SharedBuffer(PairedMemory, OfBuffer):
 
     @property
     def exposes(self) -> str:
-        """The memory that Vulkan could touch, in words.
+        """A sentence about the memory that Vulkan can access: the whole VkDeviceMemory.
 
-        Vulkan has the whole VkDeviceMemory. That of an imported array is the whole allocation that the array is a part
-        of, or the whole pages: with other tensors of torch's segment, all of JAX's pool, the heap's neighbours.
+        For an imported array, that is the whole allocation or the whole pages, including other data in them: other
+        tensors in torch's segment, all of JAX's pool, or neighbours on the heap.
 
         Examples
         --------
@@ -81,21 +81,21 @@ class SharedBuffer(PairedMemory, OfBuffer):
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
+        """The VkBuffer: an object of PyPI's `vulkan` or an int, as your handles (see `VulkanContext`).
 
-        Raises `ResourceClosedError` after `close`, or the context's.
+        Raises `ResourceClosedError` after you close it or the context.
         """
         return self._vk_handle()
 
     def release(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
-        """Record: Vulkan gives the buffer away. Required after Vulkan's use and before the signal.
+        """Record Vulkan's release of the buffer. Required after Vulkan's use and before the signal.
 
-        ``vkCmdPipelineBarrier`` to ``VK_QUEUE_FAMILY_EXTERNAL`` (``FOREIGN`` for a dma-buf).
+        Native call: ``vkCmdPipelineBarrier`` to ``VK_QUEUE_FAMILY_EXTERNAL`` (``FOREIGN`` for a dma-buf).
 
         Parameters
         ----------
         cmd : VkCommandBuffer
-            Being recorded, for a queue of the context's family.
+            Command buffer in recording, for a queue of the context's family.
         stage : int
             ``VkPipelineStageFlags`` of Vulkan's use; by default all.
         access : int
@@ -104,7 +104,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         Raises
         ------
         ResourceClosedError
-            The buffer was closed, or the context.
+            The buffer or the context was closed.
 
         Examples
         --------
@@ -120,10 +120,10 @@ class SharedBuffer(PairedMemory, OfBuffer):
         native.transfer(cmd, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
 
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
-        """Record: Vulkan takes the buffer over. Required after the wait and before Vulkan's use.
+        """Record Vulkan's acquire of the buffer. Required after the wait and before Vulkan's use.
 
-        Not before the very first use, unless the compute side wrote first. The submission's wait stage has to be
-        `stage` or an earlier one.
+        Leave it out before the very first use, unless the compute side wrote first. The wait stage of the submission
+        must be `stage` or an earlier one.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         >>> vk.close()  # waits for the queue
         """
         native = self._open()
-        # The source stage joins the semaphore's wait.
+        # The source stage chains the barrier to the semaphore's wait.
         native.transfer(cmd, native.theirs(stage), native.ours(stage, access))
 
 
@@ -158,8 +158,8 @@ def share_buffer(
 ) -> SharedBuffer:
     """Make a VkBuffer whose bytes the compute side uses in place.
 
-    Asks ``vkGetPhysicalDeviceExternalBufferProperties``; then ``vkCreateBuffer``, ``vkAllocateMemory`` (dedicated
-    where the driver wants that; near the device on a GPU), ``vkGetMemoryFdKHR``, and the device's import and mapping.
+    Native calls: ``vkGetPhysicalDeviceExternalBufferProperties``, ``vkCreateBuffer``, ``vkAllocateMemory`` (dedicated
+    if the driver requires it; on a GPU in device memory), ``vkGetMemoryFdKHR``, and the device's import and mapping.
 
     Parameters
     ----------
@@ -168,21 +168,21 @@ def share_buffer(
     size : int
         Size in bytes.
     usage : int
-        ``VkBufferUsageFlags``; by default storage and transfers both ways.
+        ``VkBufferUsageFlags``. Default: storage and transfers in both directions.
     handle_types : sequence of type, optional
-        The types in order of preference; by default ``OpaqueFd``, then ``DmaBufFd``.
+        Handle types in order of preference. Default: ``OpaqueFd``, then ``DmaBufFd``.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
     SharedBuffer
-        Owns both sides; close it.
+        The buffer, which owns both sides; close it.
 
     Raises
     ------
     UnsupportedError
-        One side cannot; nothing was created.
+        One side does not support it; nothing was created.
     InvalidArgumentError
         `device` is another GPU, the usage cannot be shared, or the application did not enable an extension.
     DriverError
@@ -206,7 +206,7 @@ def share_buffer(
 
 
 def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
-    """Create a buffer whose memory can be exported, after checking that the driver can export it."""
+    """Create a buffer with exportable memory, after a check that the driver can export it."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
     support = Support(vk.physical.buffer_features(MEMORY_BITS[handle_type], usage), size=MAX_SIZE)
@@ -215,62 +215,60 @@ def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[Me
         return create(vk, "Buffer", support, handle_type, size=size, usage=usage)
     except OutOfMemoryError as error:
         most = vk.physical.max_allocation
-        limit = f"; {most:,} at once are the driver's limit" if size > most else ""
+        limit = f"; the driver allocates at most {most:,} at once" if size > most else ""
         meaning = f"{size:,} bytes are wanted{limit}"
         raise OutOfMemoryError(error.call, error.code, error.symbol, meaning) from None
 
 
-# -- the other way round: memory that exists on the compute side ------------------------------------------------------
+# -- importing arrays of the compute side ------------------------------------------------------------------------------
 
 
 def import_array(
     vk: VulkanContext, array: object, *, usage: int = BUFFER_USAGE, label: str | None = None
 ) -> SharedBuffer:
-    """Use an array that exists as a VkBuffer, in place.
+    """Use an existing array as a VkBuffer, in place.
 
-    Nothing is copied: the VkBuffer begins at the array's first byte, and ends behind its last. What the array's memory
-    is, its driver is asked (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``), and nothing is tried:
+    Nothing is copied: the VkBuffer covers the bytes from the array's first to its last. `import_array` asks the driver
+    about the array's memory (``cuPointerGetAttribute`` / ``hipPointerGetAttribute``):
 
-    - Memory of a GPU must be one allocation with a virtual-memory handle: a tensor of torch's expandable segments, an
-      array of JAX's pool, `Device.allocate`. Vulkan imports the whole handle (``cuMemRetainAllocationHandle``,
+    - GPU memory must be one allocation with a virtual-memory handle: a tensor in torch's expandable segments, an array
+      in JAX's pool, memory of `Device.allocate`. Vulkan imports the whole handle (``cuMemRetainAllocationHandle``,
       ``cuMemExportToShareableHandle``; ``hipMemExportToShareableHandle``; ``VkImportMemoryFdInfoKHR``).
-    - Memory of the host is imported by its address, in whole pages (``VkImportMemoryHostPointerInfoEXT``). Every Vulkan
-      device takes it that imports buffers through ``VK_EXT_external_memory_host``, a GPU's as well. SwiftShader does
-      not, and takes memfds, as `Device.allocate` makes them.
+    - Host memory is imported by address, in whole pages (``VkImportMemoryHostPointerInfoEXT``). That needs a device
+      that imports buffers through ``VK_EXT_external_memory_host``; GPUs can do so too. SwiftShader cannot, but imports
+      memfds, which `Device.allocate` makes.
 
     Parameters
     ----------
     vk : VulkanContext
     array : array
-        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__``; see `gpuinterop.share`. It
-        is kept alive until Vulkan's objects are destroyed and the compute side lets go. It must keep its memory
-        meanwhile: do not resize it. Its first byte must lie at a multiple of ``VkMemoryRequirements::alignment`` in its
-        allocation; NumPy's own memory often does not, that of `Device.empty` does.
+        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__`` (see `gpuinterop.share`). It
+        is kept until Vulkan's objects are destroyed and the compute side has closed it. Do not resize it meanwhile: it
+        must keep its memory. Its offset in its allocation must be a multiple of ``VkMemoryRequirements::alignment``;
+        memory of `Device.empty` fits, NumPy's own often does not.
     usage : int
-        ``VkBufferUsageFlags``; by default storage and transfers both ways. An immutable array, as all of JAX's are,
-        takes only usages by which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
-        ``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT`` the memory is allocated for addresses.
+        ``VkBufferUsageFlags``. Default: storage and transfers in both directions. For an immutable array, such as
+        JAX's, pass only usages with which Vulkan reads: transfer source, uniform, index, vertex, indirect. With
+        ``VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT`` the memory is allocated for device addresses.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
     SharedBuffer
-        Owns Vulkan's objects; close it. `SharedBuffer.memory` stands for the array's memory, and
-        `SharedBuffer.exposes` tells what else Vulkan could touch. It does not order any stream: hand over by
-        :func:`share_handoff`, as with :func:`share_buffer`. A memfd that is imported as a descriptor is sealed
-        against shrinking.
+        The buffer, which owns Vulkan's objects; close it. `SharedBuffer.exposes` reports what else Vulkan can access.
+        It does not order any stream: use :func:`share_handoff`, as with :func:`share_buffer`. A memfd that is imported
+        as a descriptor is sealed against shrinking.
 
     Raises
     ------
     UnsupportedError
-        Vulkan cannot import this kind of memory: that of ``cudaMalloc``, of a stream-ordered pool, managed memory.
-        The error says what to change. Nothing was imported.
+        Vulkan cannot import this kind of memory: ``cudaMalloc``, a stream-ordered pool, managed memory. The error says
+        what to change. Nothing was imported.
     InvalidArgumentError
-        The array is another GPU's, or lies across several handles, or begins where no VkBuffer may; or the handle is
-        larger than ``maxMemoryAllocationSize``; or Vulkan could write an immutable array; or the driver does not import
-        buffers of this usage; or the application did not enable an extension. Nothing was imported.
-    ArgumentTypeError
+        The array is on another GPU, spans several handles, starts at an offset that a VkBuffer cannot have, or is in a
+        handle larger than ``maxMemoryAllocationSize``. Or Vulkan could write an immutable array, the driver does not
+        import buffers with this usage, or the application did not enable an extension. Nothing was imported.
         `array` is not an array.
     DriverError
         A native call failed.
@@ -282,7 +280,7 @@ def import_array(
     >>> field = np.asarray(allocation.buffer.view((32, 32), "uint32"))  # or a tensor that you have
     >>> shared = gi.vulkan.import_array(vk, field)
     >>> def work(commands):
-    ...     shared.acquire(commands)  # the compute side had it
+    ...     shared.acquire(commands)  # the compute side used it before
     ...     vulkan.vkCmdFillBuffer(commands, shared.vk_buffer, 0, shared.size, 7)
     ...     shared.release(commands)
     >>> submit(record(work))
@@ -300,8 +298,8 @@ def import_array(
     if found.read_only and usage & ~_READS:
         raise InvalidArgumentError(
             "usage",
-            f"expected usages by which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
-            "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or those of vertices, indices and uniforms; or import a copy.",
+            f"expected usages with which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
+            "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or flags for vertices, indices and uniforms; or import a copy.",
         )
     device = device_of({"array": found})
     if device.info.is_cpu:
@@ -320,20 +318,20 @@ def import_array(
 
 
 def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
-    """A VkBuffer on the one handle that an array lies in: a GPU's VMM handle, or a memfd."""
+    """Make a VkBuffer on the one handle that contains an array: a GPU's VMM handle, or a memfd."""
 
     def check_size(size: int) -> None:
         _check_size(vk, size)
-        _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot
+        _ = vk.functions.vkGetMemoryFdKHR  # raises if the application did not enable the extension
 
-    way_out = "A physical device with VK_EXT_external_memory_host, such as lavapipe's, imports all memory of the host."
+    way_out = "A physical device with VK_EXT_external_memory_host, such as lavapipe's, imports all host memory."
     with exported_block(vk, device, array, "VkDevice", check_size, way_out) as (handle, size, offset):
         start, end = array.span
         return import_fd(vk, handle, size, usage, (offset, end - start), argument="array", user="import_array()")
 
 
 def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
-    """A VkBuffer on the pages that an array of the host lies in."""
+    """Make a VkBuffer on the pages that contain a host array."""
     from .._core.memory import round_up
 
     new, bit = vk.api.new, c.MEMORY_HANDLE_HOST_ALLOCATION
@@ -343,7 +341,7 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     start = first - first % system.PAGE
     size = round_up(end - start, system.PAGE)
     _check_size(vk, size)
-    if start % step or size % step:  # only whole pages are certain to be mapped
+    if start % step or size % step:  # do not round up to `step`: only whole pages are certainly mapped
         raise InvalidArgumentError(
             "array",
             f"expected pages in multiples of {step} bytes, got {size} bytes from {start:#x}; put it into "
@@ -371,19 +369,19 @@ def _check_size(vk: VulkanContext, size: int) -> None:
     if size > most:
         raise InvalidArgumentError(
             "array",
-            f"expected an allocation of {most:,} bytes or fewer, which {vk.identity.name} imports, got one of "
-            f"{size:,}; take less at a time (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
+            f"expected an allocation of at most {most:,} bytes, the limit of {vk.identity.name}, got {size:,}; use a "
+            "smaller one (JAX: XLA_PYTHON_CLIENT_PREALLOCATE=false).",
         )
 
 
 def _check_pages(one: system.Mapped) -> None:
-    """Refuse pages that NVIDIA's driver does not import: it says that it does, fails, and imports nothing any more."""
-    problem = "" if "w" in one.access else "which it may only read"
+    """Refuse pages that NVIDIA's driver claims to import: the import fails, and so do all later ones."""
+    problem = "" if "w" in one.access else "that are read-only"
     if "s" in one.access and not one.path.startswith(_MEMORY):
-        problem = f"which are those of {one.path}"
+        problem = f"of the file {one.path}"
     if problem:
         raise InvalidArgumentError(
-            "array", f"expected pages of memory that this process may write, got some {problem}; import a copy."
+            "array", f"expected pages of memory that this process can write, got pages {problem}; import a copy."
         )
 
 
@@ -391,7 +389,7 @@ def import_fd(
     vk: VulkanContext, handle: AllocationHandle | FdHandle, size: int, usage: int,
     part: tuple[int, int] | None = None, *, argument: str, user: str,
 ) -> Bound:  # fmt: skip
-    """A VkBuffer on a device's allocation (``VkImportMemoryFdInfoKHR``, as ``OPAQUE_FD``), or on a part of it."""
+    """Make a VkBuffer on a device's allocation, or on a part of it (``VkImportMemoryFdInfoKHR``, ``OPAQUE_FD``)."""
     from .._core.ownership import import_duplicate
 
     bit = c.MEMORY_HANDLE_OPAQUE_FD
@@ -401,7 +399,7 @@ def import_fd(
             chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
             native.whole(lambda: native.bind(buffer, bits, chain, offset))
 
-        import_duplicate(handle, take, user=user)  # drivers differ on whose the descriptor is after a failure
+        import_duplicate(handle, take, user=user)  # after a failure, drivers differ in who owns the descriptor
 
     return _buffer(vk, size, usage, part or (0, size), bit, argument, bind)
 
@@ -410,19 +408,19 @@ def _buffer(
     vk: VulkanContext, size: int, usage: int, part: tuple[int, int], bit: int, argument: str,
     bind: Callable[[Bound, Any, int, int], object],
 ) -> Bound:  # fmt: skip
-    """A VkBuffer on a part (offset and size) of `size` bytes that `bind` imports as a type of memory it can have.
+    """Make a VkBuffer on a part (offset and size) of `size` bytes, which `bind` imports.
 
-    What the driver would do is asked before anything is imported: on NVIDIA a failed import spoils later good ones.
+    All checks come before the import, because on NVIDIA a failed import makes later correct ones fail.
     """
     name, (offset, count) = vk.identity.name, part
     features = vk.physical.buffer_features(bit, usage)
     if not features & c.MEMORY_IMPORTABLE:
-        raise InvalidArgumentError("usage", f"{name} imports no buffers of usage {usage:#x}; pass fewer usages.")
+        raise InvalidArgumentError("usage", f"{name} cannot import buffers of usage {usage:#x}; pass fewer usages.")
     if features & c.FEATURE_DEDICATED_ONLY:
         raise InvalidArgumentError(
             argument,
-            f"expected memory that {name} imports, which it does only if that was allocated for one buffer alone; copy "
-            "the array into that of share_buffer.",
+            f"expected memory that {name} imports, which must be allocated for one buffer; copy the array into "
+            "memory of share_buffer.",
         )
     native = Bound(vk, "Buffer", OpaqueFd, bit, usage, size=count)
     native.size = size
@@ -431,14 +429,14 @@ def _buffer(
         if offset % needs.alignment:
             raise InvalidArgumentError(
                 argument,
-                f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} wants of a buffer, got "
-                f"an address {offset % needs.alignment} bytes past one; put the array into "
-                "Device.empty(shape, dtype), or take a part that begins at one.",
+                f"expected a first byte at a multiple of {needs.alignment} bytes, which {name} requires, got an "
+                f"address {offset % needs.alignment} bytes past one; put the array into Device.empty(shape, dtype), or "
+                "pass a part that starts at one.",
             )
         if offset + needs.size > size:
             raise InvalidArgumentError(
                 argument,
-                f"expected {needs.size} bytes behind the array's first, which {name} wants for a buffer of {count}, "
+                f"expected {needs.size} bytes from the array's first, which {name} requires for a buffer of {count}, "
                 f"got {size - offset} to the end of its allocation; allocate more.",
             )
         bind(native, buffer, needs.memoryTypeBits, offset)

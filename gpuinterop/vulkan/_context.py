@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GRACE_S = 1.0
-"""Seconds to wait for Vulkan's work after an exception leaves the block. A frame ends in that time; work that waits for
-a signal that the exception has prevented never ends."""
+"""Seconds to wait for Vulkan's work when an exception leaves the block. A frame is done by then; work that waits for a
+signal which the exception has prevented never is."""
 _SUBMISSION_S = 10.0
 
 
 class VulkanObject(lifetime.Lifetime):
-    """Vulkan objects that were made to be shared. They stand on the context, which holds them.
+    """Vulkan objects made for sharing. The context holds them.
 
-    A finalizer must not destroy them, because a queue may still use them. The compute side may still use its import,
-    which keeps the payload on every driver (docs/howto/vulkan-buffer.md).
+    A finalizer must not destroy them, because a queue may still use them. The compute side's import may outlive them:
+    it keeps the payload on every driver (docs/howto/vulkan-buffer.md).
     """
 
     def __init__(self, vk: VulkanContext, noun: str, keeps: Sequence[VulkanObject] = ()) -> None:
@@ -47,11 +47,11 @@ class VulkanObject(lifetime.Lifetime):
         self._other: ref[Resource] | None = None
 
     def make(self, call: Callable[[], T]) -> T:
-        """Have `call` make the objects with `new`; destroy them if it raises, or the context was closed meanwhile."""
+        """Call `call`, which makes the objects; destroy them if it raises or the context was closed meanwhile."""
         return cast(T, self.create(lambda: self.whole(call)))
 
     def whole(self, call: Callable[[], T]) -> T:
-        """Have `call` make objects; if it raises, destroy those made."""
+        """Call `call`; if it raises, destroy the objects that it made."""
         try:
             return call()
         except GpuInteropError:
@@ -59,23 +59,23 @@ class VulkanObject(lifetime.Lifetime):
             raise
 
     def new(self, call: str, kind: str, info: Any) -> Any:
-        """Create an object, as `VulkanContext.create` does."""
+        """Create an object (see `VulkanContext._create`)."""
         made = self._vk._create(call, kind, info)
         self._made.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), made))
         return made
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """Call a function with an object, as `VulkanContext.call` does."""
+        """Call a device function while the objects are open (see `VulkanContext._call`)."""
         return self.use(lambda _: self._vk._call(name, *arguments))
 
     def status(self, name: str, *arguments: Any) -> int:
-        """Call without a check, even after `close`; 0 if the objects are destroyed, or left to the VkDevice."""
+        """Call without a check, even after `close`; 0 if the objects are destroyed or left to the VkDevice."""
         vk = self._vk
         code = vk.lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
 
     def pair(self, other: Resource) -> None:
-        """Set the compute side's half, whose use ends with the context. Raises if that is closed already."""
+        """Set the compute side's half, which the context's `close` closes. Raises if the context is closed."""
         self.naming = other.lifetime.naming
         self._other = ref(other)
         self._vk._check_open()
@@ -107,12 +107,9 @@ class VulkanObject(lifetime.Lifetime):
 
 
 def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObject) -> None:
-    """Submit what `record` records, which uses an object, to the context's queue, and wait until it is done.
+    """Record commands that use an object, submit them to the context's queue, and wait until they are done.
 
-    Raises
-    ------
-    ResourceBusyError
-        The queue did not get there in time. The context's close destroys what is left.
+    Raises `ResourceBusyError` on a time-out. The context's `close` destroys what is left.
     """
     new, once = vk.api.new, VulkanObject(vk, "submission", (uses,))
 
@@ -134,19 +131,19 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
     fence = once.make(make)
     try:
         done = system.until(lambda: once._call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S)
-    except GpuInteropError:  # the VkDevice is lost, and does no more work
+    except GpuInteropError:  # the VkDevice is lost, so no work is pending
         once.close()
         raise
     if not done:
         raise ResourceBusyError(
-            f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, and earlier work still holds "
-            "it; submit what that work waits for first."
+            f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, but earlier work still "
+            "blocks it; first submit what that work waits for."
         )
     once.close()
 
 
 class _Fence(VulkanObject):
-    """A fence behind the queue's work when the context is closed. It keeps what that work may use."""
+    """A fence after the queue's work at the context's `close`. It keeps the objects that the work may use."""
 
     noted_of_closed = True
 
@@ -156,13 +153,13 @@ class Watched(VulkanObject):
 
 
 class VulkanContext(NoCopy):
-    """The application's Vulkan objects, which the functions of :mod:`gpuinterop.vulkan` take.
+    """The application's Vulkan objects, for the functions of :mod:`gpuinterop.vulkan`.
 
-    The application still owns them. Call `close`, or leave the ``with`` block, before you destroy the VkDevice: that
-    destroys the objects made through the context to be shared. Exported arrays and pending compute work live on.
+    You still own them. Before you destroy the VkDevice, call `close` or leave the ``with`` block: that destroys the
+    Vulkan objects that were shared through the context. Exported arrays and pending compute work stay valid.
 
-    If one of the handles is an object of PyPI's ``vulkan``, what is shared through the context hands out such objects,
-    as `SharedBuffer.vk_buffer` does; otherwise it hands out ints. PyPI's ``vulkan`` need not be installed.
+    If you pass an object of PyPI's ``vulkan`` as one of the handles, properties such as `SharedBuffer.vk_buffer` return
+    such objects too; otherwise they return ints. PyPI's ``vulkan`` need not be installed.
 
     Parameters
     ----------
@@ -173,13 +170,12 @@ class VulkanContext(NoCopy):
     device : VkDevice
         PyPI vulkan's handle, or its value as an int.
     queue : VkQueue, optional
-        Queue for ``submit`` of a shared handoff; `close` waits for its work. Other threads must not use it during
-        either call.
+        Queue for `SharedHandoff.submit`. `close` waits for its work. Other threads must not use it during either call.
     queue_family_index : int, optional
-        Family of the queue that uses the shared objects: ownership is transferred from and to this family. On NVIDIA a
-        handoff to CUDA costs a fortieth on a transfer-only family, compared with a graphics or compute family.
+        Family of the queue that uses the shared objects: ownership is transferred from and to it. On NVIDIA a handoff
+        to CUDA costs much less on a transfer-only family than on a graphics or compute family.
     get_instance_proc_addr : int, optional
-        Address of ``vkGetInstanceProcAddr``, if another loader than the system's made the handles.
+        Address of ``vkGetInstanceProcAddr``, if the handles come from another loader than the system's.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
@@ -190,7 +186,7 @@ class VulkanContext(NoCopy):
     ArgumentTypeError
         A value is not a handle, or its type shows another kind of handle.
     InvalidArgumentError
-        A handle is null, or the physical device does not have this queue family.
+        A handle is null, or the physical device has no such queue family.
 
     Examples
     --------
@@ -234,8 +230,8 @@ class VulkanContext(NoCopy):
                     "pass the family of the queue.",
                 )
         self.queue_family_index = queue_family_index
-        self._submitting = threading.RLock()  # one thread at a time may use the queue
-        self._fences: list[VulkanObject] = []  # behind the queue's work, once `close` was called
+        self._submitting = threading.RLock()  # only one thread at a time may use the queue
+        self._fences: list[VulkanObject] = []  # after the queue's work, once `close` was called
         self.lifetime.open()
 
     side: ClassVar[str] = "Vulkan"
@@ -265,18 +261,18 @@ class VulkanContext(NoCopy):
         return self.physical.endpoint_gap
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """Close all objects that were shared or bridged through it, and destroy Vulkan's half. Idempotent.
+        """Close everything that was shared or bridged through the context, and destroy the Vulkan objects. Idempotent.
 
-        It waits for the work of the context's queue, and for streams with bridged waits and signals, because the bridge
-        calls Vulkan. It does not wait for exported arrays or other work of the compute side: an import keeps the
-        payload. Other queues must have finished their work with the shared objects before.
+        `close` waits for the queue's work, and for streams with bridged waits and signals, because the bridge calls
+        Vulkan. It does not wait for exported arrays or other compute work, because an import keeps the payload. Work of
+        other queues with the shared objects must be done before.
 
-        Afterwards this library does not call the VkDevice any more; the application may destroy it.
+        Afterwards gpuinterop does not call the VkDevice any more, so you can destroy it.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait; None sets no limit. A ``with`` block that an exception ends waits for one second.
+            Seconds to wait; None: no limit. If an exception ends a ``with`` block, the block waits for one second.
 
         Raises
         ------
@@ -284,14 +280,14 @@ class VulkanContext(NoCopy):
             `timeout` is not a number.
         ResourceBusyError
             `timeout` passed. Objects that the queue may still use are left to the VkDevice, and a
-            `LeakedResourceWarning` names them; streams that wait through a bridge go on and fail.
+            `LeakedResourceWarning` names them. Streams that wait through a bridge continue and fail.
 
         Examples
         --------
         >>> context = gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)
         >>> field = np.asarray(gi.vulkan.share_buffer(context, device, 4096).view(1024, "float32"))
         >>> context.close(timeout=10)  # destroys the VkBuffer
-        >>> field[:] = 1  # the array lives on
+        >>> field[:] = 1  # the array is still valid
         """
         limit = check_timeout(timeout)
         refuse_reentry()
@@ -303,12 +299,12 @@ class VulkanContext(NoCopy):
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
         left: list[str] = []
-        # Another thread that closes it may have put its fence behind the queue's work since.
+        # Another closing thread may have submitted its fence meanwhile.
         if system.until(self._is_idle, seconds_left()):
             retire(context)
         else:
-            _leave(context, LIVE, "Vulkan's queue is still at work", left)
-        # A call that is under way needs a moment, even if `timeout` leaves the queue less.
+            _leave(context, LIVE, "Vulkan's queue is still working", left)
+        # A call in progress needs a moment, even if waiting for the queue used up `timeout`.
         ended = system.until(lambda: self._is_over() or context.stays, None if limit is None else max(limit, _GRACE_S))
         if not ended or context.stays:
             _leave(context, lifetime.RETIRED, context.what_holds(), left)
@@ -327,17 +323,17 @@ class VulkanContext(NoCopy):
             )
 
     def _fence_queue(self) -> None:
-        """Put a fence behind the queue's work, unless there is no queue, or no object that it could be using."""
+        """Submit a fence to the queue, unless there is no queue, or no object that it could be using."""
         while self.queue is not None and self.lifetime.standing and self.lifetime.state is LIVE:
             used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
             fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
-            with suppress(ResourceClosedError):  # the context, or one of `used`, by another thread
+            with suppress(ResourceClosedError):  # another thread closed the context or one of `used`
                 fence.make(lambda: fence.new("vkCreateFence", "VkFence", info))  # noqa: B023 - at once
                 self.lifetime.use(lambda _: self._submit(fence))  # noqa: B023
                 return
 
     def _submit(self, fence: VulkanObject) -> None:
-        # A queue that refuses submissions belongs to a lost device, and does no more work.
+        # A queue that refuses submissions belongs to a lost device, so no work is pending.
         if fence.status("vkQueueSubmit", self.queue, 0, self.api.ffi.NULL, fence.handle) >= 0:
             self._fences.append(fence)
 
@@ -347,7 +343,7 @@ class VulkanContext(NoCopy):
         return all(fence.status("vkGetFenceStatus", self.device, fence.handle) != NOT_READY for fence in fences)
 
     def _is_unused(self) -> bool:
-        """End use on the compute side, including objects that another thread shared meanwhile; then check the queue."""
+        """Close the compute side's halves, also those that another thread has just shared; then check the queue."""
         if self.lifetime.state is not LIVE:
             return True
         for native in self._shared():
@@ -356,7 +352,7 @@ class VulkanContext(NoCopy):
         return not any(isinstance(native, Watched) for native in self._shared()) and self._is_idle()
 
     def _is_over(self) -> bool:
-        """Whether calls to the VkDevice have ended. Shared objects are destroyed once no call or fence is pending."""
+        """Whether calls to the VkDevice have ended. Destroys the shared objects once no call or fence is pending."""
         context = self.lifetime
         if context.calls.copy():
             return False
@@ -384,10 +380,10 @@ class VulkanContext(NoCopy):
         with suppress(GpuInteropError):  # never hide the first exception
             self.close(_GRACE_S)
 
-    # -- for the rest of the package ---------------------------------------------------------------------------------
+    # -- for this package --------------------------------------------------------------------------------------------
 
     def _call(self, name: str, *arguments: Any) -> int:
-        """Call a device function and raise for a negative VkResult; `close` waits for it. Raises after `close`."""
+        """Call a device function; raise for a negative VkResult, or after `close`. `close` waits for the call."""
         return self.lifetime.use(lambda _: check_call(self.functions, name, *arguments))
 
     def _create(self, name: str, kind: str, info: Any) -> Any:
@@ -397,15 +393,14 @@ class VulkanContext(NoCopy):
         return out[0]
 
     def _check_open(self) -> None:
-        """Raise after `close`."""
         self.lifetime.check()
 
     def _destroy(self, name: str, handle: Any) -> None:
-        """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be gone."""
+        """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be destroyed."""
         self.lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
     def _memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
-        """The first memory type of `bits` that has all flags of the earliest preference, else any; and its flags."""
+        """The first memory type of `bits` with all flags of the earliest preference, or any type; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
         found = [int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)]
@@ -416,7 +411,7 @@ class VulkanContext(NoCopy):
         raise InvalidArgumentError("memory", f"expected a memory type of the device among {bits:#x}, got none.")
 
     def _family(self) -> int:
-        """Queue family for ownership transfers."""
+        """The queue family for ownership transfers."""
         if self.queue_family_index is None:
             raise InvalidArgumentError(
                 "queue_family_index",
@@ -427,7 +422,7 @@ class VulkanContext(NoCopy):
 
 @locked
 def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: list[str]) -> None:
-    """Stop calling the VkDevice, and leave the objects that are not destroyed to it: these are never released."""
+    """Stop calling the VkDevice, and leave it the objects that are not destroyed: they are never released."""
     if context.state is not state:
         return
     context.state = lifetime.LEAKED
@@ -440,7 +435,7 @@ def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: li
 
 
 def check_context(vk: object) -> VulkanContext:
-    """Refuse anything but an open context, before a lookup of functions on a VkDevice that may be gone."""
+    """Check for an open context first: looking up functions on a destroyed VkDevice would crash."""
     wanted = "a gpuinterop.vulkan.VulkanContext(instance, physical_device, device, queue, queue_family_index)"
     context = check_type(vk, VulkanContext, "vk", wanted)
     context._check_open()

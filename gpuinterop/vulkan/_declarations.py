@@ -1,4 +1,4 @@
-"""cffi's types of Vulkan, made of the declarations in ``declarations.h``. Importing this needs cffi."""
+"""cffi's types of Vulkan, from ``declarations.h``. Importing this module needs cffi."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A VkInstance and a VkDevice of our own, for what an application's are not there for."""
+"""A VkInstance and a VkDevice of the library's own, for uses without an application's Vulkan objects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._query import PhysicalDevice, device_extensions
 
 
 class Instance(NoCopy):
-    """A VkInstance."""
+    """A VkInstance of the library's own."""
 
     def __init__(self) -> None:
         self.api = api = Api({})
@@ -51,15 +51,15 @@ class Instance(NoCopy):
 
 
 _LIMITS = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
-"""The loader takes drivers from these variables alone, if one is set."""
+"""If one of these is set, the loader uses only the drivers that it names."""
 _anchor: list[Any] = []
 _anchor_lock = threading.Lock()
 
 
 def _keep_drivers_loaded(api: Api, loader: Functions) -> None:
-    """Keep one bare instance for the life of the process, so that the loader never unloads the drivers.
+    """Keep one bare instance until the process exits, so that the loader never unloads the drivers.
 
-    NVIDIA's (580) can be loaded some thirty times in one process; then "cannot allocate memory in static TLS block"
+    A process can load NVIDIA's driver (580) only some thirty times. Then "cannot allocate memory in static TLS block"
     hides the GPU.
     """
     with _anchor_lock:
@@ -75,13 +75,13 @@ def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
         limits = "".join(f"; {name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
         raise BackendUnavailableError(
             f"the Vulkan loader found no usable driver ({error}{limits}).",
-            fix=f"With VK_LOADER_DEBUG=error the loader says what is wrong with a file. {system.install_vulkan()}",
+            fix=f"VK_LOADER_DEBUG=error makes the loader print the reason. {system.install_vulkan()}",
         ) from error
     return out[0]
 
 
 class _Context(VulkanContext):
-    """A context whose handles may say that they come from another device: one that is simulated on top of this."""
+    """A context that can present its handles as those of a device that is simulated on top of it."""
 
     said: DeviceIdentity | None = None
 
@@ -91,7 +91,7 @@ class _Context(VulkanContext):
 
 
 class Device(NoCopy):
-    """A VkDevice with one or two queues of a family: by default, of one that computes."""
+    """A VkDevice with one or two queues of a family; by default, of a family that supports compute."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice, family: int | None = None) -> None:
         api, ffi, new = instance.api, instance.api.ffi, instance.api.new
@@ -119,7 +119,7 @@ class Device(NoCopy):
         out = ffi.new("VkDevice *")
         check_call(instance.functions, "vkCreateDevice", physical.handle, info, ffi.NULL, out)
         self.vk = _Context(instance.handle, physical.handle, out[0], queue_family_index=family)
-        self.vk.physical = physical  # `physical` has asked the driver already
+        self.vk.physical = physical  # it has cached the driver's answers
         queue = ffi.new("VkQueue *")
         self.queues = []
         for index in range(queues):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class VulkanSubmit(TypedDict):
     """The semaphores that one submission waits for and signals, in parallel lists.
 
-    The values go into ``VkTimelineSemaphoreSubmitInfo``; those of binary semaphores are 0 and ignored.
+    The values are for ``VkTimelineSemaphoreSubmitInfo``; for binary semaphores they are 0 and ignored.
 
     Examples
     --------
@@ -48,15 +48,7 @@ class VulkanSubmit(TypedDict):
 
 
 class Submission:
-    """A ``VkSubmitInfo`` with one wait and one signal at most, which is made once.
-
-    Parameters
-    ----------
-    api : Api
-    wait, signal : VkSemaphore
-    timeline : bool
-        Whether they are timelines.
-    """
+    """A reusable ``VkSubmitInfo`` with at most one wait and one signal, of timelines or binary semaphores."""
 
     def __init__(self, api: Api, wait: Any, signal: Any, *, timeline: bool) -> None:
         self._api, new = api, api.ffi.new
@@ -83,7 +75,7 @@ class Submission:
         self._stage = 0
 
     def set(self, commands: tuple[Any, ...], take: Callable[[], tuple[int | None, int]], stage: int) -> None:
-        """Set the command buffers, then the values of the turn that `take` takes; without the first, no wait."""
+        """Set the command buffers, then the values that `take` returns: wait (None for no wait) and signal."""
         if commands != self._commands:
             self._set_commands(commands)
         wait, signal = take()
@@ -100,7 +92,7 @@ class Submission:
     def _set_commands(self, commands: tuple[Any, ...]) -> None:
         handles = [self._api.handle("VkCommandBuffer", each, "command_buffers") for each in commands]
         self._array = self._api.array("VkCommandBuffer", handles)
-        # For the next frame to compare with: an int stays; a caller's own handle, as of ctypes, may change its value.
+        # For the comparison in the next frame. An int cannot change; a caller's handle object, as of ctypes, can.
         self._commands = tuple(
             each if type(each) is int else handle for each, handle in zip(commands, handles, strict=True)
         )
@@ -118,8 +110,8 @@ class QueueFamily:
     flags : int
         ``VkQueueFlags``.
     transfer_only : bool
-        Whether it supports only transfers. On NVIDIA a handoff to CUDA through such a family costs a fortieth, because
-        the GPU need not switch from graphics to compute: submit copies to it.
+        Whether it supports only transfers. Submit copies to such a family: on NVIDIA a handoff to CUDA costs much less
+        there, because the GPU need not switch from graphics to compute.
 
     Examples
     --------
@@ -137,13 +129,13 @@ class SharedHandoff(Shared, Handoff):
     """A `Handoff` whose graphics side is Vulkan's queue. Made by :func:`share_handoff`.
 
     Each frame, in this order: `submit` (or your own submission with the semaphores of `vulkan_submit`), `acquire`,
-    compute work on the stream, `release`. A call out of turn raises, instead of waiting for ever.
+    compute work on the stream, `release`. A call in the wrong order raises at once; it would otherwise wait forever.
 
     Examples
     --------
     >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
     >>> handoff = gi.vulkan.share_handoff(vk, device)
-    >>> commands = record(shared.release)  # behind the commands that write the buffer
+    >>> commands = record(shared.release)  # after the commands that write the buffer
     >>> for frame in range(3):
     ...     submit(commands, **handoff.vulkan_submit())
     ...     handoff.acquire(stream)
@@ -169,9 +161,9 @@ class SharedHandoff(Shared, Handoff):
         self._back = to_graphics or to_compute
         self._lifetimes = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
         self._spare: list[Submission] = []
-        """Submissions that no call uses: a call pops one, or makes one, so that two threads never share one."""
+        """Submissions not in use: each call pops one or makes one, so that two threads never share one."""
         self._bridge = bridge
-        if bridge is not None:  # our own, for this semaphore only; the context closes it too
+        if bridge is not None:  # the handoff's own bridge, for this semaphore only; the context closes it too
             to_compute.semaphore.on_released(bridge.close)
 
     @property
@@ -193,15 +185,15 @@ class SharedHandoff(Shared, Handoff):
     def vulkan_submit(self, *, stage: int = c.STAGE_ALL_COMMANDS, into: VulkanSubmit | None = None) -> VulkanSubmit:
         """Return the semaphores that this frame's submission waits for and signals. Call it once per frame.
 
-        If the submission fails, call `undo_submit`. An application that keeps structs of its own needs the two values
-        alone: `next_submit` returns them.
+        If the submission fails, call `undo_submit`. If you keep your own structs, you need only the two values:
+        `next_submit` returns them.
 
         Parameters
         ----------
         stage : int
-            ``VkPipelineStageFlags`` of the stages that wait for the compute side; by default all.
+            ``VkPipelineStageFlags`` of the stages that wait for the compute side. Default: all.
         into : VulkanSubmit, optional
-            What an earlier call has returned: its lists are changed and returned, and no list is made.
+            The result of an earlier call, whose lists are changed and returned, so that no list is made.
 
         Returns
         -------
@@ -214,7 +206,7 @@ class SharedHandoff(Shared, Handoff):
         InvalidArgumentError
             The previous frame was not released yet.
         ArgumentTypeError
-            `into` is something else. The frame can be submitted again.
+            `into` is something else. You can submit the frame again.
         ResourceClosedError
             The handoff or the context was closed.
 
@@ -227,7 +219,7 @@ class SharedHandoff(Shared, Handoff):
         True
         """
         stage = check_flags(stage, "stage")
-        # Both before the turn is taken: a refused call has not submitted anything.
+        # Both before the turn is taken: a refused call must not count as a submission.
         forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
         if into is None:
             into = VulkanSubmit(
@@ -253,7 +245,7 @@ class SharedHandoff(Shared, Handoff):
         Parameters
         ----------
         queue : VkQueue, optional
-            Queue to submit to; by default the context's. Other threads must not use it meanwhile.
+            Queue to submit to. Default: the context's. Other threads must not use it meanwhile.
         command_buffers : sequence of VkCommandBuffer
         fence : VkFence, optional
             Fence that is signalled when the commands are done.
@@ -265,7 +257,7 @@ class SharedHandoff(Shared, Handoff):
         InvalidArgumentError, ResourceClosedError
             See `vulkan_submit`; or there is no queue.
         DriverError
-            ``vkQueueSubmit`` failed. The frame can be submitted again.
+            ``vkQueueSubmit`` failed. You can submit the frame again.
 
         Examples
         --------
@@ -299,7 +291,7 @@ class SharedHandoff(Shared, Handoff):
             submission.set(tuple(command_buffers), self._take_submit, stage)
             code = vk.functions.vkQueueSubmit(target, 1, submission.info, signalled)
             self._spare.append(submission)
-            if code < 0:  # not queued; after an exception, such as Ctrl-C, it may be: the turn stays taken
+            if code < 0:  # not queued; after an exception, such as Ctrl-C, it may be, so the turn stays taken
                 self.undo_submit()
                 check("vkQueueSubmit", code)
         finally:
@@ -314,14 +306,14 @@ class SharedHandoff(Shared, Handoff):
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
 
-        It polls a timeline's counter (``vkGetSemaphoreCounterValue``): ``vkWaitSemaphores`` waits for CUDA's signals in
-        steps of 10 ms. A binary semaphore cannot be read without consuming it: in that mode, it waits for all work of
-        the stream that released.
+        It polls a timeline's counter (``vkGetSemaphoreCounterValue``), because ``vkWaitSemaphores`` notices CUDA's
+        signals late. Reading a binary semaphore would consume it, so in that mode the call waits for all work of the
+        stream that released.
 
         Parameters
         ----------
         timeout : float
-            Seconds to wait; None sets no limit.
+            Seconds to wait; None: no limit.
 
         Raises
         ------
@@ -350,11 +342,8 @@ class SharedHandoff(Shared, Handoff):
             )
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides (see `SharedBuffer.close`). Vulkan's queue must be done with the semaphores.
-
-        Each part is closed even if closing another one fails.
-        """
-        with ExitStack() as parts:  # the last first
+        """End use on both sides (see `SharedBuffer.close`). Vulkan's queue must be done with the semaphores."""
+        with ExitStack() as parts:  # closes all parts, the last one first, even if closing one fails
             for part in dict.fromkeys((self._bridge, self._back, self._forth)):  # a timeline is both
                 if part is not None:
                     parts.callback(part.close, timeout)
@@ -370,9 +359,9 @@ def share_handoff(
 ) -> SharedHandoff:  # fmt: skip
     """Create the semaphores for handoffs between Vulkan and the device, in both directions.
 
-    It creates one timeline if both sides support timelines, else two binary semaphores. Only if `allow` names it, it
-    creates a bridged timeline, for which Vulkan's driver needs timelines and the device needs streams that wait for
-    words (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
+    If both sides support timelines, this creates one timeline, else two binary semaphores. A bridged timeline is
+    created only if `allow` names it. It needs Vulkan timelines, and a device whose streams wait for words
+    (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
 
     Parameters
     ----------
@@ -382,21 +371,21 @@ def share_handoff(
     allow : sequence of str
         Modes in order of preference: ``timeline``, ``binary``, ``bridged``.
     bridge : Bridge, optional
-        Bridge for a bridged handoff; the caller still owns it. By default the handoff makes its own.
+        Bridge for a bridged handoff; the caller still owns it. Default: the handoff makes its own.
     label : str, optional
-        Name of its semaphores in messages, warnings and its `repr`; two binary ones are told apart by ``to compute``
-        and ``to graphics`` behind it.
+        Name of its semaphores in messages, warnings and its `repr`. Two binary ones have ``to compute`` and
+        ``to graphics`` appended.
 
     Returns
     -------
     SharedHandoff
-        Handoff that owns both sides; close it. `SharedHandoff.mode` names the chosen mode.
+        The handoff, which owns both sides; close it. `SharedHandoff.mode` names the chosen mode.
 
     Raises
     ------
     UnsupportedError
-        The two sides do not have an allowed mode in common; nothing was created. The message gives the reason for
-        every mode, and names those that would work but are not in `allow`.
+        The two sides have no allowed mode in common; nothing was created. The message gives the reason for every mode,
+        and names those that would work but are not in `allow`.
     InvalidArgumentError
         `device` is another GPU, `allow` names an unknown mode, or the application did not enable an extension.
     DriverError
@@ -404,11 +393,11 @@ def share_handoff(
 
     Examples
     --------
-    The same code for every machine:
+    This code works on every machine:
 
     >>> allow = ("timeline", "binary", "bridged")
     >>> with gi.vulkan.share_handoff(vk, device, allow=allow) as handoff:
-    ...     handoff.mode  # SwiftShader exports binary semaphores alone
+    ...     handoff.mode  # SwiftShader exports only binary semaphores
     'binary'
     """
     check_device(vk, device)

@@ -1,4 +1,4 @@
-"""Images that both sides use: made in Vulkan, imported by a gpuinterop device."""
+"""Images that both sides use: made in Vulkan and imported by a gpuinterop device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _USAGES: Final = {
     "COLOR_ATTACHMENT": c.IMAGE_COLOR_ATTACHMENT,
     "INPUT_ATTACHMENT": c.IMAGE_INPUT_ATTACHMENT,
 }
-"""What a driver may offer of an image that has colours, by the name in ``VkImageUsageFlagBits``."""
+"""Usages that a driver can offer for colour images, by their name in ``VkImageUsageFlagBits``."""
 
 _NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_MAX_ENUM")
 _FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
@@ -40,7 +40,7 @@ _NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int
 
 
 def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
-    """A VkFormat by number and by name without its prefix."""
+    """A VkFormat's number and its name without the prefix."""
     known = {
         name.removeprefix("VK_FORMAT_"): value
         for name, value in sorted(vk.api.enumerators("VkFormat").items(), reverse=True)
@@ -56,12 +56,12 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
 
 
 def _texel(name: str) -> tuple[int, str, int]:
-    """Return the channels of a texel whose channels are alike, their dtype and the bytes of each."""
+    """Number, dtype and bytes of a texel's channels, which must all be alike."""
     found = _FORMAT.fullmatch(name)
     sizes = re.findall(r"\d+", found[1]) if found else []
     if not found or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
         raise InvalidArgumentError(
-            "format", f"expected channels that are alike, as elements of an array, got {name}; use tiling='optimal'."
+            "format", f"expected channels of one type and size, got {name}; use tiling='optimal'."
         )
     return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
 
@@ -109,9 +109,9 @@ class SharedImage(PairedMemory, NotAnArray):
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
         self._given = c.LAYOUT_UNDEFINED
-        """Layout that the other side has it in, by what was recorded; UNDEFINED while it is new."""
+        """Layout while the other side has it, according to the recorded barriers; UNDEFINED while it is new."""
         self._taken: int | None = None
-        """Layout that the last `acquire` has brought it into."""
+        """Layout after the last recorded `acquire`."""
         self._mapped: Lifetime
         if make.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
@@ -133,25 +133,22 @@ class SharedImage(PairedMemory, NotAnArray):
 
     @property
     def vk_image(self) -> Any:
-        """The VkImage, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
-
-        Raises `ResourceClosedError` after `close`, or the context's.
-        """
+        """The VkImage (see `SharedBuffer.vk_buffer`)."""
         return self._vk_handle()
 
     def view(self) -> View:
         """A linear image's texels in place: (height, width, channels), rows `row_pitch` bytes apart.
 
-        If compute writes through an array of it before Vulkan's first use, pass `initial` to :func:`share_image`:
-        gpuinterop does not see such writes, and Vulkan's first `acquire` would discard them.
+        If compute writes through an array of this view before Vulkan's first use, pass `initial` to
+        :func:`share_image`: gpuinterop cannot see such writes, and Vulkan's first `acquire` would discard them.
 
         Raises
         ------
         InvalidArgumentError
-            The image is tiled optimally (use `array`), or its channels do not fit array elements.
+            The image has optimal tiling (use `array`), or its channels do not fit array elements.
         """
         if self.buffer is None:
-            raise InvalidArgumentError("tiling", "an optimally tiled image has no rows; use `array`.")
+            raise InvalidArgumentError("tiling", "an image with optimal tiling has no rows; use `array`.")
         channels, dtype, item = _texel(self.format)
         width, height = self.extent
         return self.buffer.view((height, width, channels), dtype, self._offset, (self.row_pitch, channels * item, item))
@@ -165,33 +162,29 @@ class SharedImage(PairedMemory, NotAnArray):
         layout: int | None = None,
         shared_layout: int = c.LAYOUT_GENERAL,
     ) -> None:
-        """Record: Vulkan gives the image away. Required after Vulkan's use and before the signal.
+        """Record Vulkan's release of the image. Required after Vulkan's use and before the signal.
 
-        ``vkCmdPipelineBarrier`` to ``VK_QUEUE_FAMILY_EXTERNAL`` (``FOREIGN`` for a dma-buf). From then on the image has
-        contents.
+        Native call: ``vkCmdPipelineBarrier`` to ``VK_QUEUE_FAMILY_EXTERNAL`` (``FOREIGN`` for a dma-buf). From then on
+        the image has contents.
 
         Parameters
         ----------
-        cmd : VkCommandBuffer
-            Being recorded, for a queue of the context's family.
-        stage : int
-            ``VkPipelineStageFlags`` of Vulkan's use; by default all.
-        access : int
-            ``VkAccessFlags`` of Vulkan's use; by default all.
+        cmd, stage, access
+            See `SharedBuffer.release`.
         layout : int, optional
-            ``VkImageLayout`` that Vulkan leaves it in; by default the one that the last `acquire` brought it into.
-            ``VK_IMAGE_LAYOUT_UNDEFINED`` says that nothing is in it: compute writes first (see `share_image`'s
+            ``VkImageLayout`` in which Vulkan leaves the image. Default: the layout of the last `acquire`. Pass
+            ``VK_IMAGE_LAYOUT_UNDEFINED`` if the image has no contents because compute writes first (see `share_image`'s
             `initial`).
         shared_layout : int
-            That it is in while the other side has it.
+            ``VkImageLayout`` while the other side has the image.
 
         Raises
         ------
         InvalidArgumentError
-            The image is new, and `layout` does not say what Vulkan has done with it; or `layout` is ``UNDEFINED``, and
-            compute has copied to a new image or filled it.
+            The image is new and `layout` is missing. Or `layout` is ``UNDEFINED``, and compute has copied to the new
+            image or filled it.
         ResourceClosedError
-            The image was closed, or the context.
+            The image or the context was closed.
 
         Examples
         --------
@@ -204,8 +197,8 @@ class SharedImage(PairedMemory, NotAnArray):
         if layout is None:
             raise InvalidArgumentError(
                 "layout",
-                "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if "
-                "nothing is in it, or the layout that barriers of your own have brought it into.",
+                "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if the "
+                "image has no contents, or the layout after your own barriers.",
             )
         self._keep_written(layout)
         theirs = native.theirs(c.STAGE_BOTTOM_OF_PIPE, shared_layout)
@@ -221,33 +214,33 @@ class SharedImage(PairedMemory, NotAnArray):
         layout: int = c.LAYOUT_GENERAL,
         shared_layout: int | None = None,
     ) -> None:
-        """Record: Vulkan takes the image over. Required after the wait and before Vulkan's use.
+        """Record Vulkan's acquire of the image. Required after the wait and before Vulkan's use.
 
-        Before the first `release` the image has no contents and no owner: the barrier is from ``UNDEFINED``, without a
-        transfer. Submit that command buffer once: submitted again, it discards what is in the image. If you record once
+        Before the first `release` the image has no contents and no owner, so the barrier is from ``UNDEFINED``, without
+        a transfer. Submit that command buffer only once, because it discards the contents each time. If you record once
         and submit every frame, pass `initial` to :func:`share_image`.
 
-        The image goes by what was recorded: submit in the order of recording, each command buffer. If one with the
-        first barriers was given up, pass ``shared_layout=VK_IMAGE_LAYOUT_UNDEFINED`` to the next.
+        The barriers assume that you submit every command buffer, in the order of recording. If you dropped the command
+        buffer with the first barriers, pass ``shared_layout=VK_IMAGE_LAYOUT_UNDEFINED`` to the next one.
 
         Parameters
         ----------
         cmd, stage, access
-            As for `release`.
+            See `SharedBuffer.release`.
         layout : int
-            ``VkImageLayout`` that Vulkan uses it in.
+            ``VkImageLayout`` in which Vulkan uses the image.
         shared_layout : int, optional
-            ``VkImageLayout`` that the other side has it in; by default that of the last `release`. ``UNDEFINED``
-            discards what is in it.
+            ``VkImageLayout`` while the other side has the image. Default: the layout of the last `release`.
+            ``UNDEFINED`` discards the contents.
 
         Raises
         ------
         InvalidArgumentError
-            The image is new, and compute has copied to it or filled it: the first barrier would discard that. An
-            exported array alone does not count, because Vulkan may draw first. If compute writes first, pass `initial`
-            to :func:`share_image`.
+            The image is new, and compute has copied to it or filled it, which the first barrier would discard. (An
+            exported array does not count: Vulkan may draw first.) If compute writes first, pass `initial` to
+            :func:`share_image`.
         ResourceClosedError
-            The image was closed, or the context.
+            The image or the context was closed.
         """
         old = self._given if shared_layout is None else shared_layout
         self._keep_written(old)
@@ -260,14 +253,14 @@ class SharedImage(PairedMemory, NotAnArray):
         if old == c.LAYOUT_UNDEFINED == self._given and self._mapped.written:
             raise InvalidArgumentError(
                 "image",
-                "expected a new image that compute has not written, got one that it has copied to or filled, which its "
+                "expected a new image that compute has not written, got one that it has copied to or filled, which the "
                 "first barrier would discard; pass initial= to share_image, or submit "
                 "release(cmd, layout=VK_IMAGE_LAYOUT_UNDEFINED) before compute's first use.",
             )
 
 
 class _ImagePlan:
-    """What an image is to be, checked."""
+    """The checked arguments of an image."""
 
     def __init__(
         self, vk: VulkanContext, extent: Sequence[int], format: int | str, tiling: str, levels: int, layers: int,
@@ -292,7 +285,7 @@ class _ImagePlan:
         self.extent = width, height
         self.levels, self.layers = levels, layers
         if usage is None:
-            # A linear image can be copied to and from on every driver; few can do more with it.
+            # Every driver can copy to and from a linear image; few can do more with it.
             usage = c.IMAGE_TRANSFER_SRC | c.IMAGE_TRANSFER_DST if self.linear else IMAGE_USAGE
         self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
@@ -310,7 +303,7 @@ class _ImagePlan:
         )  # fmt: skip
 
     def _linear_gap(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> InvalidArgumentError:
-        """Why there is no such linear image, by a query for each usage."""
+        """Why the driver does not share such a linear image, from a query for each usage."""
 
         def shares(usage: int) -> bool:
             support = vk.physical.image_support(handle_type, self.format, self.tiling, usage)
@@ -329,7 +322,7 @@ class _ImagePlan:
         )
 
     def _check_limits(self, vk: VulkanContext, support: Support) -> None:
-        """Refuse what is over a limit: some drivers make it all the same, and fail later."""
+        """Refuse values over a limit: some drivers create such images all the same, and fail later."""
         width, height = self.extent
         for argument, wanted, most in (
             ("extent", width, support.extent[0]),
@@ -340,7 +333,7 @@ class _ImagePlan:
             if wanted > most:
                 raise InvalidArgumentError(
                     argument,
-                    f"expected at most {most}, which {vk.identity.name} shares of {self.name} images of this extent, "
+                    f"expected at most {most}, the limit of {vk.identity.name} for {self.name} images of this extent, "
                     f"tiling and usage, got {wanted}.",
                 )
 
@@ -370,38 +363,38 @@ def share_image(
     format : int or str
         A ``VkFormat``, or its name with or without ``VK_FORMAT_``.
     tiling : str
-        ``linear``: rows of bytes, `view` on every backend; drivers differ in what shaders may do with it.
-        ``optimal``: a mipmapped array, where the device has them.
+        ``linear``: rows of bytes, with `view` on every backend; what shaders can do with it depends on the driver.
+        ``optimal``: a mipmapped array, if the device has them.
     levels : int
         Number of mip levels; 1 for a linear image.
     layers : int
         Number of array layers; 1 for a linear image.
     usage : int, optional
-        ``VkImageUsageFlags``. Default: storage, sampled and transfers; transfers alone for a linear image. Of a linear
-        image the driver is asked (``vkGetPhysicalDeviceImageFormatProperties2``): lavapipe shares linear images that
-        shaders write, SwiftShader does not. The error says which usages there are; where shaders cannot write it, draw
-        into an image of optimal tiling, and copy that with ``vkCmdCopyImage``.
+        ``VkImageUsageFlags``. Default: storage, sampled and transfers; for a linear image, only transfers. The driver
+        decides about other usages of linear images (``vkGetPhysicalDeviceImageFormatProperties2``): lavapipe shares
+        linear images that shaders write, SwiftShader does not. The error lists the possible usages. If shaders cannot
+        write a linear image, draw into an image with optimal tiling, and copy that with ``vkCmdCopyImage``.
     initial : int, optional
-        ``VkImageLayout`` to bring the image into, and to give it to the compute side in, before the call returns: a
-        submission to the context's queue, which the call waits for. Pass it if compute writes first, or if a command
-        buffer with `SharedImage.acquire` is submitted more than once. ``VK_IMAGE_LAYOUT_GENERAL`` suits all uses.
+        ``VkImageLayout`` in which the compute side gets the image before this call returns, through a submission to the
+        context's queue that the call waits for. Pass it if compute writes first, or if you submit a command buffer with
+        `SharedImage.acquire` more than once. ``VK_IMAGE_LAYOUT_GENERAL`` suits all uses.
     handle_types, label
         See :func:`share_buffer`.
 
     Returns
     -------
     SharedImage
-        Owns both sides; close it. Without `initial` it has no contents before Vulkan's first `release`.
+        The image, which owns both sides; close it. Without `initial` it is empty until Vulkan's first `release`.
 
     Raises
     ------
     UnsupportedError
-        One side cannot; nothing was created.
+        One side does not support it; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, or the driver does not share this format, tiling and usage, or none so large; or
-        `initial` was passed, and the context has no queue.
+        `device` is another GPU, or the driver does not share this format, tiling, usage or size. Or `initial` was
+        passed, and the context has no queue.
     ResourceBusyError
-        Earlier work held the queue for 10 seconds, so the image did not get into its `initial` layout.
+        Earlier work blocked the queue for 10 seconds, so the image is not in its `initial` layout.
     DriverError
         A native call failed.
 
@@ -428,7 +421,7 @@ def share_image(
     check_device(vk, device)
     if initial is not None:
         check_int(initial, "initial", minimum=1, maximum=MAX_32)
-        _ = vk._family()  # says what the application forgot, before anything is made
+        _ = vk._family()  # raises before anything is made
         if vk.queue is None:
             raise InvalidArgumentError(
                 "initial",

@@ -1,4 +1,4 @@
-"""Buffers and images that have memory of their own, and barriers that hand them over."""
+"""Buffers and images with their own memory, and the barriers that hand them over."""
 
 from __future__ import annotations
 
@@ -26,17 +26,7 @@ _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 
 class Side(NamedTuple):
-    """What one side of a barrier does with a buffer or an image.
-
-    Attributes
-    ----------
-    stage, access : int
-        ``VkPipelineStageFlags`` and ``VkAccessFlags``.
-    family : int
-        Queue family that owns it.
-    layout : int or None
-        ``VkImageLayout``; None of a buffer.
-    """
+    """One side of a barrier: ``VkPipelineStageFlags``, ``VkAccessFlags``, queue family, an image's ``VkImageLayout``."""
 
     stage: int
     access: int
@@ -53,17 +43,16 @@ class Bound(VulkanObject):
         VkDeviceMemory, owned.
     size : int
         Size of the memory in bytes, which an importer must state.
-    dedicated : bool
     flags : int
         ``VkMemoryPropertyFlags`` of the memory's type.
     kind : str
         ``Buffer`` or ``Image``.
     handle_type : type
-        Handle type as which it is exported.
+        Handle type for exports.
     bit : int
         ``VkExternalMemoryHandleTypeFlagBits`` of its memory.
     family : int
-        Queue family that it belongs to while the other side has it.
+        Queue family that owns it while the other side has it.
     """
 
     memory: Any
@@ -82,7 +71,7 @@ class Bound(VulkanObject):
         self._info = vk.api.new(f"Vk{kind}CreateInfo", pNext=external, usage=usage, **fields)
 
     def build(self, place: Callable[[Any, Any, bool], None]) -> Self:
-        """Create it; `place` binds it, and is given the handle, what it requires, and whether it needs memory alone."""
+        """Create it. `place` binds it; it gets the handle, the requirements, and whether memory must be dedicated."""
         vk, kind = self._vk, self.kind
 
         def create() -> Any:
@@ -98,10 +87,10 @@ class Bound(VulkanObject):
         return self
 
     def bind(self, made: Any, bits: int, chain: Any, offset: int = 0) -> None:
-        """Allocate `size` bytes of a memory type among `bits`, and bind what was made to them."""
+        """Allocate `size` bytes of a memory type among `bits`, and bind the object to them."""
         vk = self._vk
         host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
-        # Near the device on a GPU; on a CPU what the host can see as well.
+        # On a GPU device memory; on a CPU, also visible to the host.
         index, self.flags = vk._memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
         if self._addressed:
             chain = vk.api.new("VkMemoryAllocateFlagsInfo", pNext=chain, flags=c.MEMORY_ALLOCATE_DEVICE_ADDRESS)
@@ -110,7 +99,7 @@ class Bound(VulkanObject):
         vk._call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
 
     def export(self) -> MemoryHandle:
-        """Return a new handle that the caller owns."""
+        """Return a new handle, which the caller owns."""
         return self.use(
             lambda _: export_memory(
                 self._vk, self.memory, size=self.size, dedicated=self.dedicated, handle_type=self.handle_type
@@ -122,11 +111,11 @@ class Bound(VulkanObject):
         return Side(stage, access, self._vk._family(), layout)
 
     def theirs(self, stage: int, layout: int | None = None) -> Side:
-        """The other side's use: Vulkan sees only where in the pipeline a semaphore orders it."""
+        """The other side's use. Vulkan sees only the stage at which a semaphore orders it."""
         return Side(stage, 0, self.family, layout)
 
     def transfer(self, cmd: Any, source: Side, target: Side) -> None:
-        """Record that it goes from one side to another: ``vkCmdPipelineBarrier``."""
+        """Record its transfer from one side to the other: ``vkCmdPipelineBarrier``."""
         api, one = self._vk.api, self.kind.lower()
         for side in (source, target):
             check_flags(side.stage, "stage")
@@ -135,7 +124,7 @@ class Bound(VulkanObject):
         families = source.family, target.family
         if self.kind == "Image":
             check_int(source.layout, "layout", minimum=0, maximum=MAX_32)
-            check_int(target.layout, "layout", minimum=1, maximum=MAX_32)  # nothing can be brought into UNDEFINED
+            check_int(target.layout, "layout", minimum=1, maximum=MAX_32)  # UNDEFINED cannot be a new layout
             if source[2:] == (self.family, c.LAYOUT_UNDEFINED):  # the other side has no contents to hand over
                 families = c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED
             levels, layers = self._info.mipLevels, self._info.arrayLayers
@@ -157,7 +146,7 @@ class Bound(VulkanObject):
 
 
 def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
-    """Raise before anything is created."""
+    """Raise before anything is created if the driver cannot export it."""
     if not features & c.MEMORY_EXPORTABLE:
         found = vk.capabilities.of((operation, handle_type))
         if not found:
@@ -170,20 +159,20 @@ def require_exportable(vk: VulkanContext, features: int, operation: Operation, h
 
 
 def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any) -> Bound:
-    """Create a buffer or an image whose memory can be exported; `support` is the driver's answer for such.
+    """Create a buffer or an image with exportable memory. `support` is the driver's answer for this kind.
 
-    `fields` are those of ``VkBufferCreateInfo`` or ``VkImageCreateInfo``.
+    `fields` are the fields of ``VkBufferCreateInfo`` or ``VkImageCreateInfo``.
     """
     native, new = Bound(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
 
     def place(made: Any, needs: Any, alone: bool) -> None:
         native.size = int(needs.size)
         if native.size > support.size:
-            bounds = f"{support.size} bytes or fewer, which {vk.identity.name} shares, got {native.size}"
+            bounds = f"at most {support.size} bytes, the limit of {vk.identity.name}, got {native.size}"
             raise InvalidArgumentError("extent", f"expected an image of {bounds}.")
-        # An image's always: of other memory NVIDIA's driver (580, H200) reads a linear image without undoing the
-        # compression in which CUDA writes bytes that repeat. It finds 32 of each 128, and does not prefer dedicated
-        # memory.
+        # An image's memory is always dedicated. From other memory, NVIDIA's driver (580, H200) reads a linear image
+        # without undoing the compression of repeated bytes that CUDA wrote: it finds 32 of each 128. The driver does
+        # not ask for dedicated memory.
         native.dedicated = bool(kind == "Image" or alone or support.features & c.FEATURE_DEDICATED_ONLY)
         chain = new("VkMemoryDedicatedAllocateInfo", **{kind.lower(): made}) if native.dedicated else vk.api.ffi.NULL
         export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=native.bit)
@@ -195,13 +184,13 @@ def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[Mem
 def export_memory(
     vk: VulkanContext, vk_memory: Any, *, size: int, dedicated: bool, handle_type: type[MemoryHandle] = OpaqueFd
 ) -> MemoryHandle:
-    """Export a ``VkDeviceMemory`` of the application. Calls ``vkGetMemoryFdKHR``.
+    """Export a ``VkDeviceMemory`` of your application. Calls ``vkGetMemoryFdKHR``.
 
     Parameters
     ----------
     vk : VulkanContext
     vk_memory : VkDeviceMemory
-        Memory that was allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
+        Memory allocated with ``VkExportMemoryAllocateInfo`` for this handle type.
     size : int
         Size of the whole allocation in bytes (``VkMemoryAllocateInfo::allocationSize``).
     dedicated : bool
@@ -217,7 +206,7 @@ def export_memory(
     Raises
     ------
     InvalidArgumentError
-        The application did not enable the extension, the handle type is another, or `vk_memory` is null.
+        The application did not enable the extension, `handle_type` is not supported, or `vk_memory` is null.
     DriverError
         ``vkGetMemoryFdKHR`` failed.
 
@@ -246,12 +235,12 @@ def agree_on_memory(
 ) -> type[MemoryHandle]:
     """The handle type of memory that Vulkan exports, and the device imports and maps."""
     kind = agree(vk, device, (Operation.IMPORT_MEMORY, mapping), _memory_types_of(handle_types))
-    _ = vk.functions.vkGetMemoryFdKHR  # says which extension the application forgot, before anything is made
+    _ = vk.functions.vkGetMemoryFdKHR  # raises, before anything is made, if the application did not enable it
     return kind
 
 
 def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Sequence[type[MemoryHandle]]:
-    """The argument `handle_types`, checked."""
+    """Check the argument `handle_types`."""
     if handle_types is None:
         return _MEMORY_TYPES
     check_sequence(handle_types, "handle_types", "a sequence of handle types")
@@ -265,7 +254,7 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
 
 
 class PairedMemory(Pair):
-    """A VkBuffer or a VkImage whose memory both sides have."""
+    """A VkBuffer or a VkImage whose memory both sides use."""
 
     vulkan_object: Bound
 
@@ -282,15 +271,12 @@ class PairedMemory(Pair):
 
     @property
     def vk_memory(self) -> Any:
-        """The VkDeviceMemory, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
-
-        Raises `ResourceClosedError` after `close`, or the context's.
-        """
+        """The VkDeviceMemory (see `SharedBuffer.vk_buffer`)."""
         return self._vk.api.for_caller(self._open().memory)
 
 
 def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
-    """Import the memory that Vulkan has made, and `make` the pair."""
+    """Import Vulkan's memory on the compute side, and `make` the pair."""
 
     def take() -> ExternalMemory:
         with native.export() as handle:  # closes the handle unless it was consumed

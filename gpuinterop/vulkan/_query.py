@@ -1,4 +1,4 @@
-"""Physical devices and what their drivers can share, by the driver's properties, never by versions."""
+"""Physical devices, and what their drivers can share: decided from the drivers' properties, never from versions."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _VIEWS = {
     c.IMAGE_COLOR_ATTACHMENT: c.FORMAT_FEATURE_COLOR_ATTACHMENT,
     c.IMAGE_INPUT_ATTACHMENT: c.FORMAT_FEATURE_COLOR_ATTACHMENT,
 }
-"""The ``VkFormatFeatureFlagBits`` that a usage needs of the format."""
+"""The ``VkFormatFeatureFlagBits`` that the format needs for each usage."""
 _SEMAPHORE_TYPES: dict[type[Handle], int] = {OpaqueFd: c.SEMAPHORE_BINARY, TimelineFd: c.SEMAPHORE_TIMELINE}
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a driver shares of buffers of one usage, or of images of one format, tiling and usage; as one handle type.
+    """What a driver shares as one handle type: buffers of one usage, or images of one format, tiling and usage.
 
     Attributes
     ----------
     features : int
-        ``VkExternalMemoryFeatureFlags``; 0 if such cannot be shared.
+        ``VkExternalMemoryFeatureFlags``; 0 if they cannot be shared.
     extent : tuple of int
         Largest width, height and depth of an image.
     levels, layers : int
@@ -110,7 +110,7 @@ class PhysicalDevice:
 
     @property
     def max_allocation(self) -> int:
-        """The bytes of an allocation that the driver refuses no more for its size; a larger one may still succeed."""
+        """Size up to which the driver does not refuse an allocation as too large; a larger one may still succeed."""
         return int(self.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
 
     def extended(self, kind: str) -> Any:
@@ -138,12 +138,12 @@ class PhysicalDevice:
 
     @cached_property
     def driver_name(self) -> str:
-        """``driverName``; the device's name if the driver does not say."""
+        """``driverName``, or the device's name if the driver has none."""
         return self.api.text(self._driver.driverName) if self._driver else self.name
 
     @cached_property
     def driver_version(self) -> str:
-        """``driverInfo``; if the driver does not say, ``driverVersion`` in Vulkan's format of versions."""
+        """``driverInfo``, or ``driverVersion`` in Vulkan's version format if the driver has none."""
         info = self.api.text(self._driver.driverInfo) if self._driver else ""
         packed: int = self._properties.properties.driverVersion
         return info or f"{packed >> 22}.{packed >> 12 & 0x3FF}.{packed & 0xFFF}"
@@ -181,7 +181,7 @@ class PhysicalDevice:
     # -- what can be shared ------------------------------------------------------------------------------------------
 
     def buffer_features(self, bit: int, usage: int = BUFFER_USAGE) -> int:
-        """``VkExternalMemoryFeatureFlags`` of buffers on memory of a handle type; 0 if its extension is missing."""
+        """``VkExternalMemoryFeatureFlags`` of buffers for a handle type; 0 if its extension is missing."""
         if _MEMORY_EXTENSION[bit] not in self.extensions:
             return 0
         info = self.api.new("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=bit)
@@ -202,7 +202,7 @@ class PhysicalDevice:
         bit = MEMORY_BITS[handle_type]
         if _MEMORY_EXTENSION[bit] not in self.extensions:
             return Support()
-        # NVIDIA says below that it makes linear images for attachments, and has no views of them.
+        # In the query below, NVIDIA claims linear images for attachments, but it cannot make views of them.
         formats = self.api.new("VkFormatProperties2")
         self.functions.vkGetPhysicalDeviceFormatProperties2(self.handle, format_, formats)
         of_tilings = formats.formatProperties
@@ -236,8 +236,8 @@ class PhysicalDevice:
     def semaphore_features(self, handle_type: type[Handle]) -> int:
         """``VkExternalSemaphoreFeatureFlags``.
 
-        Check them before every export: SwiftShader reports timelines as not exportable, and crashes in
-        vkGetSemaphoreFdKHR for one.
+        Check them before every export: for a timeline, which SwiftShader reports as not exportable, its
+        vkGetSemaphoreFdKHR crashes.
         """
         if "VK_KHR_external_semaphore_fd" not in self.extensions:
             return 0
@@ -300,17 +300,17 @@ def identity(
 ) -> DeviceIdentity:
     """Identify a physical device for ``gpuinterop.match_device``.
 
-    Calls ``vkGetPhysicalDeviceProperties2``, and ``vkEnumerateDeviceExtensionProperties`` for the PCI bus id, which
-    needs ``VK_EXT_pci_bus_info``.
+    Calls ``vkGetPhysicalDeviceProperties2``. For the PCI bus id, which needs ``VK_EXT_pci_bus_info``, it also calls
+    ``vkEnumerateDeviceExtensionProperties``.
 
     Parameters
     ----------
     physical_device : VulkanContext or VkPhysicalDevice
-        A context, PyPI vulkan's handle, or the handle's value as an int.
+        A context, a handle of PyPI's vulkan, or a handle's value as an int.
     instance : VkInstance, optional
-        Needed if another loader than the system's made the handle.
+        Required if another loader than the system's made the handle.
     get_instance_proc_addr : int, optional
-        Address of that loader's ``vkGetInstanceProcAddr``.
+        Address of ``vkGetInstanceProcAddr`` in that loader.
 
     Returns
     -------
@@ -337,14 +337,14 @@ def identity(
 def capabilities(
     physical_device: VulkanContext | Any, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> Capabilities:
-    """Return the capabilities of this driver as the *other* side of a ``gpuinterop`` device.
+    """Return this driver's capabilities as the *other* side of a ``gpuinterop`` device.
 
     A cell is usable if the driver supports its counterpart: ``import_memory:opaque_fd`` and ``map_buffer:opaque_fd`` if
-    it exports such buffers, ``map_mipmapped_array:opaque_fd`` if it exports images of optimal tiling,
+    it exports such buffers, ``map_mipmapped_array:opaque_fd`` if it exports images with optimal tiling,
     ``import_semaphore:timeline_fd`` if it exports timelines, ``export_allocation:vmm_fd`` if it imports a device's
-    allocations, ``export_array:vmm_fd`` if :func:`import_array` takes a GPU's arrays, and ``export_array:opaque_fd`` if
-    it takes the host's. All other cells are gaps with a reason. Cells that a driver reports are UNVERIFIED until a run
-    has shown them.
+    allocations, ``export_array:vmm_fd`` if :func:`import_array` accepts GPU arrays, and ``export_array:opaque_fd`` if
+    it accepts host arrays. All other cells are gaps with a reason. Cells that a driver reports are UNVERIFIED until a
+    recorded run has tested them.
 
     Calls ``vkGetPhysicalDeviceExternalBufferProperties``, ``vkGetPhysicalDeviceExternalSemaphoreProperties`` and
     ``vkGetPhysicalDeviceImageFormatProperties2``.
@@ -360,12 +360,8 @@ def capabilities(
 
     Raises
     ------
-    BackendUnavailableError
-        cffi or the loader is missing.
-    ArgumentTypeError
-        A value is not a handle, or is a handle of another kind.
-    ResourceClosedError
-        The context was closed.
+    BackendUnavailableError, ArgumentTypeError, ResourceClosedError
+        See :func:`identity`.
 
     Examples
     --------
@@ -380,16 +376,16 @@ def capabilities(
 def required_extensions(
     physical_device: VulkanContext | Any = None, *, instance: Any = None, get_instance_proc_addr: Any = None
 ) -> tuple[list[str], list[str]]:
-    """List the extensions that the application must enable to share all that this driver offers.
+    """List the extensions that the application must enable to share everything that this driver offers.
 
-    The instance extensions are part of Vulkan 1.1, ``VK_KHR_timeline_semaphore`` is part of 1.2; enabling them there
-    again is allowed. Also enable the timeline feature (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
+    The instance extensions are part of Vulkan 1.1, and ``VK_KHR_timeline_semaphore`` is part of 1.2; you may enable
+    them there too. Also enable the timeline feature (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
 
     Parameters
     ----------
     physical_device, instance, get_instance_proc_addr
-        See :func:`identity`. Without arguments the call needs neither an instance nor a loader, and lists the instance
-        extensions only.
+        See :func:`identity`. Without arguments the call needs neither an instance nor a loader, and lists only the
+        instance extensions.
 
     Returns
     -------
@@ -400,16 +396,12 @@ def required_extensions(
 
     Raises
     ------
-    BackendUnavailableError
-        cffi or the loader is missing.
-    ArgumentTypeError
-        A value is not a handle, or is a handle of another kind.
-    ResourceClosedError
-        The context was closed.
+    BackendUnavailableError, ArgumentTypeError, ResourceClosedError
+        See :func:`identity`.
 
     Examples
     --------
-    Once before the instance is created, and once before the device is:
+    Call it before you create the instance, and again before you create the device:
 
     >>> instance_extensions, _ = gi.vulkan.required_extensions()
     >>> instance_extensions[0]
@@ -425,7 +417,7 @@ def required_extensions(
 
 
 def device_extensions(physical: PhysicalDevice) -> list[str]:
-    """The device extensions that sharing needs, among those that the driver offers."""
+    """The device extensions for sharing that the driver offers."""
     wanted: Sequence[str] = (
         "VK_KHR_external_memory",
         "VK_KHR_external_memory_fd",

@@ -1,4 +1,4 @@
-"""Semaphores that both sides use: made in Vulkan, imported by a gpuinterop device, or bridged."""
+"""Semaphores that both sides use: made in Vulkan, and imported by a gpuinterop device or bridged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ K = TypeVar("K")
 
 
 def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
-    """The handle type as which a kind of semaphore is exported."""
+    """The handle type that exports a kind of semaphore."""
     if kind is Binary:
         return OpaqueFd
     if kind is Timeline:
@@ -35,7 +35,7 @@ def semaphore_handle_type(kind: type) -> type[OpaqueFd | TimelineFd]:
 
 
 def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) -> VulkanObject:
-    """Create a VkSemaphore, the native's `handle`; raise before the driver is called if it cannot be exported."""
+    """Create a VkSemaphore, the native's `handle`. Raises before any call to the driver if it cannot be exported."""
     handle_type = semaphore_handle_type(kind)
     new, chain = vk.api.new, vk.api.ffi.NULL
     if exportable:
@@ -49,9 +49,9 @@ def create_semaphore(vk: VulkanContext, kind: type, *, exportable: bool = True) 
 
 
 def require_exportable_semaphore(vk: VulkanContext, handle_type: type[OpaqueFd | TimelineFd]) -> None:
-    """Raise if the driver cannot export this kind: the export call may crash then (SwiftShader, timelines)."""
+    """Raise if the driver cannot export this kind, because then the export call may crash (SwiftShader, timelines)."""
     vk.capabilities.require((Operation.IMPORT_SEMAPHORE, handle_type))
-    _ = vk.functions.vkGetSemaphoreFdKHR  # raises and names the extension that the application did not enable
+    _ = vk.functions.vkGetSemaphoreFdKHR  # raises if the application did not enable the extension
 
 
 @overload
@@ -61,15 +61,15 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type[Binary]) -
 @overload
 def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> OpaqueFd | TimelineFd: ...
 def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> OpaqueFd | TimelineFd:
-    """Export a ``VkSemaphore`` of the application. Calls ``vkGetSemaphoreFdKHR``.
+    """Export a ``VkSemaphore`` of your application. Calls ``vkGetSemaphoreFdKHR``.
 
     Parameters
     ----------
     vk : VulkanContext
     vk_semaphore : VkSemaphore
-        Semaphore that was created with ``VkExportSemaphoreCreateInfo`` for ``OPAQUE_FD``.
+        Semaphore created with ``VkExportSemaphoreCreateInfo`` for ``OPAQUE_FD``.
     kind : type
-        ``gpuinterop.handles.Binary`` or ``Timeline``, the kind of the semaphore, which drivers do not report.
+        ``gpuinterop.handles.Binary`` or ``Timeline``: the semaphore's kind, which drivers do not report.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     Raises
     ------
     UnsupportedError
-        The driver reports that it cannot export this kind; it was not called.
+        The driver reports that it cannot export this kind. The export call was not made.
     InvalidArgumentError
         The application did not enable the extension, or `vk_semaphore` is null.
     DriverError
@@ -103,7 +103,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
 
 
 def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
-    """Make a VkSemaphore, owned by the caller, on the payload of `fd`, which the driver then owns."""
+    """Make a VkSemaphore with the payload of `fd`. The caller owns the semaphore, and the driver owns `fd`."""
     semaphore = vk._create("vkCreateSemaphore", "VkSemaphore", vk.api.new("VkSemaphoreCreateInfo"))
     info = vk.api.new("VkImportSemaphoreFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD, fd=fd)
     try:
@@ -115,10 +115,9 @@ def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
 
 
 def counter_reader(vk: VulkanContext, through: Lifetime, semaphore: Any) -> Callable[[], int]:
-    """A function that reads a timeline's value, for a loop: what is the same each time is made once.
+    """Return a function for loops that reads a timeline's value, with reused arguments. One thread calls it at a time.
 
-    `through` is the lifetime that keeps the semaphore: the context's, or that of the native which owns it. One thread
-    at a time may call it.
+    `through` is the lifetime that keeps the semaphore: the context's, or the native's that owns it.
     """
     function, device = vk.functions.vkGetSemaphoreCounterValue, vk.device
     value, context = vk.api.ffi.new("uint64_t *"), vk.lifetime
@@ -144,16 +143,16 @@ class TimelineEndpoint(Endpoint):
 
     The host polls it (``vkGetSemaphoreCounterValue``) and signals it (``vkSignalSemaphore``), so the driver need not
     export it: every driver with timeline semaphores works, including lavapipe and SwiftShader. ``vkWaitSemaphores`` is
-    not used, because some drivers wait in steps of 10 ms.
+    not used, because some drivers notice signals late in it.
 
     Parameters
     ----------
     vk : VulkanContext
         Context with ``VkPhysicalDeviceTimelineSemaphoreFeatures::timelineSemaphore`` enabled by the application.
     vk_semaphore : VkSemaphore
-        Semaphore of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which is not checked. The caller owns it: destroy it when the
-        bridged semaphore is released (`ExternalSemaphore.on_released`), or use :func:`share_semaphore`, which does
-        that. :meth:`VulkanContext.close` closes its bridged semaphores, and waits for that.
+        Semaphore of type ``VK_SEMAPHORE_TYPE_TIMELINE``, which is not checked. You own it: destroy it when the bridged
+        semaphore is released (`ExternalSemaphore.on_released`), or use :func:`share_semaphore`, which does that.
+        :meth:`VulkanContext.close` closes its bridged semaphores and waits for them.
 
     Raises
     ------
@@ -183,7 +182,7 @@ class TimelineEndpoint(Endpoint):
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
         self._through: Lifetime = vk.lifetime
-        """What keeps the semaphore: the context's lifetime, or that of the native which owns it."""
+        """The lifetime that keeps the semaphore: the context's, or the native's that owns it."""
         _ = vk.functions.vkGetSemaphoreCounterValue  # raises if the application has not enabled timelines
         self.label = f"Vulkan timeline {vk.api.address(self._semaphore):#x}"
 
@@ -196,8 +195,8 @@ class TimelineEndpoint(Endpoint):
 
     def signal(self, value: int) -> None:
         value = check_int(value, "value", minimum=0, maximum=MAX_64)
-        if (now := self.counter()) >= value:  # drivers accept it, and later waits never return
-            raise InvalidArgumentError("value", f"{self.label} stands at {now}: a timeline only grows; got {value}.")
+        if (now := self.counter()) >= value:  # drivers accept it, but later waits never return
+            raise InvalidArgumentError("value", f"{self.label} is at {now}: a timeline only grows; got {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
         self._through.use(lambda _: self._vk._call("vkSignalSemaphore", self._vk.device, info))
 
@@ -217,7 +216,7 @@ class SharedSemaphore(Pair, Generic[K]):
     Attributes
     ----------
     semaphore : ExternalSemaphore
-        The compute side's.
+        The compute side's semaphore.
     kind : type
         ``Binary`` or ``Timeline``.
 
@@ -237,21 +236,18 @@ class SharedSemaphore(Pair, Generic[K]):
 
     @property
     def vk_semaphore(self) -> Any:
-        """The VkSemaphore, an object of PyPI's `vulkan` or an int (`VulkanContext` says which).
-
-        Raises `ResourceClosedError` after `close`, or the context's.
-        """
+        """The VkSemaphore (see `SharedBuffer.vk_buffer`)."""
         return self._vk_handle()
 
     def counter(self) -> int:
-        """A timeline's value now, without waiting (``vkGetSemaphoreCounterValue``)."""
+        """A timeline's current value (``vkGetSemaphoreCounterValue``). Does not wait."""
         if self.kind is not Timeline:
             raise InvalidArgumentError("kind", "expected a timeline, got a binary semaphore, which has no counter.")
         self.check_open()
         return counter_reader(self._vk, self.vulkan_object, self.vulkan_object.handle)()
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides; as `SharedBuffer.close`. One that is bridged goes when no stream uses it any more."""
+        """End use on both sides (see `SharedBuffer.close`). A bridged one ends when no stream uses it any more."""
         if isinstance(self.semaphore, BridgedSemaphore):
             self.semaphore.close(timeout)
         else:
@@ -270,33 +266,32 @@ def share_semaphore(
 ) -> SharedSemaphore[Any]:  # fmt: skip
     """Make a VkSemaphore that the compute side's streams wait for and signal.
 
-    ``vkCreateSemaphore``, ``vkGetSemaphoreFdKHR``, and the device's import.
+    Native calls: ``vkCreateSemaphore``, ``vkGetSemaphoreFdKHR``, and the device's import.
 
     Parameters
     ----------
     vk : VulkanContext
     device : Device
     kind : type
-        ``gpuinterop.handles.Binary`` or ``Timeline``. For a timeline the application has enabled the feature
+        ``gpuinterop.handles.Binary`` or ``Timeline``. For a timeline, enable the feature
         (``VkPhysicalDeviceTimelineSemaphoreFeatures``).
     bridge : Bridge, optional
-        A bridge of `device`: streams reach the semaphore through it, and neither side exports or imports. For
-        timelines.
+        A bridge of `device`, for timelines only: streams reach the semaphore through it, without export and import.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
     Returns
     -------
     SharedSemaphore
-        Owns both sides; close it.
+        The semaphore, which owns both sides; close it.
 
     Raises
     ------
     UnsupportedError
-        One side cannot; nothing was created.
+        One side does not support it; nothing was created.
     InvalidArgumentError
-        `device` is another GPU, or not the bridge's; a bridge for a binary semaphore; or the application did not
-        enable an extension.
+        `device` is another GPU, or not the bridge's. Or a bridge was passed for a binary semaphore, or the application
+        did not enable an extension.
     DriverError
         A native call failed.
 
@@ -323,7 +318,7 @@ def share_semaphore(
             endpoint = TimelineEndpoint(vk, native.handle)
             endpoint._through = native
             return bridge.from_endpoint(endpoint, label=label)
-        # Exported at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
+        # Export at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
         with native.use(lambda semaphore: export_semaphore(vk, semaphore, kind)) as handle:
             return device.import_semaphore(cast(SemaphoreHandle[Any], handle), label=label)
 

@@ -1,4 +1,4 @@
-"""Common parts of all shared objects: the choice of a handle type, descriptors, both sides' end."""
+"""Common parts of all shared objects: choosing a handle type, exporting descriptors, and closing both sides."""
 
 from __future__ import annotations
 
@@ -30,15 +30,7 @@ S = TypeVar("S")
 
 
 class Side(Graphics, Protocol):
-    """A graphics API's device, as far as the choice of what is shared asks.
-
-    Attributes
-    ----------
-    side : str
-        Name of the API, in messages.
-    how_to_match : str
-        The call whose result `gpuinterop.match_device` takes.
-    """
+    """A graphics API's device, with the API's name and the call for `gpuinterop.match_device` in messages."""
 
     @property
     def side(self) -> str: ...
@@ -48,12 +40,12 @@ class Side(Graphics, Protocol):
 
 
 def check_device(vk: VulkanContext, device: Device) -> None:
-    """Refuse what is no context, or certainly another GPU's."""
+    """Check for an open context, and a device that is not certainly another GPU."""
     check_same_device(check_context(vk), device)
 
 
 def check_same_device(graphics: Side, device: Device) -> None:
-    """Refuse what is certainly another GPU: drivers would import its memory without a word."""
+    """Refuse a device that is certainly another GPU: drivers would import its memory without an error."""
     from .._core.device import Device
 
     check_type(device, Device, "device", "a device of gpuinterop")
@@ -66,7 +58,7 @@ def check_same_device(graphics: Side, device: Device) -> None:
 
 
 def agree(graphics: Side, device: Device, operations: Sequence[Operation], types: Sequence[type[Any]]) -> type[Any]:
-    """The first handle type in which both sides can do all of `operations`; the first gap otherwise."""
+    """The first handle type with which both sides support all of `operations`; else raise the first gap."""
     gap = None
     for kind in types:
         cells = [(operation, kind) for operation in operations]
@@ -76,7 +68,7 @@ def agree(graphics: Side, device: Device, operations: Sequence[Operation], types
                 break
         else:
             return kind
-    assert gap is not None  # no caller gives no types
+    assert gap is not None  # because no caller passes empty `types`
     raise gap
 
 
@@ -84,7 +76,7 @@ def agree(graphics: Side, device: Device, operations: Sequence[Operation], types
 def exported_block(
     graphics: Side, device: Device, array: Described, what: str, check_size: Callable[[int], None], way_out: str = ""
 ) -> Iterator[tuple[FdHandle, int, int]]:
-    """The one handle that an array lies in: a GPU's VMM handle, or a memfd; its size, and the array's offset there.
+    """The one handle that contains an array (a GPU's VMM handle, or a memfd), its size, and the array's offset in it.
 
     `what` imports it: the VkDevice, or the context.
     """
@@ -104,7 +96,7 @@ def exported_block(
             wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
             gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
                 Scope.DRIVER,
-                f"the driver imports memory as {wanted} alone, and this array is in none: it is {block.behind.value}.",
+                f"the driver imports memory only as {wanted}, and this array is not one: it is {block.behind.value}.",
                 f"gpuinterop.{graphics.side.lower()}.import_array",
                 f"put the array into Device.empty(shape, dtype). {way_out}".rstrip(),
             )
@@ -115,8 +107,8 @@ def exported_block(
     if len(blocks) > 1:
         raise InvalidArgumentError(
             "array",
-            f"expected an array in one handle, got one that lies across {len(blocks)}; "
-            "put it into Device.empty(shape, dtype), which is one handle of any size.",
+            f"expected an array in one handle, got one across {len(blocks)}; put it into Device.empty(shape, dtype), "
+            "which is one handle of any size.",
         )
     (block,) = blocks
     check_size(block.size)
@@ -126,7 +118,7 @@ def exported_block(
 
 
 class OfBuffer(NotAnArray):
-    """What the compute side does with a shared buffer."""
+    """The compute side's methods of a shared buffer."""
 
     _as_array = "numpy.asarray(shared.view(shape, dtype))"
     _buffer: Buffer
@@ -134,16 +126,16 @@ class OfBuffer(NotAnArray):
 
     @property
     def buffer(self) -> Buffer:
-        """The compute side's buffer; `ptr`, `view`, `copy_from_host`, `copy_to_host` and `fill` are its.
+        """The compute side's buffer, with `ptr`, `view`, `copy_from_host`, `copy_to_host` and `fill`.
 
         Raises
         ------
         InvalidArgumentError
-            It is an imported array that its library takes for immutable: read the array itself.
+            It is an imported array that its library treats as immutable: read the array itself.
         """
         if self._immutable:
             raise InvalidArgumentError(
-                "array", "expected an array that may be written, got an immutable one; read it by its own library."
+                "array", "expected an array that may be written, got an immutable one; read it with its own library."
             )
         return self._buffer
 
@@ -154,7 +146,7 @@ class OfBuffer(NotAnArray):
 
     @property
     def size(self) -> int:
-        """Size in bytes that was asked for, or of the imported array."""
+        """Size in bytes: the size that you passed, or the imported array's."""
         return self._buffer.size
 
     def view(
@@ -178,11 +170,11 @@ class OfBuffer(NotAnArray):
 
 
 class Shared(NoCopy):
-    """The end of a ``with`` block closes it.
+    """Closes at the end of a ``with`` block.
 
-    If an exception ends it, the compute side's half is closed, and Vulkan's waits for the context's `close`, or for its
-    own: the queue may be waiting for a signal that will not come, and a driver blocks or crashes if its semaphore is
-    destroyed then. A bridged semaphore is closed whole.
+    If an exception ends the block, only the compute side's half is closed (a bridged semaphore wholly). Vulkan's half
+    stays until its `close` or the context's: the queue may be waiting for a signal that will not come, and a driver
+    blocks or crashes if its semaphore is destroyed then.
     """
 
     def __init__(self, vk: VulkanContext) -> None:
@@ -217,7 +209,7 @@ class Pair(Shared):
         return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
 
     def check_open(self) -> None:
-        """Refuse to hand out a Vulkan object that is destroyed, or will be any moment."""
+        """Raise if the Vulkan object is destroyed, or will be soon."""
         self._vk._check_open()
         if self._other.closed:
             raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
@@ -230,20 +222,20 @@ class Pair(Shared):
     def close(self, timeout: float | None = None) -> None:
         """End use on both sides. Idempotent; never blocks unless `timeout` is given.
 
-        The Vulkan objects are destroyed: Vulkan's own work with them must be done before. Pending work of the compute
-        side and exported arrays keep the payload, and may outlive even the VkDevice.
+        The Vulkan objects are destroyed, so Vulkan's own work with them must be done before. Pending compute work and
+        exported arrays keep the payload, and can outlive even the VkDevice.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for the compute side to let go of the payload too.
+            Seconds to wait until the compute side has also released the payload.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed, and the compute side still uses the payload; it is released later all the same.
+            `timeout` passed, and the compute side still uses the payload, which is released later.
         """
-        check_timeout(timeout)  # what is refused destroys nothing
+        check_timeout(timeout)  # first, so that a bad argument destroys nothing
         try:
             self._other.close(timeout)
         finally:
@@ -254,7 +246,7 @@ class Pair(Shared):
 
 
 def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -> S:
-    """Have the compute side `take` what Vulkan has made, and `make` the pair; if that raises, close both halves."""
+    """Import Vulkan's object with `take`, and make the pair with `make`; if that raises, close both halves."""
     with ExitStack() as undo:
         undo.callback(native.close)
         other = take()
@@ -265,9 +257,9 @@ def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -
 
 
 def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[H], origin: HandleOrigin) -> H:
-    """Export a descriptor by a ``vkGet*FdKHR``."""
+    """Export a descriptor with a ``vkGet*FdKHR``."""
     fd = vk.api.ffi.new("int *", -1)
     vk._call(call, vk.device, info, fd)
-    if fd[0] < 0:  # lavapipe reports success where it has no descriptor left
+    if fd[0] < 0:  # lavapipe reports success although it has no descriptor left
         raise DriverError(call, fd[0], "no descriptor")
     return kind.adopt(fd[0], origin=origin)

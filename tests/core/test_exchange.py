@@ -198,9 +198,9 @@ DIFFERENCES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "no handle": (
         lambda team: share(team, False),
         gi.InvalidArgumentError,
-        "^rank 0.*expected one from the root, rank",
+        "^rank 0.* handle: .* got None on rank 0",
     ),
-    "every handle": (lambda team: share(team, True), gi.InvalidArgumentError, "^rank 1.* alone, got <VmmFd"),
+    "every handle": (lambda team: share(team, True), gi.InvalidArgumentError, "^rank 1.* rank 0, got <VmmFd"),
     "another type": (
         lambda team: share(team, team.rank == 0, 0, gi.OpaqueFd),
         gi.ArgumentTypeError,
@@ -215,7 +215,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "hosts": (
         lambda team: gather(team, hosts="abb"),
         gi.HandleError,
-        r"^step 'gather_handles.*: a \(rank 0\), b \(ranks 1 and 2\).*FabricHandle does",
+        r"^step 'gather_handles.*: a \(rank 0\), b \(ranks 1 and 2\).*FabricHandle",
     ),
 }
 
@@ -469,7 +469,7 @@ STRANGERS: dict[str, tuple[Any, str]] = {
     "another job": (lambda path: SocketTransport(path, 1, 2, job="b"), r"\[3, 2, 'b'\], and rank 0 has \[3, 2, 'a'\]"),
     "another size": (lambda path: SocketTransport(path, 2, 3, job="a"), r"\[3, 3, 'a'\], and rank 0 has \[3, 2, 'a'\]"),
     "another version": (lambda path: of_version(9, path), r"\[9, 2, 'a'\], and rank 0 has \[3, 2, 'a'\]"),
-    "another rank 0": (lambda path: SocketTransport(path, 0, 2, job="a"), "each job needs a path of its own"),
+    "another rank 0": (lambda path: SocketTransport(path, 0, 2, job="a"), "^path: .*gpuinterop-(rank-0|exchange)"),
     "no rank": (lambda path: knock(path, b"HTTP/1.1 200 OK\r\n\r\n"), ""),
     "nobody": (lambda path: knock(path, b""), ""),
 }
@@ -679,7 +679,7 @@ OBJECTS: dict[str, tuple[Callable[[int, gi.Device], Any], str]] = {
     ),
     "device": (
         lambda rank, device: (fake_team()[0][0], SIZE),
-        "device: expected another device from each rank, got 0{32} .ranks 0, 1",
+        "device: .* got 0{32} .ranks 0, 1",
     ),
     "no device": (lambda rank, device: (None if rank == 1 else device, SIZE), "rank 1, step .*expected a Device"),
     "handle_type": (lambda rank, device: (device, SIZE, gi.OpaqueWin32), "OpaqueWin32 cannot be sent"),

@@ -221,7 +221,7 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
     ("options", "said"),
     [
         ({"shape": (7, 9, 4)}, r"got \(7, 9\)"),
-        ({"shape": (8, 8, 4), "offset": 1}, "to byte 257"),
+        ({"shape": (8, 8, 4), "offset": 1}, r"\b257\b"),
         ({"shape": (8, 8, 4), "row_pitch": 30}, "row_pitch"),
         ({"shape": (4, 4, 4), "row_pitch": 18}, "whole texels of 4 bytes"),
         ({"shape": (4, 4, 2), "dtype": "float32", "offset": 2}, "whole elements of 4"),
@@ -465,14 +465,14 @@ def test_opengl_sees_what_the_stream_has_written(
 
 def test_a_call_out_of_turn_raises(opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream) -> None:
     with gi.opengl.share_buffer(device, 256) as shared, gi.opengl.share_handoff(device, allow=ALL) as handoff:
-        with pytest.raises(gi.InvalidArgumentError, match="release is out of turn"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: release\b"):
             handoff.release(stream)
         with handoff.gl(shared):
-            with pytest.raises(gi.InvalidArgumentError, match="acquire is out of turn"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: acquire\b"):
                 handoff.acquire(stream)
             with handoff.gl(shared):  # ends the frame; the outer block's end does nothing
                 pass
-        with pytest.raises(gi.InvalidArgumentError, match="gl is out of turn; call acquire"), handoff.gl(shared):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: gl\b.*; call acquire"), handoff.gl(shared):
             pass
         handoff.acquire(stream)
         handoff._turn = gi.handoff.Turn.ACQUIRE  # as after an interrupt at the end of acquire

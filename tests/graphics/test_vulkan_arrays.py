@@ -116,9 +116,7 @@ def test_memory_of_numpys_own(application: Application, driver: str) -> None:
     heap = np.zeros(40_000, np.uint8)
     array = heap[-heap.ctypes.data % 256 :][:10_000]
     if driver == "swiftshader":
-        with pytest.raises(
-            gi.UnsupportedError, match=r"a memfd alone, .* host memory\. Instead: .*Device\.empty"
-        ) as caught:
+        with pytest.raises(gi.UnsupportedError, match=r"a memfd, .* host memory\. Instead: .*Device\.empty") as caught:
             gi.vulkan.import_array(application.vk, array)
         assert caught.value.capability.scope is gi.Scope.DRIVER
         assert f"unsupported on {application.vk.identity.name}: " in str(caught.value)
@@ -195,9 +193,9 @@ HOST = "host memory"  # SwiftShader takes memfds alone
             r"a multiple of \d+ bytes, .* got an address 1 bytes past one",
         ),
         (overlapping, "each have their own bytes", "each have their own bytes"),
-        (one_read_only_page, HOST, "which it may only read"),
+        (one_read_only_page, HOST, "read-only"),
         (a_hole, HOST, f"expected {3 * system.PAGE} bytes mapped from .*, got {2 * system.PAGE}"),
-        (a_files_pages, HOST, "those of .*file"),
+        (a_files_pages, HOST, "pages of .*file"),
     ],
 )
 def test_refused(
@@ -263,14 +261,14 @@ def test_memory_larger_than_the_driver_imports(
     real = application.vk.physical.extended
     limits = {"VkPhysicalDeviceMaintenance3Properties": SimpleNamespace(maxMemoryAllocationSize=SIZE - 1)}
     monkeypatch.setattr(application.vk.physical, "extended", lambda kind: limits.get(kind) or real(kind))
-    with pytest.raises(gi.InvalidArgumentError, match=f"expected an allocation of {SIZE - 1:,} bytes or fewer"):
+    with pytest.raises(gi.InvalidArgumentError, match=f"an allocation of .*\\b{SIZE - 1:,} bytes"):
         gi.vulkan.import_array(application.vk, pattern(allocation))
     assert calls.made == []
 
 
 @pytest.mark.parametrize(
     ("features", "message"),
-    [(0, "imports no buffers of usage 0x81|host memory"), (DEDICATED_ONLY | IMPORTABLE, "for one buffer alone")],
+    [(0, "usage 0x81|host memory"), (DEDICATED_ONLY | IMPORTABLE, "memory of share_buffer")],
 )
 def test_a_driver_that_does_not_import_such_buffers(
     application: Application,

@@ -225,7 +225,7 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
             with pytest.raises(Oops), program.vk:
                 raise Oops
         else:
-            with pytest.raises(gi.ResourceBusyError, match="queue is still at work"):
+            with pytest.raises(gi.ResourceBusyError, match="queue"):
                 program.vk.close(timeout=0.05)
         shared.close()
         program.device.drain(timeout=LIMIT)

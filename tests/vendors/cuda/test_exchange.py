@@ -330,12 +330,9 @@ def test_torch_carries_what_is_sent(runs: Callable[[str], Run]) -> None:
         assert result["carried"] == [True] * 6
         none_yet, outside, no_cpu = result["refusals"]
         assert none_yet.startswith("InvalidArgumentError: group: expected a group of torch.distributed, got none")
-        assert outside == (
-            "none"
-            if rank < 2
-            else "InvalidArgumentError: group: expected a group that this process is in, got another."
-        )
-        assert no_cpu.startswith("InvalidArgumentError: group: sends no CPU tensors, having cuda:nccl only")
+        assert outside == "none" if rank < 2 else outside.startswith("InvalidArgumentError: group: ")
+        assert no_cpu.startswith("InvalidArgumentError: group: ")
+        assert "got cuda:nccl;" in no_cpu
 
 
 def test_mpi_carries_what_is_sent(runs: Callable[[str], Run]) -> None:
