@@ -41,10 +41,8 @@ class Team(NoCopy):
 
     Attributes
     ----------
-    rank : int
-        The rank of this process, from 0.
-    size : int
-        Number of ranks.
+    rank, size : int
+        See `Transport`.
     timeout : float
         The time-out that you passed.
 

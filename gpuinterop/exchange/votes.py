@@ -19,17 +19,14 @@ Vote: TypeAlias = dict[str, Any]
 
 
 def packed(step: str, timeout: float, vote: Vote, error: BaseException | None) -> bytes:
-    """This rank's message."""
+    """The message of this rank."""
     return _FORMAT + pickle.dumps((step, timeout, vote, None if error is None else _portable(error)))
 
 
 def heard(step: str, messages: Sequence[bytes]) -> list[Vote]:
-    """The votes of all ranks.
+    """The votes of all ranks, or the error of the lowest rank that failed.
 
-    Raises
-    ------
-    GpuInteropError
-        The error of the lowest rank that failed. Or the ranks have different versions, steps or time-outs.
+    It is also an error if the ranks have different versions, steps or time-outs.
     """
     for rank, message in enumerate(messages):
         if not message.startswith(_FORMAT):

@@ -196,14 +196,10 @@ class Functions:
                 break
 
     def check(self, call: str, *arguments: Any) -> None:
-        """Call a function, and raise for its error. Errors of earlier calls are other code's, and are dropped.
+        """Call a function, and raise for its error. Earlier errors are other code's, and are dropped.
 
-        Raises
-        ------
-        OutOfMemoryError
-            ``GL_OUT_OF_MEMORY``, which drivers also report for memory that they cannot import.
-        DriverError
-            Any other error.
+        Raises `OutOfMemoryError` for ``GL_OUT_OF_MEMORY``, which drivers also report for memory that they cannot
+        import, and `DriverError` for any other error.
         """
         self.drop_errors()
         getattr(self, call)(*arguments)

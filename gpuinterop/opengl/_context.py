@@ -82,7 +82,6 @@ class Context(NoCopy):
 
     @cached_property
     def name(self) -> str:
-        """``GL_RENDERER``."""
         return (self.functions.glGetString(gl.RENDERER) or b"").decode(errors="replace")
 
     @cached_property
@@ -98,7 +97,6 @@ class Context(NoCopy):
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether the driver is software."""
         return any(name in self.name for name in _SOFTWARE)
 
     @cached_property
@@ -201,7 +199,6 @@ class Names:
         self.context = context
         self._names: list[tuple[str, int]] = []
         self.fence: int | None = None
-        """A handoff's fence sync."""
         context.remember()
 
     def __enter__(self) -> Self:

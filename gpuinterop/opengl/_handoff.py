@@ -178,16 +178,13 @@ class SharedHandoff(Owned, Turns):
 
     Examples
     --------
-    >>> shared = gi.opengl.share_buffer(device, 4096)
-    >>> handoff = gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged"))
-    >>> for frame in range(3):
-    ...     handoff.acquire(stream)
-    ...     shared.fill(frame, stream=stream)
-    ...     handoff.release(stream)
-    ...     with handoff.gl(shared):
+    Frames that begin in OpenGL (`gpuinterop.opengl` shows the other order):
+
+    >>> with gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged")) as handoff:
+    ...     with handoff.gl():  # pass the shared objects
     ...         pass  # draw
-    >>> handoff.close()
-    >>> shared.close()
+    ...     handoff.acquire(stream)
+    ...     handoff.release(stream)
     """
 
     _submits = _draws = "gl"
@@ -255,10 +252,8 @@ class SharedHandoff(Owned, Turns):
 
         Raises
         ------
-        InvalidArgumentError
-            The frame was not acquired.
-        ResourceClosedError
-            The handoff was closed.
+        InvalidArgumentError, ResourceClosedError
+            See `acquire`.
         """
         if self.closed or self._turn is not RELEASE:
             self._refuse(RELEASE, "release")

@@ -61,15 +61,14 @@ class Arrays(Resource):
 
     It is a mapping of names to views: iterate over the names, and index it as ``arrays[name]``. With a single array you
     can also pass it itself to ``numpy.asarray`` or ``torch.from_dlpack``. A library that reads
-    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps this object and the bytes, even after `close`: drop
-    both with the array.
+    ``__cuda_array_interface__``, as ``cupy.asarray`` does, keeps this object. It then keeps the bytes, even after
+    `close`: drop it with the array.
     """
 
     _contents: Contents
     _placed: tuple[SharedMemory, Sequence[int]] | None = None
     """The memory of all regions, and each region's offset in it."""
     device: Device
-    """The device that has the arrays."""
     _shown: View | None = None
     """A view that keeps the bytes while this object exists; libraries keep this object as the owner of their array."""
     key: tuple[bytes, int]
@@ -126,7 +125,6 @@ class Arrays(Resource):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The interface of `view`."""
         view = self._shown = self._shown or self.view
         return view.__cuda_array_interface__
 
@@ -265,8 +263,8 @@ class Arrays(Resource):
     def release(self, stream: Stream | object = None) -> None:
         """Release once a stream's queued work is done (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
 
-        The writer's `release` publishes the next version, which readers may wait for. A reader's `release` lets the
-        writer acquire. The call returns at once.
+        The writer's `release` publishes the next version: readers that wait for it continue. A reader's `release` lets
+        the writer acquire. The call returns at once.
 
         Parameters
         ----------
@@ -295,7 +293,7 @@ class Arrays(Resource):
     def version(self) -> int:
         """Number of the newest published version, or of the version that this side is reading.
 
-        The writer's stream may still be working on it. A reader's first use asks for a place, as its first `acquire`.
+        The writer's stream may still be working on it. A reader's first use asks for a place, as `acquire` does.
 
         Examples
         --------

@@ -161,7 +161,6 @@ class Lease(NoCopy):
         self.device: Device
         self.reader: Reader | None = None
         self.buffers = 0
-        """Number of slots, if the share has frames."""
         self.label: str
 
     def contents(self, left: Left) -> tuple[Contents, Offered | None]:
@@ -182,7 +181,6 @@ class Lease(NoCopy):
 
     @system.locked
     def turns(self, timeout: float | None) -> Reader:
-        """The reader's place in the order. The first call takes it, within `timeout` seconds."""
         self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
 
@@ -370,7 +368,6 @@ class AttachedArrays(Arrays):
                 page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
 
     def _over(self) -> GpuInteropError | None:
-        """Why no newer version will arrive here."""
         lease: Lease = self.lifetime.handle
         return self.lifetime.refusal() if self.closed else lease.over()
 
@@ -408,7 +405,7 @@ def attach(
     connection, which lasts until one of the two processes exits. In the sharing process itself, `attach` returns that
     process's own memory.
 
-    You can read and write the bytes at any time. Order that with `AttachedArrays.acquire`, or in your own way.
+    You can read and write the bytes at any time. Order your accesses with `AttachedArrays.acquire`, or in your own way.
 
     Parameters
     ----------

@@ -58,11 +58,9 @@ class Words(NoCopy):
         ]
 
     def holds(self, slot: int) -> bool:
-        """Whether the process holds a slot."""
         return bool(self.rows[_HELD][slot])
 
     def arrays(self) -> list[Any]:
-        """The rows as NumPy arrays."""
         return [np.frombuffer(cast(Any, row), np.uint32) for row in self.rows]
 
 
@@ -71,7 +69,6 @@ class Holds(NoCopy):
 
     counts: Words
     theirs: Words
-    """The sharing process's page."""
     bell: EventFd
     """Rung when this process drops a slot."""
     ended = False
@@ -141,7 +138,6 @@ class Sums(NoCopy):
         self._high = 0
 
     def add(self, counts: Words) -> None:
-        """Add the counts of one more process."""
         self._each[counts] = counts.arrays()
 
     def remove(self, counts: Words) -> None:
@@ -160,7 +156,6 @@ class Sums(NoCopy):
         return slot
 
     def close(self, slot: int) -> None:
-        """Clear a slot's serial."""
         self._serials[slot] = 0
 
     def end_unheld(self, slot: int) -> None:

@@ -43,7 +43,6 @@ from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, PeerE
 from ..handles import DeviceIdentity, Handle, IpcMemHandle, OpaqueFd, VmmFd
 
 MAGIC: Final = b"GIPS"
-"""The first bytes of a descriptor."""
 VERSION: Final = 2
 MAX_ADDRESS: Final = 107
 """Bytes of a Unix socket's path, without the zero."""
@@ -51,9 +50,7 @@ SLOTS: Final = 1 << 20
 """Number of shares, plus tensors sent and not dropped, that a process can have at once."""
 HELLO, ATTACH, BLOCKS, ENROL, DONE, FAILED = range(1, 7)
 ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
-"""The errors that an answer can contain."""
 SHARE: Final = struct.Struct("<QI16s")
-"""Serial, slot and token of a share."""
 MAX_ERROR: Final = 2048
 _HEAD: Final = struct.Struct("<4sB16s16sQI16sB")
 _KINDS: Final[tuple[type[Handle], ...]] = (IpcMemHandle, VmmFd, OpaqueFd)
@@ -120,7 +117,6 @@ class Descriptor(NamedTuple):
 
     @property
     def request(self) -> bytes:
-        """The body of a request for the share."""
         return SHARE.pack(self.serial, self.slot, self.token)
 
 
@@ -139,18 +135,9 @@ _ARRAY: Final = struct.Struct("<iqIBI")
 
 
 class Region(NamedTuple):
-    """Blocks at consecutive addresses, mapped together.
+    """Blocks at consecutive addresses, mapped together: handle type, the sharing process's numbers, sizes in bytes.
 
-    Attributes
-    ----------
-    kind : type
-        Type of the handles.
-    numbers : tuple of int
-        The sharing process's number for each block.
-    sizes : tuple of int
-        Size of each block in bytes.
-    data : bytes
-        The handle, if it is not a descriptor.
+    `data` is the handle, if it is not a descriptor.
     """
 
     kind: type[Handle]

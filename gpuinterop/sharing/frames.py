@@ -54,9 +54,7 @@ _LOOK_S: Final = 0.02
 _ANSWER_S: Final = 0.05
 """Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
-"""Seconds between two checks for an awaited frame."""
 _files: Final[dict[int, None]] = {}
-"""The locked files of this process."""
 
 
 class Publisher(Resource):
@@ -91,8 +89,8 @@ class Publisher(Resource):
     def write(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
         """Write a frame in a ``with``, which gives its slot; readers get the frame when the ``with`` ends.
 
-        Entering the ``with`` does not block. Enqueue the work in it on the stream: readers' streams wait for that work.
-        The slot contains an older frame or undefined bytes. After an exception the frame is not published.
+        The ``with`` begins at once. Enqueue its work on the stream: readers' streams wait for that work. The slot
+        contains an older frame or undefined bytes. After an exception the frame is not published.
 
         Parameters
         ----------
@@ -567,7 +565,6 @@ def _path(name: str) -> str:
 
 
 def _locked(path: str, name: str) -> int:
-    """Open and lock the file of a name."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file: int = system.call(f"open({path})", os.open, path, flags, 0o600)

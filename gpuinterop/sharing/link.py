@@ -23,9 +23,7 @@ from .loop import loop
 from .rendezvous import VARIABLE, check_peer
 
 Left = Callable[[], "float | None"]
-"""Returns how many seconds are left."""
-_HANG_UP: Final = 0x2000
-"""EPOLLRDHUP and POLLRDHUP."""
+_HANG_UP: Final = 0x2000  # EPOLLRDHUP and POLLRDHUP
 
 
 class Link(Holds):
@@ -42,7 +40,6 @@ class Link(Holds):
         self.importing = threading.RLock()
         """Held while blocks are found and imported, so that each is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}
-        """Imports of a block, by device and number."""
         self.known: WeakValueDictionary[tuple[int, bytes], Contents] = WeakValueDictionary()
         """The contents of attached shares, by serial and token."""
 
@@ -132,7 +129,6 @@ class Link(Holds):
 
     @system.locked
     def leave(self, one: Any) -> None:
-        """Undo `enter`."""
         for key in [(one.device, number) for number in one.numbers]:
             if rest := [other for other in self.imports.pop(key, ()) if other is not one]:
                 self.imports[key] = rest

@@ -35,7 +35,6 @@ class Loop(NoCopy):
         """Held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
-        """The callback of each descriptor, which gets its events."""
         self._again: deque[Callable[[], object]] = deque()
         self.on_pass: Callable[[], object] = bool  # called at each pass
         self.exits = False  # whether the interpreter exits
@@ -78,7 +77,6 @@ class Loop(NoCopy):
         self._thread = self._thread or system.start_thread(self._run, self._stop)
 
     def wake(self) -> None:
-        """Make the loop start a pass."""
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 

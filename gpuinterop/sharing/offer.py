@@ -145,7 +145,7 @@ class Offered(NoCopy, Offer):
 
     def _take_place(self, guest: Guest | Holds, number: bytes) -> int:
         if self.is_over:
-            raise ResourceClosedError(f"{self.label} is closed; share the arrays anew.")
+            raise ResourceClosedError(f"{self.label} is closed; share the arrays again.")
         writer = self.writer()
         for taken, reader in self._places.items():
             if reader == (guest, number):  # it asks again after it gave up waiting for the answer
@@ -175,7 +175,6 @@ class Offered(NoCopy, Offer):
             )
 
     def _is_rival(self, other: Any) -> bool:
-        """Whether another offer is an open share that is written, and overlaps this one."""
         if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
             return False
         if not (other._is_written and server().me.stands(other.slot, other.serial)):
@@ -191,7 +190,6 @@ class Offered(NoCopy, Offer):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Refuse new readers."""
         self.leave()
         server().withdraw(self)
 
@@ -199,7 +197,7 @@ class Offered(NoCopy, Offer):
         """Release, do not acquire again, and wake the readers that wait."""
         server().shut(self, ends=False)
         if (writer := self._writer) is not None:
-            writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays anew."))
+            writer.end(ResourceClosedError(f"{self.label} is closed; share the arrays again."))
             writer.page.wake()
 
     def end(self) -> None:
@@ -250,7 +248,7 @@ class ArrayShare(Arrays):
     array([7, 7, 7, 7], dtype=uint8)
     """
 
-    _instead = "send bytes(shared) or str(shared), which gpuinterop.attach takes."
+    _instead = "send bytes(shared) or str(shared), and call gpuinterop.attach there."
 
     def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
         device = offer.device
@@ -464,6 +462,7 @@ def share(
     UnsupportedError
         Another process cannot map the memory (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
         memory that is not a memfd, or a VMM allocation made without export. The error says what to change.
+    DeviceNotFoundError
         The backend in use has no device with that memory.
     OutOfMemoryError
         ``copy=True``, and the device has not enough free memory.

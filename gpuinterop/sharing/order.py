@@ -65,11 +65,9 @@ _BUFFER: Final = 56
 """Lowest bit of the buffer's number in `turn`."""
 MAX_BUFFERS: Final = 256
 SLOTS: Final = system.PAGE // 8 - _SLOTS
-"""Number of readers that can have a place in a share's order at once."""
 POISON: Final = timeline.MAX_DEVICE_VALUE
 """The value that other processes store on the timeline of a process that has exited."""
 _ALWAYS: Final = system.seconds_left(None)
-"""For waits without a time-out."""
 LEFT: Final = 2**64 - 1
 """A reader's slot after the reader has left the order."""
 
@@ -84,7 +82,6 @@ class ControlPage(NoCopy):
         self.slots = memory.words(ctypes.c_uint64, SLOTS * buffers, _SLOTS)
         self._futex = ctypes.addressof(self.words) + 8 * _TURN
         self.wake = system.futex_waker(self._futex)
-        """Wakes the threads that wait for a version."""
         if handle is None:
             self.words[:2] = _HEAD
         elif self.words[:2] != _HEAD:
@@ -104,7 +101,6 @@ class ControlPage(NoCopy):
             system.futex_wait(self._futex, seen & 0xFFFFFFFF, seconds)
 
     def publish(self, turn: int, buffer: int) -> None:
-        """Publish a version, and wake the threads that wait for it."""
         if asleep := self.words[_ASLEEP]:
             self.words[_ASLEEP] = 0  # first: a thread that sets it later sees the version, or is seen below
         self.words[_TURN] = 2 * turn | buffer << _BUFFER
@@ -161,7 +157,7 @@ class _Turns(NoCopy):
         return free
 
     def is_over(self) -> bool:
-        """Whether this side, which has ended, has released and its streams have executed that."""
+        """Whether this side, which has ended, has released, and its stream has executed the release."""
         return self.is_free() and value_of(self.own) >= self._turn
 
     def is_free(self) -> bool:
@@ -265,17 +261,15 @@ def _end_of(stream: KnownStream) -> Callable[[], bool]:
 
 
 class Writer(_Turns):
-    """The sharing process's side."""
+    """The side of the sharing process."""
 
     taken = 0
-    """The buffer being written."""
 
     def __init__(self, page: ControlPage, own: Word, label: str) -> None:
         super().__init__(page, own, own, label)
         self.leases: dict[int, Word] = {}
         """The timeline of each reader in the order, by its slot."""
         self.thread = 0
-        """The thread that acquired last."""
 
     @property
     def version(self) -> int:
@@ -412,7 +406,6 @@ class Reader(_Turns):
 
     @property
     def version(self) -> int:
-        """The version being read, or else the newest one."""
         return self._version if self.inside else self.page.newest()[0]
 
     def _note(self) -> Sequence[tuple[Word, int]]:
@@ -448,7 +441,7 @@ class Reader(_Turns):
         self.failure = error = PeerError(ENDED)
         if (reached := value_of(self.writer)) < POISON:
             self.page.words[_REACHED] = reached
-        # If another reader has stored POISON already, the waits that it let pass cannot be told apart.
+        # If another reader has stored POISON, some waits may have passed because of that; nothing shows which.
         fail_waits(self.writer.lifetime, error, passed=reached >= POISON)
         loop().look_again(partial(self.lets_pass, self.writer))
 
@@ -459,7 +452,6 @@ class FrameReader(Reader):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.buffer = 0
-        """The claimed buffer."""
         self._before: int | None = None
         """What the claim replaced in the slot; None without a claim."""
 
@@ -469,7 +461,7 @@ class FrameReader(Reader):
 
     def _claim(self, newer_than: int) -> int | None:
         slots = self.page.slots
-        while not isinstance(self.failure, ResourceClosedError):  # then it may have left the order
+        while not isinstance(self.failure, ResourceClosedError):  # after that it may have left the order
             number, word = self.page.newest()
             if number <= newer_than:
                 return None
@@ -501,7 +493,6 @@ class FrameReader(Reader):
         return bool(self.page.words[_REACHED] > self._version)
 
     def begin(self, stream: Stream, timeout: float | None) -> None:
-        """Acquire the claimed frame."""
         system.under(self._guard, self._begin, stream, _time_left(timeout))
 
     def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
@@ -517,7 +508,6 @@ class FrameReader(Reader):
 
 
 Side = tuple[_Turns, Stream, KnownStream]
-"""A side that acquires, and its stream."""
 
 
 def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
@@ -542,7 +532,6 @@ def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: 
 
 
 def _is_here(stream: Stream) -> bool:
-    """Whether a stream is the calling thread."""
     return not stream._ptr and stream.device.info.is_cpu
 
 

@@ -100,19 +100,10 @@ def locate(
 ) -> tuple[list[tuple[Block, ...]], dict[str, tuple[int, int]]]:
     """The memory that contains the arrays, and each array's place in it.
 
-    Returns
-    -------
-    list of tuple of Block
-        Runs of blocks at consecutive addresses, ordered by address; a reader maps each run as a whole.
-    dict of str to (int, int)
-        The number of each array's run, and its first element's offset there. -1 and 0 for an array without bytes.
-
-    Raises
-    ------
-    UnsupportedError
-        Another process cannot map an array's memory; the error gives the reason and what to change.
-    InvalidArgumentError
-        The driver does not recognize an array's memory, or the memory is not one allocation.
+    Returns runs of blocks at consecutive addresses, ordered by address, which a reader maps as a whole; and for each
+    array the number of its run and its first element's offset there (-1 and 0 without bytes). Raises `UnsupportedError`
+    if another process cannot map the memory, and `InvalidArgumentError` if the driver does not recognize it or if it is
+    not one allocation.
     """
     runs, numbers = find_runs(device, [(*array.span, name) for name, array in arrays.items()], allowed, set())
     places = dict.fromkeys(arrays, (-1, 0))

@@ -88,7 +88,6 @@ class Exported:
 
     @cached_property
     def data(self) -> bytes:
-        """The handle, if it is not a descriptor."""
         return cast(IpcMemHandle, self.export()).data if self.block.behind.handle_type is IpcMemHandle else b""
 
 
@@ -116,13 +115,11 @@ class Server(NoCopy):
     def __init__(self) -> None:
         self.nonce = secrets.token_bytes(16)
         self.offers: dict[int, Any] = {}
-        """Shared objects, by slot."""
         self.ordered: dict[Any, None] = {}
         """The offers that have readers in their order."""
         self._lock = threading.RLock()
         """Held to change offers, counts and blocks; only the loop changes the rest."""
         self._users: frozenset[int] = frozenset()
-        """The allowed users of all shares."""
         self._serials = itertools.count(1)
         self._guests: dict[Guest, None] = {}
         self._blocks: dict[tuple[Device, Block], Exported] = {}
@@ -170,7 +167,6 @@ class Server(NoCopy):
         return offer
 
     def holders(self, slot: int) -> int:
-        """How often all processes together hold a slot."""
         return self._sums.holders(slot)
 
     def descriptor(self, offer: Offer) -> bytes:

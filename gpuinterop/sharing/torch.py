@@ -117,7 +117,6 @@ class _Place:
         return run
 
     def drop(self, run: _Run) -> None:
-        """Count one use less."""
         run.uses -= 1
         if not run.uses:
             server().drop(run.blocks)
@@ -129,8 +128,6 @@ _place = lru_cache(_Place)
 
 
 class _Sent(Offer):
-    """A storage that was sent."""
-
     def __init__(self, storage: Any) -> None:
         self.storage, self.place, start = storage, _place(storage.device), storage.data_ptr()
         self.span = start, storage.nbytes()
@@ -163,7 +160,6 @@ class _Theirs:
         self.dropped: deque[_Received] = deque()
         """Storages that are gone, but not given back yet."""
         self.looks = False
-        """Whether the loop will call `look`."""
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
         """Count a message, and return its storage; None if it has arrived too late."""
@@ -228,7 +224,6 @@ class _Theirs:
         return not self.looks
 
     def poison(self) -> None:
-        """Forget the process, because it has exited."""
         self.state.theirs.pop(self.link.process, None)
 
 
@@ -301,8 +296,6 @@ class _Clock(Offer):
 
 
 class _TheirClock:
-    """Another process's clock, until that process exits."""
-
     def __init__(self, device: Any, key: bytes) -> None:
         descriptor = Descriptor.parse(key)
         self.device, self.key, self.heard = _place(device).device, key, _state.heard
@@ -334,7 +327,6 @@ class _State:
         self.clocks: dict[tuple[int, int], _Clock] = {}
         """By torch device and stream."""
         self.heard: dict[bytes, _Clock | _TheirClock] = {}
-        """All clocks, by descriptor."""
 
 
 _state = _State()

@@ -142,15 +142,7 @@ def result_name(code: int) -> str:
 
 
 def check(call: str, code: int) -> int:
-    """Raise for a negative VkResult; return any other, because it is a status.
-
-    Raises
-    ------
-    OutOfMemoryError
-        Host or device memory ran out.
-    DriverError
-        Any other negative result.
-    """
+    """Raise for a negative VkResult, `OutOfMemoryError` or `DriverError`; return any other, because it is a status."""
     if code >= 0:
         return code
     symbol, meaning = _RESULTS.get(code, (f"VkResult {code}", ""))
@@ -254,19 +246,10 @@ class Functions:
 
 
 class Api:
-    """Types of one cffi, and functions from a ``vkGetInstanceProcAddr``.
+    """Types of one cffi, and functions from a ``vkGetInstanceProcAddr``; by default, the system loader's.
 
-    Parameters
-    ----------
-    handles : mapping
-        The caller's handles by kind. If one is PyPI vulkan's, all types are PyPI's, and `typed` is True.
-    get_instance_proc_addr : int or cffi pointer, optional
-        The address of ``vkGetInstanceProcAddr``. Default: the system loader's.
-
-    Raises
-    ------
-    BackendUnavailableError
-        cffi or the loader is missing.
+    `handles` are the caller's, by kind. If one is PyPI vulkan's, all types are PyPI's, and `typed` is True. Raises
+    `BackendUnavailableError` if cffi or the loader is missing.
     """
 
     def __init__(self, handles: Mapping[str, Any], get_instance_proc_addr: Any = None) -> None:
@@ -314,7 +297,6 @@ class Api:
             ) from None
 
     def address(self, handle: Any) -> int:
-        """The value of a handle."""
         return int(self.ffi.cast("uintptr_t", handle))
 
     def for_caller(self, handle: Any) -> Any:
@@ -351,7 +333,6 @@ class Api:
         return array
 
     def strings(self, names: Iterable[str]) -> Any:
-        """Make a ``const char *const[]``."""
         return self.array("char *", [self.ffi.new("char[]", name.encode()) for name in names])
 
     def listed(self, kind: str, functions: Functions, call: str, *arguments: Any) -> Iterator[Any]:
@@ -363,7 +344,6 @@ class Api:
         yield from found[0 : count[0]]
 
     def text(self, chars: Any) -> str:
-        """Decode a C string."""
         return str(self.ffi.string(chars).decode("utf-8", "replace"))
 
     def _functions(self, lookup: Callable[[str], Any], owner: str) -> Functions:

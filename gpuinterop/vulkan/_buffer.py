@@ -83,7 +83,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
     def vk_buffer(self) -> Any:
         """The VkBuffer: an object of PyPI's `vulkan` or an int, as your handles (see `VulkanContext`).
 
-        Raises `ResourceClosedError` after you close it or the context.
+        Raises `ResourceClosedError` after you close the buffer or the context.
         """
         return self._vk_handle()
 
@@ -95,7 +95,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         Parameters
         ----------
         cmd : VkCommandBuffer
-            Command buffer in recording, for a queue of the context's family.
+            A command buffer that is being recorded, for a queue of the context's family.
         stage : int
             ``VkPipelineStageFlags`` of Vulkan's use; by default all.
         access : int
@@ -122,7 +122,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record Vulkan's acquire of the buffer. Required after the wait and before Vulkan's use.
 
-        Leave it out before the very first use, unless the compute side wrote first. The wait stage of the submission
+        Skip it before the very first use, unless the compute side wrote first. The wait stage of the submission
         must be `stage` or an earlier one.
 
         Parameters
@@ -269,6 +269,7 @@ def import_array(
         The array is on another GPU, spans several handles, starts at an offset that a VkBuffer cannot have, or is in a
         handle larger than ``maxMemoryAllocationSize``. Or Vulkan could write an immutable array, the driver does not
         import buffers with this usage, or the application did not enable an extension. Nothing was imported.
+    ArgumentTypeError
         `array` is not an array.
     DriverError
         A native call failed.

@@ -88,7 +88,6 @@ class VulkanObject(lifetime.Lifetime):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return self.state is not LIVE
 
     def close(self) -> None:
@@ -163,12 +162,8 @@ class VulkanContext(NoCopy):
 
     Parameters
     ----------
-    instance : VkInstance
-        PyPI vulkan's handle, or its value as an int.
-    physical_device : VkPhysicalDevice
-        PyPI vulkan's handle, or its value as an int.
-    device : VkDevice
-        PyPI vulkan's handle, or its value as an int.
+    instance, physical_device, device : VkInstance, VkPhysicalDevice, VkDevice
+        PyPI vulkan's handles, or their values as ints.
     queue : VkQueue, optional
         Queue for `SharedHandoff.submit`. `close` waits for its work. Other threads must not use it during either call.
     queue_family_index : int, optional

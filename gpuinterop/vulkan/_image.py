@@ -260,8 +260,6 @@ class SharedImage(PairedMemory, NotAnArray):
 
 
 class _ImagePlan:
-    """The checked arguments of an image."""
-
     def __init__(
         self, vk: VulkanContext, extent: Sequence[int], format: int | str, tiling: str, levels: int, layers: int,
         usage: int | None,

@@ -26,7 +26,7 @@ _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 
 class Side(NamedTuple):
-    """One side of a barrier: ``VkPipelineStageFlags``, ``VkAccessFlags``, queue family, an image's ``VkImageLayout``."""
+    """One side of a barrier: ``VkPipelineStageFlags``, ``VkAccessFlags``, queue family, an image's layout."""
 
     stage: int
     access: int

@@ -91,14 +91,12 @@ class PhysicalDevice:
 
     @cached_property
     def extensions(self) -> frozenset[str]:
-        """Device extensions that the driver offers."""
         call, null = "vkEnumerateDeviceExtensionProperties", self.api.ffi.NULL
         listed = self.api.listed("VkExtensionProperties", self.functions, call, self.handle, null)
         return frozenset(self.api.text(each.extensionName) for each in listed)
 
     @cached_property
     def api_version(self) -> tuple[int, int]:
-        """Vulkan version that the device supports."""
         version: int = self._properties.properties.apiVersion
         return version >> 22 & 0x7F, version >> 12 & 0x3FF
 
@@ -114,7 +112,6 @@ class PhysicalDevice:
         return int(self.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
 
     def extended(self, kind: str) -> Any:
-        """Query a properties struct of an extension."""
         extended = self.api.new(kind)
         properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
         self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
@@ -122,12 +119,10 @@ class PhysicalDevice:
 
     @cached_property
     def name(self) -> str:
-        """``deviceName``."""
         return self.api.text(self._properties.properties.deviceName)
 
     @cached_property
     def is_cpu(self) -> bool:
-        """Whether the device is software."""
         return bool(self._properties.properties.deviceType == c.DEVICE_TYPE_CPU)
 
     @cached_property
@@ -236,8 +231,8 @@ class PhysicalDevice:
     def semaphore_features(self, handle_type: type[Handle]) -> int:
         """``VkExternalSemaphoreFeatureFlags``.
 
-        Check them before every export: for a timeline, which SwiftShader reports as not exportable, its
-        vkGetSemaphoreFdKHR crashes.
+        Check them before every export: SwiftShader reports timelines as not exportable, and its vkGetSemaphoreFdKHR
+        crashes for them.
         """
         if "VK_KHR_external_semaphore_fd" not in self.extensions:
             return 0
@@ -254,7 +249,6 @@ class PhysicalDevice:
 
     @cached_property
     def has_timelines(self) -> bool:
-        """Whether the driver offers timeline semaphores."""
         if self.api_version < (1, 2) and "VK_KHR_timeline_semaphore" not in self.extensions:
             return False
         timeline = self.api.new("VkPhysicalDeviceTimelineSemaphoreFeatures")

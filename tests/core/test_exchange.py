@@ -215,7 +215,7 @@ DIFFERENCES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "hosts": (
         lambda team: gather(team, hosts="abb"),
         gi.HandleError,
-        r"^step 'gather_handles.*: a \(rank 0\), b \(ranks 1 and 2\).*FabricHandle",
+        r"^step 'gather_handles.* a \(rank 0\), b \(ranks 1 and 2\).*FabricHandle",
     ),
 }
 
