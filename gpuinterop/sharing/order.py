@@ -174,7 +174,7 @@ class _Turns(NoCopy):
             raise again(self.failure)
         if self.inside is enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
-            raise InvalidArgumentError("order", f"{this} of {self.label} is in the wrong order; call {other} first.")
+            raise InvalidArgumentError("order", f"expected {other} of {self.label}, got {this}; call {other} first.")
         if known.is_capturing():
             refuse_capture(known, self.label)
 

@@ -51,7 +51,7 @@ def device_of(arrays: Mapping[str, Described]) -> Device:
             if other is not first:
                 raise InvalidArgumentError(
                     name or "array",
-                    f"expected arrays on one device, {first!r}, got one on {other!r}; share each device's separately.",
+                    f"expected arrays of one device, {first!r}, got one of {other!r}; share each device's separately.",
                 )
     return next(iter(found.values()))
 
@@ -86,7 +86,7 @@ def check_block(device: Device, block: Block, name: str) -> None:
     if block.ordinal != device.ordinal:
         raise InvalidArgumentError(
             name or "array",
-            f"expected arrays on one device, {device!r}, got one on device {block.ordinal}; share each device's "
+            f"expected arrays of one device, {device!r}, got one of device {block.ordinal}; share each device's "
             "separately.",
         )
 

@@ -136,7 +136,7 @@ def test_a_late_frame_stays_claimed(writer: Shell, reader: Shell) -> None:
 def test_what_a_dropped_with_releases(writer: Shell, reader: Shell) -> None:
     """Its own turn, as after an interrupt; one that was refused has none, and ends nobody else's."""
     writer("writes = camera.write(); writes.__enter__(); refused = camera.write()")
-    with pytest.raises(Raised, match=r"InvalidArgumentError: order: acquire of Publisher .*; call release"):
+    with pytest.raises(Raised, match=r"InvalidArgumentError: order: .* Publisher .*; call release"):
         writer("refused.__enter__()")
     writer("writes.__exit__(None, None, None); writes = camera.write(); frame = writes.__enter__()")
     writer("refused = None; loop()._look()")
