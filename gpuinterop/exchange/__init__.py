@@ -6,7 +6,7 @@
 - Every other **call** of a `Team` is two all-gathers. In the first, each rank reports what it offers, or why it cannot.
   If all offers are compatible, the second one reports the results. If a rank fails, what the call has made is closed.
 
-All ranks get the same messages, and decide from these alone. If ranks failed, the lowest of them names the error. Else,
+All ranks get the same messages, and decide only from these. If ranks failed, the lowest of them names the error. Else,
 if the steps, time-outs or arguments differ, the error is that the ranks did not make the same call. If a rank has
 exited or does not answer, the all-gather itself fails on all ranks, with an error that names it.
 

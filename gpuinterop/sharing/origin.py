@@ -1,4 +1,4 @@
-"""The memory behind an array. Only queries to the driver: nothing is exported to find out."""
+"""The memory of an array. Only queries to the driver: nothing is exported to find out."""
 
 from __future__ import annotations
 
