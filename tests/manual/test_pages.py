@@ -176,6 +176,14 @@ def test_every_page_is_in_the_navigation() -> None:
     assert missing == ["README.md", "docs/index.md"]
 
 
+def test_the_diagram_of_the_layers_is_what_the_linter_checks() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = (one["layers"] for one in linter["contracts"] if one["type"] == "layers")
+    (block,) = (one for one in manual.blocks("CONTRIBUTING.md") if "layers" in one.marks)
+    drawn = [line.split("  ")[0] for line in block.code.splitlines()]
+    assert drawn == [layer.replace("(", "").replace(")", "") for layer in layers]
+
+
 def _public() -> set[str]:
     """Every name of a module's ``__all__``, by the shortest way to it."""
     import gpuinterop as gi
