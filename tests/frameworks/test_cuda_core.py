@@ -30,7 +30,8 @@ def buffer_of(core: Any, party: Party, offset: int = 0, size: int = 4 * COUNT) -
 
 
 @claim("cuda.core", "cuda.core.Buffer.from_handle(buffer.ptr, buffer.size, owner=buffer.hold())", memory=("CUDA",),
-       access="reads and writes", note="copies between both work; cuda.core's cannot become gpuinterop's")  # fmt: skip
+       access="reads and writes", note="copies to and from gpuinterop's buffers work; "
+            "cuda.core's buffers cannot become gpuinterop's")  # fmt: skip
 def test_buffer(party: Party, core: Any, gpu: Any) -> None:
     stream = gpu.create_stream()
     theirs = gpu.memory_resource.allocate(4 * COUNT, stream=stream)
