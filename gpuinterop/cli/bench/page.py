@@ -82,8 +82,8 @@ def _speeds(run: Mapping[str, Any]) -> str:
     (calls,) = (one["times"][0] for one in run["figures"] if one["name"] == "submit + acquire + release, compute queue")
     return (
         f"On an {run['device']}, a frame that shares 1 MiB with Vulkan takes {frame[OURS] / 1000:.1f} ms; with copies "
-        f"through the host\nit takes {frame[STAGED] / 1000:.1f} ms. gpuinterop's calls take {calls['median']:.1f} us per "
-        "frame."
+        f"through the host\nit takes {frame[STAGED] / 1000:.1f} ms. "
+        f"gpuinterop's calls take {calls['median']:.1f} us per frame."
     )
 
 
