@@ -295,9 +295,7 @@ class SharedHandoff(Owned, Turns):
         """Raise for a call while the handoff is closed, or in the wrong order."""
         self._check_open()
         if self._turn is SUBMIT and not self._began_in_gl and not self._frame:
-            raise InvalidArgumentError(
-                "handoff", f"expected acquire or a block of gl, got {call}; begin with one of them."
-            )
+            raise InvalidArgumentError("handoff", f"expected acquire or a block of gl, got {call}; begin with one.")
         self._check(turn, call)
 
 
