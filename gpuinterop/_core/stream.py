@@ -179,7 +179,7 @@ class Stream(Resource):
         ...         print(error)
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
-        Stream ... may be waiting for ... to reach 1. If what was to signal has died, signal it here: ...
+        Stream ... may be waiting for ... to reach 1. If the process that should signal has exited, signal it here ...
         """
         limit = check_timeout(timeout)
         self._check_open()

@@ -153,7 +153,7 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(device: Device, backen
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(4242,), values=(1,))]
     with gi.GraphSemaphores(device, 7, 8) as semaphores:
         assert semaphores.steps[0].semaphores == (None,)
-        with pytest.raises(gi.InvalidArgumentError, match="^values: .*another library"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^values: .*another library"):
             semaphores.advance(1)
 
 
