@@ -149,8 +149,6 @@ class Allocation(Mappable):
             if self.closed:
                 self._buffers.clear()  # they refer to the allocation, and the cycle would delay the memory's release
 
-    # -- internal ----------------------------------------------------------------------------------------------
-
     def _new_mapping(self) -> Mapping:
         backend = self.driver
         return Mapping(self, self.devices, backend.unmap_allocation, blocks=backend.map_allocation_blocks, waits=False)

@@ -723,8 +723,6 @@ class Device(NoCopy):
             if not (wait_for(lifetime, left()) or lifetime.stays):
                 raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
 
-    # -- internal ----------------------------------------------------------------------------------------------
-
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper alive, and share it."""
         key: Hashable = pointer

@@ -654,13 +654,11 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
 class Described(NamedTuple):
     """An array of any library: its memory, its layout, and the objects that keep both alive."""
 
-    place: tuple[int, int] | str
-    """DLPack's device, or the name of the interface, which does not contain the device."""
+    place: tuple[int, int] | str  # DLPack's device, or the name of the interface, which does not contain the device
     pointer: int
     layout: Layout
     read_only: bool
-    keep: tuple[Any, object]
-    """The array, and what its library returned for it."""
+    keep: tuple[Any, object]  # the array, and what its library returned for it
     data_ptr: object = None
     """The array's `data_ptr`, if any: torch can move the array to other memory; other libraries do not."""
 

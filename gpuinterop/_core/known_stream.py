@@ -30,11 +30,9 @@ _MANY_WAITS: Final = 128  # with more noted waits, the driver is asked which hav
 _FENCES: Final = 8  # events that are enough to show which waits have passed
 _REMEMBERED: Final = 256  # closed native streams in the table
 
-order = itertools.count(1)
-"""Numbers for enqueued work. They show later which work ran after a failed wait."""
+order = itertools.count(1)  # Numbers for enqueued work. They show later which work ran after a failed wait
 
-fenced: dict[KnownStream, None] = {}
-"""Streams with fences that may be pending."""
+fenced: dict[KnownStream, None] = {}  # streams with fences that may be pending
 
 
 class CapturedError(InvalidArgumentError):
@@ -456,8 +454,8 @@ class KnownStream(Lifetime):
                 self.bare = self.fence() is None
         elif len(self.waits) > self.limit:
             self.look()
-            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not check pending waits at every call
+
     def fence(self) -> Fence | None:
         """Record an event after all earlier work; None if that is no longer possible. Raises `CapturedError`."""
         fence = Fence(self)

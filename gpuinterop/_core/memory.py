@@ -442,8 +442,6 @@ class Buffer(Sized):
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
         self.mapping.written = True
 
-    # -- internal ----------------------------------------------------------------------------------------------
-
     def _copy_from(self, source: int, size: int, *, offset: int, stream: object, owners: Owners = ()) -> None:
         """Copy from any address that the device can read. `owners` lists its buffer, if it has one, and the offset."""
         start, count = self._range_of(offset, size, least=0)
@@ -675,8 +673,6 @@ class ExternalMemory(Mappable):
         layout = array_layout(self, format, extent, levels, layers, offset, usage)
         drain()
         return MipmappedArray(self, layout, label)
-
-    # -- internal ----------------------------------------------------------------------------------------------
 
     def _new_mapping(self) -> Mapping:
         backend, blocks = self.driver, self.driver.releases_block

@@ -265,8 +265,6 @@ class MulticastObject(Sized):
         """The open bindings."""
         return tuple(binding for binding in self._taken.copy() if not binding.closed)
 
-    # -- operations --------------------------------------------------------------------------------------------
-
     def add_device(self, device: Device) -> None:
         """Add a device of the team (``cuMulticastAddDevice``). Do this before you bind or map anything.
 
@@ -556,8 +554,6 @@ class MulticastObject(Sized):
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
-
-    # -- internal ----------------------------------------------------------------------------------------------
 
     def _create(self, call: Callable[[], Any]) -> None:
         """Create the object, and add the devices that the caller has named."""

@@ -66,19 +66,15 @@ class SemaphoreCalls:
     Subclasses set the attributes without a value. They create the handles; `prepare` turns several into a batch.
     """
 
-    max_value: int = MAX_64
-    """Largest value that a stream can wait for."""
-    blocks: bool = False
-    """Whether `destroy` waits for the whole device."""
+    max_value: int = MAX_64  # largest value that a stream can wait for
+    blocks: bool = False  # whether `destroy` waits for the whole device
     direct: Backend | None = None
     """The backend, if its `wait` and `signal` are the whole call. If None, this class has them."""
 
-    prepare: Callable[[Sequence[DriverHandle]], Any]
-    """Prepare a batch for `wait` and `signal`."""
+    prepare: Callable[[Sequence[DriverHandle]], Any]  # prepare a batch for `wait` and `signal`
     wait: Callable[[Any, KnownStream, Sequence[int], Wait], None]  # not set if `direct` is
     signal: Callable[[Any, KnownStream, Sequence[int]], None]  # not set if `direct` is
-    destroy: Callable[[DriverHandle], None]
-    """Release a handle that no stream uses any more."""
+    destroy: Callable[[DriverHandle], None]  # release a handle that no stream uses any more
 
     def abandon(self, handle: DriverHandle) -> None:
         """Cancel the pending waits of streams, if possible."""
@@ -91,12 +87,9 @@ class SemaphoreCalls:
         """Return why the calling thread cannot read, wait or signal without a stream; None if it can."""
         return None
 
-    host_value: Callable[[Any], int]
-    """Return the counter of a timeline or fence."""
-    host_signal: Callable[[Any, int], None]
-    """Signal from the calling thread."""
-    host_wait: Callable[[Any, int, float], bool]
-    """Block the calling thread; return False after the timeout."""
+    host_value: Callable[[Any], int]  # return the counter of a timeline or fence
+    host_signal: Callable[[Any, int], None]  # signal from the calling thread
+    host_wait: Callable[[Any, int, float], bool]  # block the calling thread; return False after the timeout
     export: Callable[[Any], AnySemaphoreHandle]
     """Return a new handle that the caller owns. Called only for exportable semaphores."""
 
@@ -513,8 +506,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if self._cannot_on_host is not None:
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
 
-    # -- internal ----------------------------------------------------------------------------------------------
-
     def _wait_within(self, limit: float, given: object, value: int | None) -> None:
         """Wait on the calling thread for `limit` seconds, then on the stream."""
         number = self._checked(value, self._cannot_wait)
@@ -745,8 +736,6 @@ class SemaphoreBatch(NoCopy, Enqueues):
                 return
             for number, (told, at) in zip(numbers, places):  # noqa: B905
                 told[at] = number
-
-    # -- internal ----------------------------------------------------------------------------------------------
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
         """Return the values that the stream was told to signal last; 0 if there was none."""

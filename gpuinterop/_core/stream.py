@@ -67,8 +67,6 @@ class Stream(Resource):
     def _handle(self) -> DriverHandle:
         return self._native
 
-    # -- public ------------------------------------------------------------------------------------------------
-
     @property
     def ptr(self) -> int:
         """The native stream (``CUstream`` / ``hipStream_t``) as an integer."""
@@ -248,8 +246,6 @@ class Stream(Resource):
         self._check_failure()
         tidy()
         return Event(self, self._known_as())
-
-    # -- internal ----------------------------------------------------------------------------------------------
 
     def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
         """Call the driver with the stream, and keep it and one or two objects from being released meanwhile."""

@@ -49,8 +49,7 @@ def stream_words(device: Device) -> StreamMemoryBackend:
 class PinnedWords:
     """A page of words, initially 0, shared by the CPU and one device's streams (``cuMemHostRegister``)."""
 
-    COUNT: Final = system.PAGE // _STRIDE
-    """Number of words in a page."""
+    COUNT: Final = system.PAGE // _STRIDE  # number of words in a page
 
     def __init__(self, device: Device) -> None:
         self.driver = stream_words(device)
