@@ -131,7 +131,6 @@ class Device(NoCopy):
         self._copiers: list[Stream] = []
         self._last_stream: Stream | None = None  # of another library; set by `check_stream`
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
-        # The keys are the numbers by which graph nodes name semaphores.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
 
     @property
@@ -187,8 +186,6 @@ class Device(NoCopy):
     def __repr__(self) -> str:
         return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
 
-    # -- imports -----------------------------------------------------------------------------------------------
-
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
     ) -> ExternalMemory:
@@ -217,7 +214,7 @@ class Device(NoCopy):
         ArgumentTypeError
             `handle` is an int, or its type is not a memory handle type.
         HandleError
-            `handle` is closed or consumed, belongs to another device, or is not a handle to memory.
+            `handle` is closed or consumed, is of another device or kind, or its descriptor is of another type.
         InvalidArgumentError
             `size` is zero, or larger than the object.
         UnsupportedError
@@ -268,7 +265,7 @@ class Device(NoCopy):
         handle : SemaphoreHandle
             The type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
             timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create
-            timelines also imports those of `create_semaphore`, from any process and backend.
+            timelines imports those of `create_semaphore`, from any process and backend, whatever its vendor's import.
         label : str, optional
             Name in messages, warnings and the object's `repr`.
 
@@ -338,7 +335,7 @@ class Device(NoCopy):
 
         Examples
         --------
-        Usually another process sends the handle through `gpuinterop.ipc`. Here both sides are in one process:
+        Another process sends the handle, for example with `gpuinterop.ipc`. Here both sides are in one process:
 
         >>> with device.allocate(65536) as mine, device.import_allocation(mine.export(), mine.size) as theirs:
         ...     mine.buffer.fill(7)
@@ -370,8 +367,6 @@ class Device(NoCopy):
 
         import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
-
-    # -- creation ----------------------------------------------------------------------------------------------
 
     def allocate(
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
@@ -628,7 +623,7 @@ class Device(NoCopy):
 
         Examples
         --------
-        For torch's current stream, use ``device.wrap_stream(torch.cuda.current_stream())``. The default stream:
+        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream:
 
         >>> stream = device.wrap_stream(0)
         >>> buffer.fill(7, stream=stream)
@@ -784,10 +779,7 @@ class Device(NoCopy):
 
     @property
     def _makes_timelines(self) -> bool:
-        """Whether the core creates this device's timelines, in memory that streams write, instead of the backend.
-
-        A backend that creates and imports timelines natively does so, unless ``GPUINTEROP_DISABLE`` forbids the import.
-        """
+        """Whether the core makes timelines from words that streams write; not if the backend makes and imports them."""
         backend = self.driver
         if not isinstance(backend, StreamMemoryBackend):
             return False

@@ -46,8 +46,6 @@ _exiting = False
 
 
 class _Here(threading.local):
-    """State of the calling thread."""
-
     calling_back = False  # the thread runs callbacks
 
 
@@ -325,7 +323,6 @@ def call_back() -> None:
 
 
 def _call_back(lifetime: Lifetime) -> None:
-    """Run the callbacks of one released object."""
     tellers = lifetime.tellers
     tellers += MARK
     try:
@@ -350,7 +347,6 @@ def _forked() -> None:
 
 @atexit.register
 def _drain_at_exit() -> None:
-    """Release what can be released without blocking."""
     global _exiting  # noqa: PLW0603 - it is the process that exits
     system.end_threads()
     _exiting = True

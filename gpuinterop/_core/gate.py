@@ -52,9 +52,9 @@ class Gate:
         return next((stream.label for stream in streams if not stream.is_idle()), "")
 
     def before_default(self) -> KnownStream | None:
-        """Return a stream that delays the default stream through a wait for a missing signal. Asks the driver.
+        """Return a stream whose wait for a missing signal delays the default stream. Asks the driver.
 
-        gpuinterop's streams delay it only if both share a hardware queue. Another library's stream may always do so.
+        gpuinterop's streams delay it only if both share a hardware queue. Other libraries' streams can always do so.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
@@ -72,7 +72,6 @@ def _holds_up(stream: KnownStream) -> bool:
 
 @locked
 def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
-    """Put a release aside while a wait is pending."""
     if lifetime.state is not RETIRED:
         return
     if len(gate.blocked) >= gate.limit:

@@ -107,7 +107,6 @@ class GraphStep:
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
-        """Set checked values. The caller has marked the call."""
         owner = self._owner
         self._most = tuple(map(max, self._most, numbers))  # first, so that a launch with these values finds them
         owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
@@ -360,19 +359,14 @@ class Graph(Resource, Enqueues):
         return self._made
 
     def _hold(self, lifetime: Lifetime) -> None:
-        """Keep an object that captured work uses."""
         hold(lifetime, self.lifetime)
 
     def _note(self, mapping: Mapping, start: int, end: int) -> None:
-        """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
     def _enter(self, known: KnownStream) -> None:
-        """Capture the stream's work from now on. Other calls stop querying it, because a query ends the capture.
-
-        Waits for calls already under way, but not for long: one may be in `Stream.synchronize`.
-        """
+        """Capture the stream's work from now on. Waits for other calls, but not for long: one may be `synchronize`."""
         self._claim(known)
         system.until(lambda: not known.calls.copy(), _PATIENCE_S)
 
@@ -440,7 +434,6 @@ class Graph(Resource, Enqueues):
 
 @contextmanager
 def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
-    """Implement `Stream.capture`."""
     device = stream.device
     stream._check_open()
     device.capabilities.require(Operation.GRAPH_CAPTURE)

@@ -33,7 +33,6 @@ TYPES: Final = {
     "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8),
     "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }  # fmt: skip
-"""The element types, with DLPack's code and bits."""
 _NAMES: Final = {facts: name for name, facts in TYPES.items()}
 
 
@@ -128,7 +127,6 @@ class Layout:
             raise BufferError(f"expected a shape that NumPy can describe, got {whose}: {error}.") from None
 
     def blank_array(self, whose: object) -> Any:
-        """Return an array for a capsule, without an address yet."""
         if self.blank is None:
             self.blank = self.array(_NOWHERE, False, whose).view(_exported())
         return self.blank.view()
@@ -176,10 +174,7 @@ def overlap(layout: Layout) -> bool:
 
 @functools.lru_cache(1024)
 def dense_order(layout: Layout) -> tuple[object, ...] | None:
-    """Return a key that is equal for layouts which fill the same bytes in the same order.
-
-    None if a byte belongs to no element, or to several.
-    """
+    """Return a key, equal for layouts that fill the same bytes in one order; None if they have gaps or overlaps."""
     if layout.high - layout.low != math.prod(layout.shape) * layout.dtype.itemsize or overlap(layout):
         return None
     steps = [step for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1 and layout.high]
@@ -190,8 +185,7 @@ def dense_order(layout: Layout) -> tuple[object, ...] | None:
 
 CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
 HOST_TYPES: Final = (CPU, _CUDA_HOST, 11)  # kDLROCMHost
-_AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}
-"""Stream numbers that the array API forbids."""
+_AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}  # forbidden streams
 
 # NumPy makes every capsule because its deleter is C code. A deleter in Python would lose an exception that is being
 # raised when the array is freed. NumPy believes that all memory is the host's; we overwrite device and element type.
@@ -659,8 +653,7 @@ class Described(NamedTuple):
     layout: Layout
     read_only: bool
     keep: tuple[Any, object]  # the array, and what its library returned for it
-    data_ptr: object = None
-    """The array's `data_ptr`, if any: torch can move the array to other memory; other libraries do not."""
+    data_ptr: object = None  # the array's `data_ptr`, if it has one: torch can move an array to other memory
 
     @property
     def span(self) -> tuple[int, int]:
@@ -674,9 +667,9 @@ class Described(NamedTuple):
 
 
 def described(array: Any, argument: str, *, in_place: bool) -> Described:
-    """Describe an array through DLPack or an array interface, without a copy and without ordering a stream.
+    """Describe an array through DLPack or an array interface, without ordering a stream.
 
-    If a tensor's bytes are not its values, a copy is described, unless the array must be used in place.
+    It is a copy only if a tensor's bytes are not its values, and the array need not be used in place.
     """
     if isinstance(array, View):
         return array._described()

@@ -30,7 +30,7 @@ _MANY_WAITS: Final = 128  # with more noted waits, the driver is asked which hav
 _FENCES: Final = 8  # events that are enough to show which waits have passed
 _REMEMBERED: Final = 256  # closed native streams in the table
 
-order = itertools.count(1)  # Numbers for enqueued work. They show later which work ran after a failed wait
+order = itertools.count(1)  # numbers enqueued work, to show later which work ran after a failed wait
 
 fenced: dict[KnownStream, None] = {}  # streams with fences that may be pending
 
@@ -191,7 +191,6 @@ class Fence(NativeEvent):
         self.waiters: dict[Lifetime, None] = {}  # a drain checks these again when the fence is reached
 
     def is_reached(self) -> bool:
-        """Ask the driver. Never blocks."""
         try:
             if not self.ask(self.stream.backend.is_done, True):
                 return False
@@ -237,7 +236,6 @@ def _note_anew(stream: KnownStream, wait: Wait) -> None:
 
 @locked
 def settle(stream: KnownStream, passed: list[Wait]) -> None:
-    """Note that waits have passed."""
     for wait in passed:
         wait.passed = True
     while stream.waits and stream.waits[0].passed:
@@ -279,7 +277,6 @@ class KnownStream(Lifetime):
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # numbers of work that ran after a failed wait
 
     def streams(self) -> list[KnownStream]:
-        """Return the streams whose work the release waits for."""
         return [self] if self.owned else []
 
     def note_odd(self) -> None:
@@ -290,8 +287,6 @@ class KnownStream(Lifetime):
     def is_over(self) -> bool:
         """Whether no call can use it again. Another library's stream can be reopened while the table has it."""
         return self.state in GONE and (self.owned or self.device.table.get(self.key) is not self)
-
-    # -- waits ---------------------------------------------------------------------------------------------------
 
     def note(self, wait: Wait) -> None:
         """Note a wait before the driver gets it. The caller then checks the gate."""
@@ -310,7 +305,6 @@ class KnownStream(Lifetime):
         return [one for one in list(waiting) if one is self or (one.device is device and not one.owned)]
 
     def pending(self) -> list[Wait]:
-        """Return the waits that may be pending."""
         return [wait for wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: KnownStream) -> list[Wait]:
@@ -360,8 +354,6 @@ class KnownStream(Lifetime):
         waits = self.waiting_for()
         way_out = " If the process that should signal has exited, signal it here with host_signal or on another stream."
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
-
-    # -- queries to the driver -----------------------------------------------------------------------------------
 
     @property
     def elsewhere(self) -> bool:
@@ -490,8 +482,6 @@ class KnownStream(Lifetime):
             del fences[0]
         return fences
 
-    # -- failure -------------------------------------------------------------------------------------------------
-
     @locked
     def fail(self, error: GpuInteropError) -> None:
         """Fail the stream, because a signal that it waited for will not come and it was released.
@@ -548,7 +538,6 @@ class Streams:
         gate.devices.append(self)
 
     def known(self) -> list[KnownStream]:
-        """Return the streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
     def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T], label: str | None) -> T:
@@ -574,7 +563,6 @@ class Streams:
             raise
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
-        """Return the calling thread's own default stream."""
         found = self.table.get((_PER_THREAD, id(_here.me)))
         return found if found is not None and found.state is LIVE and not found.elsewhere else self._find(handle, None)
 

@@ -80,8 +80,7 @@ _serials = itertools.count(1)
 _alive: dict[Lifetime, None] = {}
 
 waiting_for_a_look: dict[Lifetime, None] = {}  # closed objects that may be ready for release
-endings: dict[Lifetime, object] = {}
-"""Released objects whose callbacks the next drain runs, with the objects that they kept and that it drops."""
+endings: dict[Lifetime, object] = {}  # released objects: the next drain runs their callbacks, and drops what they kept
 
 
 def _name(noun: str, number: int, given: str | None, *_: object) -> str:
@@ -122,10 +121,8 @@ class Lifetime(NoCopy):
     )  # fmt: skip
 
     arrays: list[Any] = Marks()  # one mark for each exported array; only mappings have them
-    counter: Callable[[Any], int] | None = None
-    """Reads the value of a timeline's handle; None if only the driver can, and for other objects."""
-    remark: Callable[[int | None], str] | None = None
-    """Returns what messages add to a semaphore and the value that a stream waits for."""
+    counter: Callable[[Any], int] | None = None  # reads a timeline's value; None if only the driver can
+    remark: Callable[[int | None], str] | None = None  # what messages add to a semaphore and the awaited value
     noted_of_closed: ClassVar[bool] = False  # a parent may already be closed, but not yet released
 
     def __init__(
@@ -192,14 +189,12 @@ class Lifetime(NoCopy):
         return made
 
     def open(self) -> None:
-        """Open an object that needs no native call."""
         _begin(self, LIVE)
 
     def ending(self) -> None:
         """Prepare for the closing of the children. Called under the monitor."""
 
     def check(self) -> None:
-        """Raise unless the object is open."""
         if self.state is not LIVE:
             raise self.refusal()
 
@@ -236,7 +231,6 @@ class Lifetime(NoCopy):
         return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
 
     def streams(self) -> list[KnownStream]:
-        """Return the streams whose work the release waits for."""
         found = self.uses.copy()
         for device in self.untracked:
             found.update(dict.fromkeys(device.known()))
@@ -346,7 +340,6 @@ retire: Callable[[Lifetime], None] = locked(_retire)
 
 @locked
 def add_callback(lifetime: Lifetime, callback: Callable[[], None]) -> None:
-    """Call `callback` when the object is released."""
     lifetime.callbacks.append(callback)
     if lifetime.state in GONE:
         endings.setdefault(lifetime)
@@ -403,12 +396,10 @@ def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
 
 @locked
 def forget_use(lifetime: Lifetime, stream: KnownStream) -> None:
-    """Note that a stream has finished all its work with the object."""
     lifetime.uses.pop(stream, None)
 
 
 def alive() -> list[Lifetime]:
-    """Return all objects that are not released."""
     return list(_alive)
 
 

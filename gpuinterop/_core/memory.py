@@ -66,13 +66,12 @@ class Mapping(Lifetime):
             self.untracked = tuple(device.streams for device in self.devices)
 
     def used_on(self, stream: KnownStream, start: int, end: int) -> None:
-        """Note that work on a stream uses these bytes."""
         hull = self.uses.get(stream)
         if hull is None or start < hull[0] or hull[1] < end:
             _widen(self, stream, start, end)
 
     def users(self, start: int, end: int, user: Stream | None) -> list[KnownStream]:
-        """Return the other streams that `user` must wait for before it uses these bytes. Raise if one has failed."""
+        """Return the other streams that `user` must wait for. Raise if one has failed, or is being captured."""
         found = []
         mine = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():

@@ -29,7 +29,7 @@ _generation = 0
 dropped: deque[Lifetime] = deque()
 """Dropped objects, and closed mappings that have lost an array. Finalizers append them for the next drain."""
 lingering: deque[object] = deque(maxlen=64)
-"""Wrapped streams of array libraries, kept until the next drain so that arrays made before can reuse them."""
+"""Wrapped streams of array libraries, kept until the next drain for reuse by arrays made before then."""
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:

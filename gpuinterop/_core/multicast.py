@@ -183,9 +183,6 @@ class _Mapping(Lifetime):
     __slots__ = ()
 
 
-# -- the object ------------------------------------------------------------------------------------------------------
-
-
 class MulticastObject(Sized):
     """An object that spreads each store to memory of every device of the team.
 
@@ -248,8 +245,7 @@ class MulticastObject(Sized):
         super().__init__(_Group("MulticastObject", release, device=streams, label=label, size=size))
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
-        # Finished and running binds and maps: from the first one on, no device can be added.
-        self._seals: list[Any] = Marks()
+        self._seals: list[Any] = Marks()  # finished and running binds and maps; afterwards no device can be added
         self._taken: dict[MulticastBinding, None] = {}  # includes bindings that the driver has not unbound yet
         self.handle_types = handle_types
         self._needs = needs

@@ -49,10 +49,9 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
-Valued: TypeAlias = (
+Valued: TypeAlias = (  # semaphores whose calls take a value
     "ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed] | ExternalSemaphore[SciSync]"
 )
-"""Semaphores whose calls take a value."""
 Told: TypeAlias = tuple[list[int], int]  # (values, index): calls store the value that a stream was told to signal last
 
 _SEQUENCES = (tuple, list)
@@ -68,8 +67,7 @@ class SemaphoreCalls:
 
     max_value: int = MAX_64  # largest value that a stream can wait for
     blocks: bool = False  # whether `destroy` waits for the whole device
-    direct: Backend | None = None
-    """The backend, if its `wait` and `signal` are the whole call. If None, this class has them."""
+    direct: Backend | None = None  # set if its `wait` and `signal` are the whole call
 
     prepare: Callable[[Sequence[DriverHandle]], Any]  # prepare a batch for `wait` and `signal`
     wait: Callable[[Any, KnownStream, Sequence[int], Wait], None]  # not set if `direct` is
@@ -90,8 +88,7 @@ class SemaphoreCalls:
     host_value: Callable[[Any], int]  # return the counter of a timeline or fence
     host_signal: Callable[[Any, int], None]  # signal from the calling thread
     host_wait: Callable[[Any, int, float], bool]  # block the calling thread; return False after the timeout
-    export: Callable[[Any], AnySemaphoreHandle]
-    """Return a new handle that the caller owns. Called only for exportable semaphores."""
+    export: Callable[[Any], AnySemaphoreHandle]  # return a new handle; called only for exportable semaphores
 
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember a new semaphore, and pass on its label for messages."""
@@ -140,7 +137,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     `K` is its kind. Calls with ``Timeline`` and ``Fence`` take a value, with ``Keyed`` a key, with ``SciSync`` the
     address of an ``NvSciSyncFence``, and with ``Binary`` no value.
 
-    `close()` does not cancel a stream's pending waits; GPU drivers cannot. ``close(timeout=...)`` waits for them, and
+    `close()` does not cancel a stream's pending waits; no GPU driver does. ``close(timeout=...)`` waits for them, and
     cancels them after the timeout if the driver can (on the host backend, the stream then fails with
     `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when the
     streams no longer use the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
@@ -159,7 +156,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     **If the process that should signal has exited**, the stream waits forever: neither the driver nor gpuinterop
     notices. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream
     continue, signal the value yourself with `host_signal` or on another stream, before you close the semaphore. Then
-    discard the results of the work after the wait, because that process did not finish its data. To be notified at
+    discard the results of the work after the wait, because it ran on unfinished data. To be notified at
     once, import a timeline of `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then
     continues by itself and fails with `PeerError`.
 
@@ -225,7 +222,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         )
 
     def _make(self, call: Callable[[], DriverHandle]) -> None:
-        """Make or import the semaphore."""
         try:
             self._batch = self._calls.prepare([self.lifetime.create(call)])
             self._calls.know(self)
@@ -233,18 +229,14 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             retire(self.lifetime)
             raise
 
-    # -- on a stream -------------------------------------------------------------------------------------------
-
     @overload
     def wait(self: ExternalSemaphore[Binary], stream: Stream | object, *, timeout: float | None = None) -> None: ...
     @overload
     def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work.
+        """Make `stream` wait for the semaphore before its later work (``cuWaitExternalSemaphoresAsync`` / ``hip...``).
 
-        Returns at once, unless you pass `timeout`, or stream 0 of the host backend: that is the calling thread.
-
-        ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
+        Returns at once, unless you pass `timeout`. On stream 0 of the host backend, the calling thread itself waits.
 
         Parameters
         ----------
@@ -295,9 +287,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
     def signal(self, stream: Stream | object, value: int | None = None) -> None:
-        """Make `stream` signal the semaphore when its earlier work is done. Returns at once.
+        """Make `stream` signal the semaphore after its earlier work (``cuSignalExternalSemaphoresAsync`` / ``hip...``).
 
-        ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``
+        Returns at once.
 
         Parameters
         ----------
@@ -339,8 +331,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if (noted := self._enqueue(stream, known, noted, self._give_signal, (number,))) is not None:
             told, at = noted
             told[at] = number
-
-    # -- on the calling thread -----------------------------------------------------------------------------------
 
     @property
     def value(self) -> int:

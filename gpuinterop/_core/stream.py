@@ -56,7 +56,7 @@ class Stream(Resource):
         self._ptr = known.pointer
         self._native = known.handle
         self._failure: GpuInteropError | None = None
-        # For the per-thread default stream None: each call uses the calling thread's (`_known_as`).
+        # None for the per-thread default stream: each call uses that of its thread (`_known_as`).
         self.known: KnownStream | None = None if known.thread is not None else known
 
     def _known_as(self) -> KnownStream:
@@ -390,7 +390,6 @@ class Event(NoCopy):
         self._stream = stream
         self._known = known
         self._reached = False
-        # A closed stream releases its events when its work is done.
         self.lifetime = NativeEvent("Event", known)
         self.lifetime.create(lambda: known.uncaptured(backend.record, None))
 

@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnTimelines", "PinnedWords", "Spare", "spare_words", "stream_words"]
 
-MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
-"""Largest value that a stream can wait for, because comparisons wrap around."""
+MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE  # a stream cannot wait for more, because comparisons wrap around
 SPARE: Final = 64  # pages kept for later semaphores, per device and kind
 _STRIDE: Final = 64  # bytes between words: a cache line, because CPU and device write different words
 
@@ -63,7 +62,6 @@ class PinnedWords:
             raise
 
     def anew(self) -> Self:
-        """Set all words to 0."""
         for word in self._words:
             word.value = 0
         return self
@@ -103,9 +101,9 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 
 
 def _give_back(error: GpuInteropError, *calls: Callable[[], object], duplicate: bool = False) -> None:
-    """Make the calls that free a page after `pin` has failed. If it was pinned, they follow the core's unpin.
+    """Free a page after `pin` has failed: at once, or after the core's unpin if it was pinned.
 
-    If `duplicate`, the last call closes a descriptor; it is made only if the page was pinned (see `import_duplicate`).
+    With `duplicate`, the last call closes a descriptor, and is made only if the page was pinned (`import_duplicate`).
     """
     if (unpin := left_to_core(error)) is not None:
         leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
@@ -138,7 +136,6 @@ class Spare(Generic[P]):
             return make()
 
     def give(self, page: P) -> None:
-        """Keep a page for later."""
         self._pages.append(page)
         if len(self._pages) > SPARE:
             gate = self.device.gate if self.device.driver.releases_block else None
@@ -152,7 +149,6 @@ class Spare(Generic[P]):
 
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
-    """Return the spare pages of a device."""
     return device._once(Spare[PinnedWords])
 
 
@@ -168,7 +164,6 @@ class _Own:
     exported: bool  # other processes or devices may use it
 
     def anew(self) -> Self:
-        """Reset the page for another semaphore."""
         self.page.reset()
         return self
 
@@ -209,7 +204,6 @@ class OwnTimelines(WordCalls):
         self.blocks = device.driver.releases_block
 
     def create(self, label: str | None) -> ExternalSemaphore[Timeline]:
-        """Make a timeline at 0."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True, label=label)
         semaphore._make(functools.partial(self._spare.take, self._new))
         semaphore.lifetime.gate = None  # until it is exported, its page is reused instead of unpinned
@@ -246,8 +240,6 @@ class OwnTimelines(WordCalls):
             raise
         page.give_to_device()
         return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
-
-    # -- SemaphoreCalls ------------------------------------------------------------------------------------------
 
     def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         if stream.is_capturing():  # checked inline because this is a hot path
