@@ -192,7 +192,7 @@ class ArrayLevel(NotAnArray):
     ) -> None:  # fmt: skip
         array, known = self._array, stream._known_as()
         calls = known.calls
-        calls += MARK  # no capture of ours begins or ends between the check and the call
+        calls += MARK  # no `Stream.capture` begins or ends between the check and the call
         try:
             if (graph := known.graph) is not None:
                 graph._hold(array.lifetime)

@@ -712,7 +712,7 @@ def hidden_values(array: Any) -> str:
     """Describe a torch tensor whose memory does not contain its values, with what to pass; empty for others."""
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
-        return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, as DTensor.to_local() does"
+        return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, such as DTensor.to_local()"
     try:
         if array.is_quantized or array.is_nested or str(array.layout) != "torch.strided":
             return "a quantized, nested or sparse one; pass x.dequantize(), x.values() or x.to_dense()"
@@ -721,7 +721,7 @@ def hidden_values(array: Any) -> str:
         reason = f"on {array.device}"
     except Exception as error:  # torch has several, for tensors without storage
         reason = str(error).rstrip(".")
-    return f"one without memory ({reason}); pass x.clone() of a zero tensor, else one from outside of torch.func"
+    return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
 
 
 def _by_dlpack(array: Any) -> Described | str:
@@ -761,7 +761,7 @@ def _dlpack_layout(
 ) -> Layout | str:
     dtype = _NAMES.get((code, bits))
     if dtype is None or lanes != 1:
-        return f"the element type (code {code}, {bits} bits) has no name here; take a view of uint8."
+        return f"the element type (code {code}, {bits} bits) is not supported; take a view of uint8."
     return _known_layout(shape, dtype, None if steps is None else tuple(step * bits // 8 for step in steps))
 
 

@@ -268,8 +268,8 @@ class KnownStream(Lifetime):
         self.fences: list[Fence] = []  # that may be pending
         self.limit = _MANY_WAITS  # with more waits, the driver is asked which have passed; -1 for a thread's own stream
         self.bare = False  # a thread's own stream has work after its last event, so other threads cannot see its end
-        self.broken = False  # a capture of ours could not be ended, so the captured work will never run
-        self.captured = False  # a capture of ours is running, or about to begin
+        self.broken = False  # a `Stream.capture` could not be ended, so the captured work will never run
+        self.captured = False  # a `Stream.capture` is running, or about to begin
         self.graph: Graph | None = None  # the graph of that capture
         self.failure: GpuInteropError | None = None
         self.told = False  # the failure was raised to a caller
@@ -374,12 +374,12 @@ class KnownStream(Lifetime):
             del calls[-1]
 
     def refuse_edge(self) -> None:
-        """Raise while a capture of ours begins or ends: the call might or might not be captured. The caller marks."""
+        """Raise while `Stream.capture` begins or ends: the call might or might not be captured. The caller marks."""
         if self.captured and self.graph is None:
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
-        """Like `ask`, but raise `CapturedError` during a capture. The mark delays captures of ours."""
+        """Like `ask`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
 
         def asked(handle: DriverHandle) -> T:
             if self.is_capturing():

@@ -82,8 +82,8 @@ class Mapping(Lifetime):
             if stream.is_capturing():
                 raise InvalidArgumentError(
                     "stream",
-                    f"expected bytes whose other streams can be waited for, got bytes that {stream.label} used before "
-                    "its capture began; synchronize it before the capture.",
+                    f"cannot wait for {stream.label}, which used these bytes before its capture began; synchronize it "
+                    "before the capture.",
                 )
             found.append(stream)
         return found
@@ -495,7 +495,7 @@ class Buffer(Sized):
             if array is not None:
                 stream._check_host_copy(array)
             calls = stream._known_as().calls
-            calls += MARK  # no capture of ours begins or ends between the check and the call
+            calls += MARK  # no `Stream.capture` begins or ends between the check and the call
             try:
                 for buffer, first in spans:
                     buffer._use_on(stream, first, size)

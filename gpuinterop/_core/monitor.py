@@ -56,7 +56,7 @@ def interrupted() -> bool:
 
 
 def refuse_reentry() -> None:
-    """Raise in such a handler: it cannot change objects now, and waiting for the transition would never end."""
+    """Raise if `interrupted`: the handler cannot change objects now, and waiting for the transition would never end."""
     if interrupted():
         raise ResourceBusyError(
             "a signal handler made this call inside a gpuinterop state change; set a flag there and make the call in "

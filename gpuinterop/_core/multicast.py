@@ -296,7 +296,7 @@ class MulticastObject(Sized):
         if self.complete:
             raise InvalidArgumentError(
                 "device",
-                f"expected {self.device_count} devices, the team's, got {device!r} beside {self._added()}.",
+                f"expected the {self.device_count} devices of the team, got {device!r} in addition to {self._added()}.",
             )
         if self._seals:
             raise InvalidArgumentError(
@@ -544,7 +544,7 @@ class MulticastObject(Sized):
         if handle_type is None or handle_type not in self.handle_types:
             raise InvalidArgumentError(
                 "handle_type",
-                f"expected one that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
+                f"expected a type that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
             )
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))

@@ -165,7 +165,7 @@ class LoadedBackend(NoCopy):
         cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
         runs: list[VerifiedRun] = []
-        if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
+        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
             runs = recorded(importlib.resources.files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
         return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
@@ -578,7 +578,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
-    only = f"; {_BACKEND_VARIABLE}={chosen} leaves out other backends" if chosen and only_chosen else ""
+    only = f"; {_BACKEND_VARIABLE}={chosen} excludes other backends" if chosen and only_chosen else ""
     raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 

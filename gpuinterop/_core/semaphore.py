@@ -166,7 +166,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     ...     semaphore.wait(stream, 1)
     ...     buffer.fill(7, stream=stream)
     ...     semaphore.signal(stream, 2)
-    ...     semaphore.host_signal(1)  # the stream goes on
+    ...     semaphore.host_signal(1)  # the stream continues
     ...     semaphore.host_wait(2, timeout=10)
     """
 
@@ -265,7 +265,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         --------
         >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, device.create_stream() as producer:
         ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)  # behind the wait
+        ...     buffer.fill(7, stream=stream)  # after the wait
         ...     semaphore.signal(producer, 1)
         ...     stream.synchronize(timeout=10)
         """

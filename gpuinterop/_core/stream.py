@@ -210,7 +210,7 @@ class Stream(Resource):
         >>> with device.create_stream() as other:
         ...     buffer.fill(7, stream=other)
         ...     stream.wait_stream(other)
-        ...     buffer.fill(8, size=1024, stream=stream)  # behind the first fill
+        ...     buffer.fill(8, size=1024, stream=stream)  # after the first fill
         ...     stream.synchronize(timeout=10)
         """
         self._check_open()
