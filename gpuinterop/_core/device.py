@@ -238,7 +238,6 @@ class Device(NoCopy):
     def _take_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
     ) -> ExternalMemory:
-        """Import memory; messages use `noun` for it."""
         check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
@@ -787,7 +786,6 @@ class Device(NoCopy):
         return not (isinstance(backend, HostSemaphoreBackend) and self.capabilities.supports(natively))
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
-        """Return the device and those of `access`, without duplicates."""
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
     def _ordinal_of(self, handle: Handle) -> int | None:

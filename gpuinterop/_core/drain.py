@@ -148,7 +148,6 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
 
 
 def _release_ready() -> bool:
-    """Look once at what may be ready. Return whether anything was released."""
     moved = False
     ends: dict[KnownStream, Fence | None] = {}  # at most one event per stream
     for lifetime in _ready():

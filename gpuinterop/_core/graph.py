@@ -95,7 +95,6 @@ class GraphStep:
         self._owner.lifetime.use(lambda _: self._apply(numbers))
 
     def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
-        """Return the values as ints for the backend."""
         if len(values) != len(self.semaphores):
             raise InvalidArgumentError(
                 "values", f"expected {len(self.semaphores)}, one for each semaphore, got {len(values)}."
@@ -375,7 +374,7 @@ class Graph(Resource, Enqueues):
         if known.captured:  # another thread was faster
             raise CapturedError(known)
         self._joined.append(known)
-        known.captured = True
+        known.captured = True  # other calls no longer query it, because a query would end the capture
         known.note_odd()
 
     @locked

@@ -88,7 +88,6 @@ def _article(noun: str) -> str:
 
 
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
-    """Raise unless this is an open handle of one of the wanted types."""
     if not isinstance(handle, wanted):
         takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
         got = type(handle).__name__ + "".join(f", which {name} accepts" for name in takes[:1])

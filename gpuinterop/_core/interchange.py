@@ -143,7 +143,6 @@ _MOST_PLACES: Final = 1 << 16  # elements that `overlap` compares at most
 
 
 def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None) -> Layout:
-    """Check a caller's arguments, and return their layout."""
     one = type(shape) is not tuple and not isinstance(shape, Iterable)
     dims = resolve_ints((shape,) if one else shape, "shape", minimum=0)  # type: ignore[arg-type]
     steps = None if strides is None else resolve_ints(strides, "strides")
@@ -193,8 +192,6 @@ _NOWHERE: Final = 64  # NumPy refuses the address 0, and does not read this one
 
 
 class DLTensor(ctypes.Structure):
-    """DLPack's ``DLTensor``."""
-
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -220,7 +217,6 @@ pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _flags_at(address: int) -> ctypes.c_uint64:
-    """The flags of a versioned ``DLManagedTensor``."""
     return ctypes.c_uint64.from_address(address + 24)
 
 

@@ -476,7 +476,6 @@ class KnownStream(Lifetime):
                 self.fence()
 
     def poll(self) -> list[Fence]:
-        """Check which fences are reached, and return the others."""
         fences = self.fences.copy()
         while fences and fences[0].is_reached():
             del fences[0]
@@ -498,7 +497,6 @@ class KnownStream(Lifetime):
             self.note_odd()
 
     def tell_failure(self) -> GpuInteropError | None:
-        """Return the failure for the caller to raise."""
         return None if self.failure is None else _tell(self)
 
     def is_void(self, number: int) -> bool:

@@ -199,7 +199,6 @@ class Lifetime(NoCopy):
             raise self.refusal()
 
     def refusal(self) -> ResourceClosedError:
-        """Return the error for a call with an object that is not open."""
         if self.state is DEAD:
             return ResourceClosedError(
                 f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
@@ -227,7 +226,7 @@ class Lifetime(NoCopy):
             del calls[-1]
 
     def is_of(self, device: Streams) -> bool:
-        """Whether it is an object of the device."""
+        """Whether the object belongs to the device, or the device's streams may use it."""
         return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
 
     def streams(self) -> list[KnownStream]:

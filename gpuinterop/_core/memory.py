@@ -57,7 +57,6 @@ class Mapping(Lifetime):
         self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
-        """Whether the device has mapped it."""
         return any(one.streams is device for one in self.devices)
 
     def expose(self) -> None:
@@ -457,7 +456,6 @@ class Buffer(Sized):
             self.mapping.written = True
 
     def _use_on(self, stream: Stream, start: int, size: int) -> None:
-        """Note that the stream's next work uses these bytes."""
         known, first = stream._known_as(), self._offset + start
         if (graph := known.graph) is not None:  # the launches of the graph use them
             graph._hold(self.mapping)
@@ -478,7 +476,6 @@ class Buffer(Sized):
         return self.mapping.users(first, first + (self._size if size is None else size), user)
 
     def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
-        """Block until every stream that used the bytes has finished that work."""
         for user in self._users(None, start, size):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:

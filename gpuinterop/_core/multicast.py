@@ -165,12 +165,9 @@ def _mapping_at(device: Device, address: int) -> Mapping | None:
 
 
 class _Group(Lifetime):
-    """The native multicast object."""
-
     __slots__ = ()
 
     def ending(self) -> None:
-        """Release mappings before bindings when the object is closed."""
         mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
         for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
             for mapping in mappings:
@@ -178,8 +175,6 @@ class _Group(Lifetime):
 
 
 class _Mapping(Lifetime):
-    """The native mapping of a multicast object."""
-
     __slots__ = ()
 
 
@@ -552,7 +547,6 @@ class MulticastObject(Sized):
         return handle
 
     def _create(self, call: Callable[[], Any]) -> None:
-        """Create the object, and add the devices that the caller has named."""
         self.lifetime.create(call)
         for device in self._team:
             self.add_device(device)

@@ -221,7 +221,6 @@ def package_folder(package: str) -> Path | None:
 
 
 def left_on(cells: list[Capability]) -> list[Capability]:
-    """Return the cells, with those DISABLED that ``GPUINTEROP_DISABLE`` names."""
     patterns = os.environ.get(_DISABLE_VARIABLE)
     return disable(cells, patterns, _gaps_of) if patterns else cells
 

@@ -31,7 +31,6 @@ class Resource(NoCopy):
 
     @property
     def _handle(self) -> Any:
-        """The backend's handle."""
         return self.lifetime.handle
 
     @property
@@ -112,7 +111,6 @@ class Resource(NoCopy):
         return f"<{self.label}{' closed' if self.closed else ''}>"
 
     def _wait(self, lifetime: Lifetime, timeout: float | None) -> None:
-        """Wait for a release as `close` does."""
         if timeout is not None and not wait_for(lifetime, check_timeout(timeout)):
             after = f"close({float(timeout):g})"  # even for infinity, if the object can never be released
             raise ResourceBusyError(f"{self.label} is still in use after {after}: {lifetime.what_holds()}.")

@@ -95,8 +95,6 @@ class SemaphoreCalls:
 
 
 class DriverSemaphores(SemaphoreCalls):
-    """Calls of one device's driver."""
-
     def __init__(self, device: Device) -> None:
         backend = device.driver
         self.device = device
@@ -492,7 +490,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             raise
 
     def _check_host_side(self) -> None:
-        """Raise `UnsupportedError` if the calling thread cannot read, wait and signal."""
         if self._cannot_on_host is not None:
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
 
@@ -565,14 +562,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
     def _check_limit(self, timeout: float) -> float | None:
-        """Return `timeout` as checked seconds; None means no limit."""
         limit = check_timeout(timeout)
         if limit is not None and self._cannot_time_out is not None:
             raise UnsupportedError(self._cannot_time_out, context=self.device.name)
         return limit
 
     def _last_signalled(self) -> int:
-        """The largest value that streams of this process were told to signal."""
         return max((told[at] for told, at in self.lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
@@ -759,7 +754,6 @@ class SemaphoreBatch(NoCopy, Enqueues):
             semaphore._hold_in(graph)
 
     def _check_values(self, values: Sequence[int | None] | None, gap: Capability | None) -> Sequence[int]:
-        """Check the values and return them as ints."""
         told: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")

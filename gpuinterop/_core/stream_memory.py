@@ -129,7 +129,6 @@ class Spare(Generic[P]):
         self._pages: list[P] = []
 
     def take(self, make: Callable[[], P]) -> P:
-        """Return a page whose value is 0."""
         try:
             return self._pages.pop().anew()
         except IndexError:
@@ -154,8 +153,6 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 
 @dataclass(slots=True, eq=False)
 class _Own:
-    """A gpuinterop timeline, as one device uses it."""
-
     driver: StreamMemoryBackend
     fd: int
     page: timeline.Page
@@ -186,8 +183,6 @@ def refuse_capture(stream: KnownStream, label: str) -> None:
 
 
 class WordCalls(SemaphoreCalls):
-    """Base class for semaphores made of stream words."""
-
     max_value = MAX_VALUE
 
     def prepare(self, handles: Sequence[DriverHandle]) -> Sequence[DriverHandle]:
