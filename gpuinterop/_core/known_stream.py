@@ -43,36 +43,18 @@ class CapturedError(InvalidArgumentError):
 
 
 class Wait:
-    """A semaphore wait that a stream was given, or inherited because it waits for another stream.
-
-    Attributes
-    ----------
-    ms : int or None
-        Milliseconds after which the driver ends its wait for a keyed mutex.
-    number : int
-        When the stream got the wait; 0 for a wait in the driver, which cannot be ended early.
-    reached : callable or None
-        Returns whether the wait passes without another signal, if the semaphore has no `Lifetime.counter`.
-    enqueued : bool
-        Whether the driver has it.
-    covered : bool
-        Whether a fence follows it: when the fence is reached, the wait has passed.
-    implied : bool
-        Whether the stream has it only through the rules of the default stream. It then does not fail with the wait.
-    failure : GpuInteropError or None
-        Why the signal will not come. The waiting streams were released.
-    """
+    """A semaphore wait that a stream was given, or inherited because it waits for another stream."""
 
     semaphore: Lifetime
     value: int | None = None
-    ms: int | None = None
-    number = 0
-    reached: Callable[[], bool] | None = None
-    enqueued = False
-    covered = False
+    ms: int | None = None  # after so many milliseconds, the driver ends its wait for a keyed mutex
+    number = 0  # when the stream got the wait; 0 for a wait in the driver, which cannot be ended early
+    reached: Callable[[], bool] | None = None  # whether it passes without another signal, if there is no counter
+    enqueued = False  # the driver has it
+    covered = False  # a fence follows it: when the fence is reached, the wait has passed
     passed = False
-    implied = False
-    failure: GpuInteropError | None = None
+    implied = False  # the stream has it only through the rules of the default stream, and does not fail with it
+    failure: GpuInteropError | None = None  # why the signal will not come; the waiting streams were released
     _origin: Wait | None = None
 
     @classmethod

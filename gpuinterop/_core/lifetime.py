@@ -88,31 +88,7 @@ def _name(noun: str, number: int, given: str | None, *_: object) -> str:
 
 
 class Lifetime(NoCopy):
-    """One driver object, or an object of gpuinterop in its place.
-
-    Parameters
-    ----------
-    noun : str
-        Name in messages.
-    release : callable, optional
-        Called once, with the handle.
-    parents : sequence of Lifetime
-        Objects that it depends on. They are released later.
-    how : Standing
-        How it depends on them.
-    gate : Gate, optional
-        Decides when a release may run that blocks the device.
-    keep : object
-        Object that must stay alive as long: another library's stream, a handle's owner.
-    device : Streams, optional
-        Device of the object; by default the devices of its parents.
-    label : str, optional
-        The user's name for it.
-    size : int
-        Size in bytes, for messages.
-    of : Lifetime, optional
-        What it is part of, for messages; by default its first parent.
-    """
+    """One driver object, or an object of gpuinterop in its place."""
 
     __slots__ = (
         "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "made_at",
@@ -127,17 +103,17 @@ class Lifetime(NoCopy):
 
     def __init__(
         self,
-        noun: str,
-        release: Callable[[Any], None] | None = None,
+        noun: str,  # name in messages
+        release: Callable[[Any], None] | None = None,  # called once, with the handle
         *,
-        parents: Sequence[Lifetime] = (),
-        how: Standing = Standing.CHILD,
-        gate: Gate | None = None,
-        keep: object = None,
-        device: Streams | None = None,
-        label: str | None = None,
-        size: int = 0,
-        of: Lifetime | None = None,
+        parents: Sequence[Lifetime] = (),  # objects that it depends on; they are released later
+        how: Standing = Standing.CHILD,  # how it depends on them
+        gate: Gate | None = None,  # decides when a release may run that blocks the device
+        keep: object = None,  # must stay alive as long: another library's stream, a handle's owner
+        device: Streams | None = None,  # by default the devices of its parents
+        label: str | None = None,  # the user's name for it
+        size: int = 0,  # in bytes, for messages
+        of: Lifetime | None = None,  # what it is part of, for messages; by default its first parent
     ) -> None:
         if label is not None:
             check_type(label, str, "label", "a str")

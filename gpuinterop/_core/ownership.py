@@ -49,19 +49,10 @@ _DUPLICATE_BASES = (4096, 900)
 def import_duplicate(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
     """Run `call` with a duplicate of `handle`. Consume the handle if it returns; keep the handle if it raises.
 
-    If it raises an exception other than `GpuInteropError`, the duplicate stays open: the driver may have it.
-
-    Parameters
-    ----------
-    handle : Handle
-        An open handle. NT, KMT, NvSci and fabric handles have no descriptor, and are passed as they are.
-    call : callable
-        The import. On success, the driver owns the duplicate, or the backend has closed it.
-    user : str
-        Consumer, named in the error if the handle is used again.
-    lifetime : Lifetime, optional
-        The object that `call` makes. Once made, it owns the duplicate even if `call` raises afterwards; its release
-        closes the duplicate in a later drain.
+    On success, the driver owns the duplicate, or the backend has closed it. If `call` raises an exception other than
+    `GpuInteropError`, the duplicate stays open, because the driver may have it. Handles without a descriptor (NT, KMT,
+    NvSci, fabric) are passed as they are. `user` is named in the error if the handle is used again. `lifetime` is the
+    object that `call` makes: once made, it owns the duplicate even if `call` raises, and a later drain closes both.
     """
     if not isinstance(handle, FdHandle):
         handle._check_open()
