@@ -434,7 +434,7 @@ def attach(
         The share was closed, or its memory was freed. Ask its process for a new descriptor.
     PeerError
         The sharing process is not there, does not answer, runs as another user, or sends an invalid answer. Or the
-        descriptor comes from another host, or from before a restart.
+        descriptor was made on another host, or before a restart of this one.
     DeviceNotFoundError
         The device that has the memory is hidden from this process. Pass another one as `device`.
     UnsupportedError
@@ -468,7 +468,9 @@ def attached(
     """Attach a share, or the slots of frames."""
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
-        raise PeerError("the share is another host's, or from before a restart; attach it where its process runs.")
+        raise PeerError(
+            "the share was made on another host, or before a restart of this one; attach it where its process runs."
+        )
     limit, allowed = check_timeout(timeout), users_of(users)
     left = system.seconds_left(limit)
     if device is not None:
@@ -600,7 +602,8 @@ def device_for(contents: Contents, wanted: Device | None) -> Device:
 def _device_for(place: DeviceIdentity, kinds: Collection[type[Handle]], device: Device | None) -> Device:
     if device is None:
         problem = (
-            f"descriptor: the memory is of a device that is hidden here ({place.name}); pass another one as device="
+            f"descriptor: the memory is on a device that is hidden from this process ({place.name}); pass another as "
+            "device="
         )
         device = search(lambda one: one.identity.matches(place), problem)
     cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in kinds]
