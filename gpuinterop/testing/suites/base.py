@@ -219,7 +219,7 @@ def word(byte: int) -> int:
 
 
 def fds() -> set[str]:
-    """This process's open descriptors, if the system lists them."""
+    """Open descriptors of this process, if the system lists them."""
     try:
         return set(os.listdir("/proc/self/fd"))
     except OSError:

@@ -24,6 +24,8 @@ _ROCM = 10  # of DLDeviceType
 
 
 class Library(ABC):
+    """An array library that addresses device memory."""
+
     interface_is_ordered = True
     """Whether the library waits for the stream that the array interface names."""
 

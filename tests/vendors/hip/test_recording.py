@@ -53,7 +53,7 @@ def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:
     command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
     run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path))
     assert "hip:0 (simulated): 1 passed" in run
-    assert re.search(f"hip: .*recorded.*{re.escape(library)}", run)
+    assert re.search(f"hip: .*recorded.*{re.escape(str(library))}", run)
     assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
 
 
