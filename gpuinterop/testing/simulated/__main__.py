@@ -45,9 +45,7 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
     vendors = f"{{{','.join(sorted(LIBRARIES))}}}"
     parser.add_argument("vendor", type=_vendor, metavar=vendors, help="the backend whose driver is simulated")
-    parser.add_argument(
-        "command", nargs=argparse.PARSER, metavar="COMMAND", help="the command and its options"
-    )
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="the command and its options")
     given = parser.parse_args()
     if sys.platform != "linux":
         parser.error(f"expected Linux, because the drivers' memory is in memfds, got {sys.platform}; use a container.")
