@@ -414,16 +414,9 @@ class MemfdSemaphore(ExporterSemaphore):
 class MemfdExporter(Exporter):
     """The CPU with plain memfds, and one thread that does submitted work in order.
 
-    Parameters
-    ----------
-    identity : DeviceIdentity, optional
-        See :func:`gpuinterop.exporters.open_exporter`. With an identity it simulates that device's driver, and its
-        timelines have a different magic number, so that they are not taken for those of `gpuinterop.timeline`.
-
-    Raises
-    ------
-    BackendUnavailableError
-        The system is not Linux, or the libc's pthread objects have an unknown layout.
+    With an `identity` (see :func:`gpuinterop.exporters.open_exporter`) it simulates that device's driver, and its
+    timelines have a different magic number, so that they are not taken for those of `gpuinterop.timeline`. Raises
+    `BackendUnavailableError` if the system is not Linux, or the libc's pthread objects have an unknown layout.
     """
 
     name = "memfd"

@@ -81,26 +81,15 @@ class _Egl:
 
 
 def device_count() -> int:
-    """How many devices EGL lists.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no EGL, or EGL has no driver.
-    """
+    """How many devices EGL lists. Raises `BackendUnavailableError` without EGL, or if it has no driver."""
     return len(_Egl().devices())
 
 
 def list_drivers() -> DriverList:
     """List the OpenGL driver of each device that EGL lists. Never raises because OpenGL is missing.
 
-    It opens a context on each device. Afterwards no context is current in the calling thread.
-
-    Returns
-    -------
-    DriverList
-        Empty, with its `reason`, if EGL or every driver is missing. If a device has no OpenGL 4.5 context, it is left
-        out, and the `reason` names it.
+    It opens a context on each device. Afterwards no context is current in the calling thread. A device without an
+    OpenGL 4.5 context is left out, and the list's `reason` names it. `reason` also explains why the list is empty.
     """
     found = DriverList()
     try:
@@ -128,19 +117,10 @@ def list_drivers() -> DriverList:
 
 
 class HeadlessContext(NoCopy):
-    """An OpenGL 4.5 context without a window, current in the thread that made it.
+    """An OpenGL 4.5 context without a window, on EGL's device `index`, current in the thread that made it.
 
-    Parameters
-    ----------
-    index : int
-        The index of EGL's device.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no EGL, or EGL has no driver.
-    DriverError
-        The device has no OpenGL 4.5 context.
+    Raises `BackendUnavailableError` without EGL, or if it has no driver, and `DriverError` if the device has no such
+    context.
     """
 
     def __init__(self, index: int = 0) -> None:

@@ -369,30 +369,9 @@ _ATTRIBUTES: Final = {
 
 
 class ProcessExporter(Exporter):
-    """Another exporter in a child process.
+    """Another exporter, `inner` (``memfd`` or ``vulkan``), in a child process; `options` are for its class.
 
-    Parameters
-    ----------
-    inner : str
-        ``memfd`` or ``vulkan``.
-    identity : DeviceIdentity, optional
-        See :func:`gpuinterop.exporters.open_exporter`.
-    **options
-        Passed to the inner exporter.
-
-    Attributes
-    ----------
-    inner : str
-        The inner exporter's name.
-    pid : int
-        The child's process ID.
-
-    Raises
-    ------
-    PeerError
-        The child has ended, or did not answer in time; any call can raise it.
-    GpuInteropError
-        The inner exporter's errors, with their own classes.
+    Any call can raise `PeerError`, if the child has ended or did not answer in time, and the inner exporter's errors.
     """
 
     name = "process"

@@ -40,12 +40,8 @@ _REPLY_LIMIT = 60.0
 class BackendPeer:
     """The other process, which runs one command at a time: you call the methods of `_Commands`.
 
-    Parameters
-    ----------
-    device : Device
-        The child opens this backend and ordinal. It exits with the thread that started it.
-    reply_limit : float, optional
-        Seconds to wait for an answer; None waits for ever.
+    It opens the backend and ordinal of `device`, and exits with the thread that started it. An answer must arrive
+    within `reply_limit` seconds; None waits for ever.
     """
 
     def __init__(self, device: Device, *, reply_limit: float | None = _REPLY_LIMIT) -> None:

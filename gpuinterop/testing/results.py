@@ -41,20 +41,11 @@ _UNFINISHED: Final = ', "outcome": "unfinished"}'
 class Result:
     """Result of one test.
 
-    Attributes
-    ----------
-    id, test : str
-        pytest's ID, and the ID without device and exporter, to compare machines.
-    device, party, driver : str
-        ``cuda:0``, the exporter ``vulkan:nvidia@process``, and its driver with version; empty if the test uses none.
-    cells : list of str
-        The capabilities that it exercises.
-    outcome : str
-        ``passed``, ``failed``, ``gap`` (skipped as declared), ``undeclared`` (skipped by the kit for another reason),
-        ``skipped`` (by itself), ``xfailed``, ``unfinished``.
-    reason : str
-        Why it failed or was skipped, in one line.
-    seconds : float
+    `id` is pytest's; `test` is the ID without device and exporter, to compare machines. `device` (``cuda:0``), `party`
+    (the exporter, ``vulkan:nvidia@process``) and `driver` (that exporter's, with version) are empty if the test uses
+    none. `cells` are the capabilities that it exercises. `outcome` is ``passed``, ``failed``, ``gap`` (skipped as
+    declared), ``undeclared`` (skipped by the kit for another reason), ``skipped`` (by itself), ``xfailed`` or
+    ``unfinished``. `reason` is why it failed or was skipped, in one line.
     """
 
     id: str
@@ -223,13 +214,9 @@ class Document:
 class Run:
     """The report of a run.
 
-    Attributes
-    ----------
-    facts : dict
-        ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices``, ``drivers``.
-    results : list of Result
-    end : dict, optional
-        ``status`` of pytest, and whether only ``partial`` tests were run; None for a run that was killed.
+    `facts` are ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices`` and
+    ``drivers``. `end` has pytest's ``status``, and whether only ``partial`` tests were run; it is None for a run that
+    was killed.
     """
 
     facts: dict[str, Any]
@@ -238,13 +225,7 @@ class Run:
 
 
 def read_run(file: Path) -> Run:
-    """Read a file of ``--gpuinterop-json``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read, or contains something else.
-    """
+    """Read a file of ``--gpuinterop-json``. Raises `InvalidArgumentError` if that is not possible."""
     if file.is_dir():
         raise InvalidArgumentError("report", f"expected a file, got the folder {file}; give {file / '*.json'}.")
     try:

@@ -20,11 +20,7 @@ __all__ = ["choose", "list_drivers"]
 def list_drivers() -> DriverList:
     """List every physical device that the Vulkan loader finds. Never raises because Vulkan is missing.
 
-    Returns
-    -------
-    DriverList
-        Empty, with its `reason`, if cffi, the loader or every driver is missing. If a driver fails, its device is left
-        out, and the `reason` names it.
+    A device whose driver fails is left out, and the list's `reason` names it. `reason` also explains why it is empty.
     """
     found = DriverList()
     try:

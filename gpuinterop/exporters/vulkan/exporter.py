@@ -93,6 +93,9 @@ class Pending(Submission):
 class VulkanExporter(Exporter):
     """A Vulkan driver as the independent exporter, on its own instance and device.
 
+    Raises `BackendUnavailableError` if cffi, the loader or a driver is missing, and `DeviceNotFoundError` if no device
+    matches.
+
     Parameters
     ----------
     driver : str, optional
@@ -105,13 +108,6 @@ class VulkanExporter(Exporter):
         Write and read through a staging buffer and the queue even if the host can map the memory. A GPU always does.
     identity : DeviceIdentity, optional
         See :func:`gpuinterop.exporters.open_exporter`.
-
-    Raises
-    ------
-    BackendUnavailableError
-        cffi, the loader or a driver is missing.
-    DeviceNotFoundError
-        No device matches; the message lists the devices.
     """
 
     name = "vulkan"

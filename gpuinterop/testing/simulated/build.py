@@ -40,12 +40,8 @@ LIBRARIES: Final = {
 def compiler() -> list[str]:
     """Find a C compiler, and return the first words of its command.
 
-    That is ``CC`` with its options, or the first of ``cc``, ``gcc``, ``clang`` and PyPI's ``ziglang``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no compiler, ``CC`` names a missing one, or zig's cache cannot be created.
+    That is ``CC`` with its options, or the first of ``cc``, ``gcc``, ``clang`` and PyPI's ``ziglang``. Raises
+    `BackendUnavailableError` if there is none, ``CC`` names a missing one, or zig's cache cannot be created.
     """
     given = os.environ.get("CC", "").strip()
     for command in [given] if given else ["cc", "gcc", "clang"]:
@@ -78,22 +74,12 @@ def _cache() -> Path:
 
 
 def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
-    """Compile a vendor's library if necessary, and return its path.
+    """Compile a vendor's library (``cuda`` or ``hip``) if necessary, and return its path.
 
-    It is cached in ``gpuinterop`` in ``XDG_CACHE_HOME`` or ``~/.cache``. If neither is writable, it is cached in
-    ``gpuinterop-UID`` in the temporary folder.
-
-    Parameters
-    ----------
-    vendor : str
-        ``cuda`` or ``hip``.
-    extra : tuple of str
-        Further flags after those of GPUINTEROP_SIM_CFLAGS, such as ``-fsanitize=thread`` (with libtsan preloaded).
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no C compiler (`compiler`), the compiler fails, or neither folder can be created.
+    It is cached in ``gpuinterop`` in ``XDG_CACHE_HOME`` or ``~/.cache``, or if neither is writable, in
+    ``gpuinterop-UID`` in the temporary folder. `extra` flags follow those of GPUINTEROP_SIM_CFLAGS, such as
+    ``-fsanitize=thread`` (with libtsan preloaded). Raises `BackendUnavailableError` if there is no C compiler, the
+    compiler fails, or neither folder can be created.
     """
     library = LIBRARIES[vendor]
     name = library.soname

@@ -101,17 +101,8 @@ class BridgedSabotageSuite(Bridged, SabotageSuite):
 class Scripted(Endpoint):
     """A timeline that the test moves, and that fails on request.
 
-    Attributes
-    ----------
-    reached : int
-        The value that `wait` compares with.
-    signalled : list of int
-        Values that the bridge has signalled, in order.
-    error : Exception or None
-        The error that the next call raises.
-    threads : set of int
-        The calling threads.
-    closes : int
+    `wait` compares with `reached`; `signalled` has the values that the bridge signalled, in order; the next call raises
+    `error`; `threads` are the calling threads.
     """
 
     kind = Timeline
