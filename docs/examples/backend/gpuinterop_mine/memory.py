@@ -35,7 +35,7 @@ class Memory(Backend):
         """
         assert isinstance(handle, FdHandle)
         if size > self.size_of(handle.fd):
-            raise HandleError("size: expected no more than the memfd's size.")
+            raise HandleError("size: beyond the memfd.")
         memory = Imported(handle.fd, size)
         os.close(handle.fd)
         return memory
