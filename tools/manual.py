@@ -23,10 +23,12 @@ Usage:
 
 from __future__ import annotations
 
+import ast
 import datetime
 import doctest
 import hashlib
 import importlib
+import io
 import os
 import platform
 import re
@@ -34,6 +36,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tokenize
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -124,24 +127,39 @@ def programs(kind: str) -> list[str]:
 
 
 def source_of(page: str) -> bytes:
-    """What runs on a GPU: its source, the promised outputs, and the examples that it uses, directly or not."""
-    source = "".join(block.code for block in program(page, "gpu")).encode()
-    texts = {path: path.read_bytes() for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
-    folders = (EXAMPLES / name.decode() for name in set(re.findall(rb"\bcd (\w+)", source)))
-    used = {path: path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.py"))}
-    todo = [source, *used.values()]
+    """What runs on a GPU: its code, the outputs that it promises, and the examples that it or they name."""
+    source = "".join(bare(block.code) if block.language == "python" else block.code for block in program(page, "gpu"))
+    texts = {
+        path: bare(path.read_text(encoding="utf-8")) if path.suffix == ".py" else path.read_bytes().hex()
+        for path in sorted(EXAMPLES.rglob("*.*"))
+        if path.suffix in SOURCES
+    }
+    folders = {EXAMPLES / name for name in re.findall(r"\bcd (\w+)", source)}
+    used = {path for path in texts if path.suffix == ".py" and folders & {*path.parents}}
+    todo = [source, *(texts[path] for path in used)]
     while todo:
         text = todo.pop()
-        new = {
-            path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b".encode(), text)
-        }
+        new = {path for path in texts if path.parent == EXAMPLES and re.search(rf"\b{path.stem}\b", text)} - used
         used |= new
-        todo += new.values()
-    return b"".join((source, *(used[path] for path in sorted(used))))
+        todo += (texts[path] for path in new)
+    return "".join((source, *(texts[path] for path in sorted(used)))).encode()
+
+
+def bare(code: str) -> str:
+    """Python code without comments, docstrings and blank lines, which can change after a run."""
+    lines = code.splitlines()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for number in range(node.lineno - 1, node.end_lineno or 0):
+                lines[number] = ""
+    for token in tokenize.generate_tokens(io.StringIO(code).readline):
+        if token.type == tokenize.COMMENT and lines[token.start[0] - 1]:
+            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
+    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
 
 
 def digest(page: str) -> str:
-    """A hash of the source and the outputs of what runs on a GPU."""
+    """A hash of the code and the outputs of what runs on a GPU."""
     return hashlib.sha256(source_of(page)).hexdigest()
 
 

@@ -50,7 +50,7 @@ EVERYWHERE: Final = {
     "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode",
     "hipGetDevice", "hipSetDevice", "hipThreadExchangeStreamCaptureMode",
 }  # fmt: skip
-"""Surrounding calls that make the device's context current; the page names them above the table."""
+"""The calls around others that make the device's context current. The page names them above the table."""
 
 Sections: TypeAlias = Mapping[str, Mapping[str, str]]
 """A column of the page: cells by section and row."""
@@ -58,12 +58,12 @@ Sections: TypeAlias = Mapping[str, Mapping[str, str]]
 Scene: TypeAlias = Generator[tuple[str, Callable[[], Any]], Any, None]
 """Yields a row's text and its call, and is sent the call's result, or a `_Missing`.
 
-A call without text prepares the rows that follow.
+A call without a text prepares later rows.
 """
 
 
 class _Missing:
-    """Replaces an object that a gap prevented: each of its calls is a gap too."""
+    """The result of an unsupported call. Every call of it is unsupported, too."""
 
     def __getattr__(self, name: str) -> _Missing:
         return self
@@ -76,7 +76,7 @@ class _Missing:
 
 
 class _MissingError(Exception):
-    """A call needs an object that a gap prevented."""
+    """A call needs the result of an unsupported call."""
 
 
 def _need(*made: Any) -> None:
@@ -92,7 +92,7 @@ class Methods:
         self.simulator = Simulator.attach("cuda" if vendor == "cuda" else "hip")
         self.device, self.peer = gi.get_backend(vendor).devices()
         self.exporter = open_exporter("memfd", identity=self.device.identity)
-        # Some bindings hold the GIL in every call, and then the core polls. The page describes the other bindings.
+        # With bindings that keep the GIL in every call the core polls. The page shows the others.
         self.device.driver.holds_gil = False
 
     def cells(self) -> Sections:
@@ -102,11 +102,11 @@ class Methods:
             "External memory": self.memory,
             "Arrays": self.arrays,
             "External semaphores": self.semaphores,
-            "Timelines of gpuinterop's own": self.own_timelines,
+            "Timelines from `create_semaphore`": self.own_timelines,
             "Shareable allocations": self.allocations,
             "Graphs": self.graphs,
             "Multicast": self.multicast,
-            "Arrays that exist": self.sharing,
+            "Shared arrays": self.sharing,
         }
         return {title: dict(self.perform(scene())) for title, scene in scenes.items()}
 
@@ -133,7 +133,7 @@ class Methods:
                 yield row, GAP if gap else ", ".join(calls) or NO_CALL
 
     def rest(self) -> None:
-        """Let the devices finish all work, so that nothing remains to be released, or kept for reuse."""
+        """Wait until the devices have done all work, and release everything, also what is kept for reuse."""
         for device in (self.device, self.peer):
             assert self.simulator.settle(device.ordinal, LIMIT)
             device.drain()
@@ -144,7 +144,7 @@ class Methods:
                 backend._driver.free_ranges.clear()
 
     def closed(self, one: Any) -> Callable[[], None]:
-        """Return a call that closes it and releases its native object."""
+        """Close it, and drain."""
 
         def close() -> None:
             one.close()
@@ -175,7 +175,7 @@ class Methods:
 
         yield "an `Event` that is dropped", drop
         yield "`Device.synchronize()`", device.synchronize
-        yield "`Stream.close()` of a wrapped one", self.closed(wrapped)
+        yield "`Stream.close()` of a wrapped stream", self.closed(wrapped)
         default.close()
         yield "`Stream.close()`", self.closed(stream)
 
@@ -195,10 +195,10 @@ class Methods:
             yield "`View.to_numpy()`", view.to_numpy
             yield "`View.copy_from(view)`", lambda: other.copy_from(view)
             yield "`Buffer.fill(byte, stream=stream)`", lambda: buffer.fill(7, stream=stream)
-            yield "`Buffer.fill(byte)`, behind that use", lambda: buffer.fill(7)
+            yield "`Buffer.fill(byte)`, after that use", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source, stream=stream)`", lambda: buffer.copy_from_host(ones, stream=stream)
             yield "`Buffer.copy_to_host(target, stream=stream)`", lambda: buffer.copy_to_host(room, stream=stream)
-            yield "`Buffer.close()`, not its mapping's last", self.closed(part)
+            yield "`Buffer.close()`, another buffer of the mapping is open", self.closed(part)
             yield "`Buffer.close()`", self.closed(buffer)
             yield "`ExternalMemory.close()`", self.closed(memory)
         with self.exporter.create_memory(SIZE) as theirs:
@@ -286,7 +286,7 @@ class Methods:
             handle: Any = scope.enter_context(theirs.export())
             one = yield "", lambda: device.import_semaphore(handle)
             capture = yield "", stream.capture
-            graph = yield "`with Stream.capture() as graph`, at its beginning", capture.__enter__
+            graph = yield "`with Stream.capture() as graph`, at the start", capture.__enter__
             yield "", lambda: one.signal(stream, 1)
             yield "", lambda: one.wait(stream, 1)
 
@@ -294,7 +294,7 @@ class Methods:
                 _need(graph)
                 capture.__exit__(None, None, None)
 
-            yield "`with Stream.capture() as graph`, at its end", end
+            yield "`with Stream.capture() as graph`, at the end", end
             yield "`Graph.launch(stream)`", lambda: graph.launch(stream)
             steps = yield "`Graph.semaphores`", lambda: graph.semaphores
             yield "`GraphSemaphores.advance(by)`", lambda: steps.advance(1)
@@ -369,7 +369,7 @@ class Methods:
 
                 yield "`ArrayShare.acquire(stream)`, and the `AttachedArrays.release(stream)` that it waits for", waits
                 yield "", lambda: shared.release(writers)
-                yield "`ArrayShare.acquire(stream)`, no reader is in", lambda: shared.acquire(writers)
+                yield "`ArrayShare.acquire(stream)`, while no reader has the arrays", lambda: shared.acquire(writers)
                 yield "", lambda: shared.release(writers)
             here_too.close()
             yield "`ArrayShare.close(timeout)`", lambda: shared.close(LIMIT)
@@ -384,7 +384,7 @@ class Methods:
             attached = yield "", partial(gi.attach, descriptors[0])
             yield "`AttachedArrays.acquire(stream)`, the first", lambda: attached.acquire(stream)
             yield "`AttachedArrays.release(stream)`", lambda: attached.release(stream)
-            yield "`AttachedArrays.acquire(stream)`, the writer is not in", lambda: attached.acquire(stream)
+            yield "`AttachedArrays.acquire(stream)`, while the writer is not writing", lambda: attached.acquire(stream)
             yield "", lambda: attached.release(stream)
             yield "", attached.close
             assert system.until(lambda: not loop()._again, LIMIT)  # the attachment has ended
@@ -432,7 +432,7 @@ def run(vendor: str) -> Sections:
 
 
 def read(vendor: str, page: Path = PAGE) -> Sections:
-    """Read the page's current column."""
+    """The column in the page."""
     found: dict[str, dict[str, str]] = {}
     for line in page.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].splitlines():
         if line.startswith("## "):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = ROOT / "docs" / "reference" / "stand_in.toml"
 _GENERATED = ROOT / "docs" / "_generated"
+_ENTRY = re.compile(r"\[`gi\.([\w.]+)(\(\))?`\]\(\S*\bapi/\w+\.md\)")
 _NAME = re.compile(r"(?<!`)`gi\.([\w.]+)(\(\))?`(?!`)")
 RAN = {
     "any": "Runs in CI: the host backend, simulated drivers of CUDA and HIP, and real software Vulkan.",
@@ -63,7 +64,8 @@ def _source_read(app: Sphinx, docname: str, content: list[str]) -> None:
         elif words := re.fullmatch("<!-- search: (.+) -->", line):
             lines += ["```{index} " + ", ".join(f"! {word}" for word in words[1].split(", ")), "```"]
         else:
-            lines.append(_NAME.sub(r"{py:obj}`gi.\1\2 <gpuinterop.\1>`", line))
+            link = r"{py:obj}`gi.\1\2 <gpuinterop.\1>`"
+            lines.append(_NAME.sub(link, _ENTRY.sub(link, line)))
     if page.startswith("docs/examples/") and "gpu" in ran:
         lines += ["", f"## What they printed on an {record['device']}", "", "```text", record["output"], "```"]
     content[0] = "\n".join(lines)

@@ -89,7 +89,7 @@ def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
         for run in entries:
             lines += [f"### {owner}: {run.device}", ""]
             versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
-            lines.append(f"{run.date}, {run.platform}. {versions}.")
+            lines.append(f"Run on {run.date}, on {run.platform}, with {versions}.")
             if run.tests:
                 lines.append("Tests: " + ", ".join(f"{count} {name}" for name, count in run.tests.items()) + ".")
             lines += ["", *_cells_by_operation(run), ""]

@@ -287,16 +287,19 @@ def test_a_failure_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_manuals_page_has_its_recorded_runs(tmp_path: Path) -> None:
-    docs = Path(__file__).parents[2] / "docs"
-    copy = tmp_path / "performance.md"
-    before = (docs / copy.name).read_text(encoding="utf-8")
-    begin, end = before.index(page.BEGIN) + len(page.BEGIN), before.index(page.END)
-    copy.write_text(f"{before[:begin]}\nwhat was there\n{before[end:]}", encoding="utf-8")
+    root = Path(__file__).parents[2]
+    places = {"README.md": [page.SPEEDS], "docs/performance.md": [page.SPEEDS, page.FIGURES]}
+    (tmp_path / "docs").mkdir()
+    for name, marks in places.items():
+        text = (root / name).read_text(encoding="utf-8")
+        for begin, end in marks:
+            text = f"{text[: text.index(begin) + len(begin)]}\nwhat was there\n{text[text.index(end) :]}"
+        (tmp_path / name).write_text(text, encoding="utf-8")
     runs = (
-        str(docs / "performance" / f"{name}.json")
+        str(root / "docs" / "performance" / f"{name}.json")
         for name in ("h200", "h200-sharing", "h200-opengl", "two-cores", "two-cores-sharing")
     )
-    done = invoke("bench", "--page", str(copy), *runs)
+    done = invoke("bench", *(word for name in places for word in ("--page", str(tmp_path / name))), *runs)
     assert (done.exit_code, done.output) == (0, "")
-    for name in ("performance.md", "performance.svg"):
-        assert (tmp_path / name).read_text(encoding="utf-8") == (docs / name).read_text(encoding="utf-8")
+    for name in (*places, "docs/performance.svg"):
+        assert (tmp_path / name).read_text(encoding="utf-8") == (root / name).read_text(encoding="utf-8")

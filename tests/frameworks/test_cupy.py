@@ -29,13 +29,13 @@ def add_one(array: Any) -> None:
 
 
 @claim("CuPy", "cupy.from_dlpack(view)", memory=("CUDA",), access="reads and writes",
-       note="CuPy's current stream is ordered behind the streams that used the bytes")  # fmt: skip
+       note="CuPy's current stream waits for the streams that used the bytes")  # fmt: skip
 def test_from_dlpack(party: Party, cupy: Any) -> None:
     check_in_place(party, cupy.from_dlpack, read=cupy.asnumpy, add_one=add_one)
 
 
 @claim("CuPy", "cupy.asarray(view)", memory=("CUDA",), access="reads and writes",
-       note="the same; takes any strides")  # fmt: skip
+       note="as above; accepts any strides")  # fmt: skip
 def test_asarray(party: Party, cupy: Any) -> None:
     check_in_place(party, cupy.asarray, read=cupy.asnumpy, add_one=add_one)
 

@@ -35,7 +35,7 @@ def test_bfloat16(party: Party) -> None:
     assert party.read(6) == b"\x00\x40\x80\x3f\x80\x3f"
 
 
-@claim("JAX", "jax.numpy.asarray(view)", memory=("host",), access="copies", note="by NumPy; use from_dlpack")
+@claim("JAX", "jax.numpy.asarray(view)", memory=("host",), access="copies", note="through NumPy; use from_dlpack")
 def test_asarray(party: Party) -> None:
     jax = load("jax")
     party.write(np.arange(COUNT, dtype=np.int32).tobytes())

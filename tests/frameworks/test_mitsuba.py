@@ -18,7 +18,7 @@ def mi(dr: Any) -> Any:  # noqa: F811 - it is that one
 
 
 @claim("Mitsuba", "mitsuba.TensorXf(view)", memory=("host",), access="reads",
-       note="in variants llvm_*, as Dr.Jit's; needs libLLVM.so")  # fmt: skip
+       note="in variants llvm_*, like Dr.Jit; needs libLLVM.so")  # fmt: skip
 def test_tensor(party: Party, mi: Any) -> None:
     check_in_place(party, mi.TensorXf, read=lambda tensor: tensor.numpy().copy(), dtype="float32")
 

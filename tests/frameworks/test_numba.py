@@ -16,14 +16,14 @@ def add_to_each(array: Any) -> None:
 
 
 @claim("numba", "jitted(numpy.asarray(view))", memory=("host",), access="reads and writes",
-       note="a compiled function takes NumPy's array, not the view")  # fmt: skip
+       note="a compiled function accepts NumPy's array, not the view")  # fmt: skip
 def test_jit(party: Party) -> None:
     numba = load("numba")
     check_in_place(party, np.asarray, read=np.copy, add_one=numba.njit(add_to_each))
 
 
 @claim("numba-cuda", "numba.cuda.as_cuda_array(view)", memory=("CUDA",), access="reads and writes",
-       note="a kernel also takes the view itself")  # fmt: skip
+       note="a kernel also accepts the view itself")  # fmt: skip
 def test_cuda_array(party: Party) -> None:
     cuda = load("numba.cuda", "numba-cuda")
     kernel = cuda.jit(add_kernel(cuda))

@@ -16,7 +16,7 @@ def add_one(array: Any) -> None:
 
 
 @claim("NumPy", "numpy.asarray(view)", memory=("host",), access="reads and writes",
-       note="waits for the streams that used the bytes; takes any strides")  # fmt: skip
+       note="waits for the streams that used the bytes; accepts any strides")  # fmt: skip
 def test_asarray(party: Party) -> None:
     load("numpy")
     check_in_place(party, np.asarray, read=np.copy, add_one=add_one)
@@ -30,7 +30,7 @@ def test_from_dlpack(party: Party) -> None:
 
 
 @claim("NumPy", "numpy.asarray(view_of_bfloat16)", memory=("host",), access="reads and writes",
-       note="with ml_dtypes; without it the call raises, and says so")  # fmt: skip
+       note="needs ml_dtypes; without it the call raises ArgumentTypeError")  # fmt: skip
 def test_bfloat16(party: Party) -> None:
     ml_dtypes = load("ml_dtypes")
     view = party.buffer.view(COUNT, "bfloat16")
@@ -51,7 +51,7 @@ def test_bfloat16(party: Party) -> None:
 
 
 @claim("Python", "memoryview(view)", memory=("host",), access="reads and writes",
-       note="from Python 3.12 (PEP 688); so does every library that takes a buffer")  # fmt: skip
+       note="from Python 3.12 (PEP 688); also works in every library that accepts a buffer")  # fmt: skip
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 688 came with Python 3.12")
 def test_memoryview(party: Party) -> None:
     check_in_place(party, memoryview, read=np.array, add_one=lambda seen: add_one(np.asarray(seen)))

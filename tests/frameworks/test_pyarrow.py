@@ -10,7 +10,7 @@ from .parties import Party
 
 
 @claim("PyArrow", "pyarrow.array(numpy.asarray(view))", memory=("host",), access="reads",
-       note="of one dimension; Arrow's arrays are immutable")  # fmt: skip
+       note="one dimension only; Arrow's arrays are immutable")  # fmt: skip
 def test_array(party: Party) -> None:
     pa = load("pyarrow")
 
@@ -21,7 +21,7 @@ def test_array(party: Party) -> None:
 
 
 @claim("PyArrow", "pyarrow.Tensor.from_numpy(numpy.asarray(view))", memory=("host",), access="reads and writes",
-       note="of any shape and strides; tensor.to_numpy() is a writable view")  # fmt: skip
+       note="any shape and strides; tensor.to_numpy() is a writable view")  # fmt: skip
 def test_tensor(party: Party) -> None:
     pa = load("pyarrow")
 

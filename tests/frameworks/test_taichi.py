@@ -18,7 +18,7 @@ def ti() -> Any:
 
 
 @claim("Taichi", "kernel(numpy.asarray(view))", memory=("host",), access="reads and writes",
-       note="without strides. kernel(view) is an AttributeError that hides this: 'NdarrayType' object has no attribute "
+       note="without strides. kernel(view) raises a misleading AttributeError: 'NdarrayType' object has no attribute "
             "'to_string'")  # fmt: skip
 def test_kernel(party: Party, ti: Any) -> None:
     def add_to_each(array: Any):  # type: ignore[no-untyped-def]
@@ -40,7 +40,7 @@ def test_kernel(party: Party, ti: Any) -> None:
 
 
 @claim(
-    "Taichi", "field.from_numpy(numpy.asarray(view))", memory=("host",), access="copies", note="as Ndarray.from_numpy"
+    "Taichi", "field.from_numpy(numpy.asarray(view))", memory=("host",), access="copies", note="also Ndarray.from_numpy"
 )
 @pytest.mark.parametrize("kind", ["field", "ndarray"])
 def test_from_numpy(party: Party, ti: Any, kind: str) -> None:

@@ -19,7 +19,7 @@ def wp() -> Any:
 
 
 @claim("Warp", "warp.from_dlpack(view)", access="reads and writes", not_run=("CUDA",),
-       note="on a GPU, Warp's current stream is ordered behind the streams that used the bytes")  # fmt: skip
+       note="on a GPU, Warp's current stream waits for the streams that used the bytes")  # fmt: skip
 def test_from_dlpack(party: Party, wp: Any) -> None:
     def add_one(array: Any) -> None:
         wp.copy(array, wp.array(array.numpy() + 1, dtype=wp.int32, device=array.device))

@@ -1,6 +1,6 @@
 """What an example of the reference may assume.
 
-Each example runs by itself on the host backend (``GPUINTEROP_BACKEND=host``), and so on every machine. It finds these
+Each example runs on the host backend (``GPUINTEROP_BACKEND=host``), so it runs on every machine. It can use these
 names, and imports everything else:
 
 ``gi``, ``np``
@@ -18,28 +18,27 @@ names, and imports everything else:
 ``folder``
     An empty directory.
 
-An example that begins with "On CUDA (here a simulated driver):" has the devices of CUDA instead, and two of them. The
-driver is a test double: the example shows the calls, not the hardware.
+An example that begins with "On CUDA (here a simulated driver):" uses two CUDA devices on a simulated
+driver instead. It shows the calls, not the hardware.
 
-An example that uses Vulkan also finds these names. They come from the application in
-``docs/examples/vulkan_application.py``, here on SwiftShader:
+An example that uses Vulkan can also use these names, from ``docs/examples/vulkan_application.py`` on SwiftShader:
 
 ``instance``, ``physical_device``, ``vk_device``, ``queue``
-    The application's objects, made by PyPI's ``vulkan``. The device has the extensions that
-    `gpuinterop.vulkan.required_extensions` lists, and timeline semaphores.
+    The application's objects, of PyPI's ``vulkan``. The device has timeline semaphores, and the extensions that
+    `gpuinterop.vulkan.required_extensions` lists.
 ``vk``
     ``gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)``.
 ``record``
     A function of the application: ``record(work)`` returns a command buffer in which ``work(commands)`` has recorded.
 ``submit``
-    A function of the application: ``submit(commands)`` submits a command buffer. It takes the semaphores of a
-    `gpuinterop.vulkan.VulkanSubmit` as keywords.
+    A function of the application: ``submit(commands)`` submits a command buffer. Its keywords are the
+    semaphores of a `gpuinterop.vulkan.VulkanSubmit`.
 
-An example that uses `gpuinterop.opengl` runs in a context of llvmpipe's without a window, and finds Vulkan's names on
+An example that uses `gpuinterop.opengl` runs in an llvmpipe context without a window. It can use the Vulkan names, on
 lavapipe, and this one:
 
 ``texture``
-    OpenGL's name of an RGBA8 texture of 64 x 64 texels.
+    The OpenGL name of an RGBA8 texture of 64 x 64 texels.
 """
 
 from __future__ import annotations

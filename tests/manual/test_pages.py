@@ -10,6 +10,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -176,6 +177,14 @@ def test_every_page_is_in_the_navigation() -> None:
     assert missing == ["README.md", "docs/index.md"]
 
 
+def test_the_diagram_of_the_layers_is_what_the_linter_checks() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = (one["layers"] for one in linter["contracts"] if one["type"] == "layers")
+    (block,) = (one for one in manual.blocks("CONTRIBUTING.md") if "layers" in one.marks)
+    drawn = [line.split("  ")[0] for line in block.code.splitlines()]
+    assert drawn == [layer.replace("(", "").replace(")", "") for layer in layers]
+
+
 def _public() -> set[str]:
     """Every name of a module's ``__all__``, by the shortest way to it."""
     import gpuinterop as gi
@@ -193,6 +202,20 @@ def test_every_public_name_stands_in_the_reference() -> None:
     suites = {"gpuinterop.testing.suites.Suite", "gpuinterop.testing.suites.base.Harness"}
     assert sorted((_public() | suites) - listed) == []
     assert "_generated/suites.md" in pages["testing.md"], "the other suites"
+
+
+def test_a_link_to_a_name_leads_to_its_entry() -> None:
+    import gpuinterop as gi
+
+    found = 0
+    for page in manual.pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for name, target in re.findall(r"\[`gi\.([\w.]+)(?:\(\))?`\]\((\S*\bapi/\w+\.md)\)", text):
+            found += 1
+            reduce(getattr, name.split("."), gi)
+            entries = ((ROOT / page).parent / target).read_text(encoding="utf-8")
+            assert re.search(rf":: gpuinterop\.({name}|{name.rpartition('.')[0]})$", entries, re.MULTILINE), name
+    assert found
 
 
 def test_a_stand_in_device_is_never_shown_as_a_run() -> None:

@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page",
         metavar="FILE",
         type=Path,
-        help="measure nothing: write the figures of RUNs into this page, and a plot beside it",
+        action="append",
+        help="measure nothing: write the figures of RUNs into this page, and a plot beside it; may be repeated",
     )
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="*", help="with --page: what --json has printed")
 
@@ -51,13 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(given: argparse.Namespace) -> int:
     """Measure what calls, frames and sharing cost, in microseconds.
 
-    Each figure stands beside its yardsticks, which are measured in turns with it: the same calls by the vendor's
-    binding alone, with structs that are made once or anew; vkQueueSubmit alone; the same in C, where there is a
-    compiler; copies through the host; an OpenGL buffer that CUDA registers and maps; torch's own way to other
-    processes; multiprocessing.shared_memory. A ratio below 1 is less than the yardstick. What the device cannot do is
-    left out, with the reason. Without a GPU it measures the host backend, over software drivers if there are any.
+    Each figure is measured alternately with its baselines: the same calls through the vendor's binding, with structs
+    that are made once or for each call; only vkQueueSubmit; the same calls in C, if there is a compiler; copies
+    through the host; an OpenGL buffer that CUDA registers and maps; torch's own way to other processes; and
+    multiprocessing.shared_memory. A ratio below 1 means that gpuinterop is faster. If the device lacks a feature, the
+    command prints the reason. Without a GPU it measures the host backend, with software drivers if there are any.
 
-    The exit status is 1 if something failed that the device can do.
+    The exit status is 1 if something failed that the device supports.
     """
     if given.page is not None:
         if not given.runs:

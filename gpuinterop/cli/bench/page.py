@@ -15,7 +15,8 @@ from .frames import STAGED
 
 __all__ = ["rewrite"]
 
-BEGIN, END = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
+FIGURES = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
+SPEEDS = "<!-- speeds -->", "<!-- /speeds -->"
 _LEFT, _WIDTH = 12, 340
 _STYLE: Final = """<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2933 } .title, tspan { font-weight: bold }
@@ -24,43 +25,66 @@ text { font: 13px system-ui, sans-serif; fill: #1f2933 } .title, tspan { font-we
 </style>"""
 
 
-def rewrite(page: Path, runs: Sequence[Path]) -> None:
-    """Write the figures of recorded runs between the page's two comments, and a plot beside it.
+def rewrite(pages: Sequence[Path], runs: Sequence[Path]) -> None:
+    """Write the figures of recorded runs between the comments of each page.
 
-    The plot shows the first run that has frames and the same by copies.
+    A page has a place for all figures (a plot is then drawn beside it), for a sentence with three speeds, or both. The
+    plot and the sentence show the first run that compares frames with copies.
 
     Raises
     ------
     InvalidArgumentError
-        The page does not have the comments, a file is not a run's, or no run has such frames.
+        If a page has neither place, a file is not a run, or no run compares frames with copies.
     """
-    try:
-        text = page.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidArgumentError("--page", f"expected a page in UTF-8, got {page}: {error}.") from error
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise InvalidArgumentError("--page", f"expected {page} to have {BEGIN} and {END} once each; add the two lines.")
-    found = [_drawn(run) for run in runs]
-    plot = next(filter(None, (plot for _, plot in found)), None)
-    if plot is None:
+    found = [_read(run) for run in runs]
+    shown = next((run for run in found if _staged(run)), None)
+    if shown is None:
         raise InvalidArgumentError("RUN", "expected a run that measured frames, got none; measure without --only.")
-    tables = markdown([section for sections, _ in found for section in sections]).strip()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    page.write_text(f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}", encoding="utf-8")
-    page.with_suffix(".svg").write_text(plot, encoding="utf-8")
+    tables = markdown([section for run in found for section in _sections(run)]).strip()
+    for page in pages:
+        try:
+            text = page.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidArgumentError("--page", f"expected a page in UTF-8, got {page}: {error}.") from error
+        places = [marks for marks in (FIGURES, SPEEDS) if text.count(marks[0]) == text.count(marks[1]) == 1]
+        if not places:
+            expected = " or ".join(f"{begin} and {end}" for begin, end in (FIGURES, SPEEDS))
+            raise InvalidArgumentError("--page", f"expected {page} to have {expected} once; add the two lines.")
+        for begin, end in places:
+            new = f"\n{tables}\n" if begin == FIGURES[0] else _speeds(shown)
+            text = f"{text.split(begin)[0]}{begin}\n{new}\n{end}{text.split(end)[1]}"
+        page.write_text(text, encoding="utf-8")
+        if FIGURES in places:
+            page.with_suffix(".svg").write_text(_plot(shown), encoding="utf-8")
 
 
-def _drawn(file: Path) -> tuple[list[Section], str]:
-    """The tables and the plot of a run."""
+def _read(file: Path) -> dict[str, Any]:
+    """A run, all of which can be shown."""
     try:
         run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if run["format"] != 1:
             raise ValueError(f"format {run['format']}")
-        return [*_sections(run)], _plot(run)
+        list(_sections(run))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             "RUN", f"expected what gpuinterop bench --json has printed, got {file}: {type(error).__name__}: {error}."
         ) from error
+    return run
+
+
+def _staged(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The frames that were measured beside copies through the host."""
+    return [one for one in run["figures"] if any(time["name"] == STAGED for time in one["times"])]
+
+
+def _speeds(run: Mapping[str, Any]) -> str:
+    frame = {time["name"]: time["median"] for time in _staged(run)[-1]["times"]}
+    (calls,) = (one["times"][0] for one in run["figures"] if one["name"] == "submit + acquire + release, compute queue")
+    return (
+        f"On an {run['device']}, a frame that shares 1 MiB with Vulkan takes {frame[OURS] / 1000:.1f} ms; with copies "
+        f"through the host\nit takes {frame[STAGED] / 1000:.1f} ms. "
+        f"gpuinterop's calls take {calls['median']:.1f} us per frame."
+    )
 
 
 def _title(run: Mapping[str, Any]) -> str:
@@ -98,9 +122,7 @@ def _plot(run: Mapping[str, Any]) -> str:
     It is as wide as a phone. Its colours are its own, and follow the reader's scheme.
     """
     parts, y = [], 30
-    frames = [one for one in run["figures"] if any(time["name"] == STAGED for time in one["times"])]
-    if not frames:
-        return ""
+    frames = _staged(run)
     scale = (_WIDTH - 2 * _LEFT) / max(time["median"] for one in frames for time in one["times"])
     for figure in frames:
         y += 28
