@@ -166,12 +166,12 @@ cp "$sdist" "$wheel" "$work/index/gpuinterop"
 printf '<a href="%s">it</a>\n' "${sdist##*/}" "${wheel##*/}" >"$work/index/gpuinterop/index.html"
 
 cd "$work/empty"
-echo "wheel: the core alone, with $(paste -sd ' ' "$work/oldest.txt")"
+echo "wheel: only the core, with $(paste -sd ' ' "$work/oldest.txt")"
 environment core "$python" "" --constraint "$work/oldest.txt"
 "$work/core/bin/python" -W error -c 'import gpuinterop; print("import gpuinterop:", gpuinterop.__file__.removeprefix("'"$work"'/"))'
 "$work/core/bin/gpuinterop" --help >/dev/null
 if [[ $(brought core) != "gpuinterop numpy" ]]; then
-    echo "expected the wheel to bring gpuinterop and numpy alone, it brought: $(brought core)" >&2
+    echo "expected the wheel to install only gpuinterop and numpy, got: $(brought core)" >&2
     exit 1
 fi
 expect "what a message's pip line brings" "Would install cffi-*" "$(advised core)"

@@ -37,13 +37,13 @@ _PROCESSES: Final = {
 _SIGNS: Final = {Support.SUPPORTED: ("✓", "green"), Support.UNVERIFIED: ("○", "yellow")}
 _GAP: Final = ("·", "dim")
 _LEGEND: Final = {
-    "✓": "shown by a run on such hardware",
-    "○": "said by the vendor",
+    "✓": "shown by a run on this kind of hardware",
+    "○": "documented by the vendor",
     "·": "a gap, see --all",
 }
 _APIS: Final = {"vulkan": "Vulkan", "opengl": "OpenGL"}
 _NO_DRIVER: Final = (
-    "{api}'s loader lists no driver for it. Install the {api} driver of this GPU; in a container of NVIDIA's, set "
+    "{api}'s loader lists no driver for it. Install the {api} driver of this GPU; in an NVIDIA container, set "
     "NVIDIA_DRIVER_CAPABILITIES=all."
 )
 
@@ -119,7 +119,7 @@ class _Text:
             if not backend["available"]:
                 self._line(backend["name"], ("does not work", "red"), why=backend["reason"])
             elif not backend["devices"]:
-                self._line(backend["name"], ("works, and has no device", "yellow"))
+                self._line(backend["name"], ("works, but has no device", "yellow"))
             for party in (party for party in self.parties if party.kind == backend["name"]):
                 stand_in = f"No hardware: its driver is {backend['stand_in']}." if backend["stand_in"] else ""
                 remarks = " ".join(filter(None, (stand_in, backend["unknown_version"])))
@@ -128,7 +128,7 @@ class _Text:
                     self._line("", (f"exports {shares}", ""))
                 is_gpu = not all(one.identity.is_cpu for one in party.members.values())
                 for api in (api for api, labels in partners.items() if is_gpu and party.label not in labels):
-                    self._line("", (f"no {api} driver here is this device", "yellow"), why=_NO_DRIVER.format(api=api))
+                    self._line("", (f"no {api} driver for this device", "yellow"), why=_NO_DRIVER.format(api=api))
         for party, found in pairs.items():
             self._line(party.label, (party.name, ""))
             for partner, text, why in found:
@@ -155,7 +155,7 @@ class _Text:
             partner = next((one.label for one in self.parties if device in one.members.values()), mine)
             text, why = _shared(driver, device)
             if driver.api == "opengl" and not self._has_vulkan(driver):
-                text = ": needs Vulkan" if driver.identity.is_cpu else f"{text}, by Vulkan, which is missing"
+                text = ": needs Vulkan" if driver.identity.is_cpu else f"{text}, through Vulkan, which is missing"
                 why = (
                     "OpenGL imports semaphores, and llvmpipe's memory, from a Vulkan driver of the same GPU and build."
                 )
@@ -257,5 +257,5 @@ def _shared(driver: Driver, device: Device) -> tuple[str, str]:
         if kind
         and all(one.capabilities.supports(*((operation, kind) for operation in _MEMORY)) for one in (driver, device))
     ]
-    how = {"": "by the host, which waits", "bridged": "bridged, if allowed"}.get(mode, mode)
+    how = {"": "none: the host waits", "bridged": "bridged, if allowed"}.get(mode, mode)
     return f": memory {', '.join(memory) or 'none'}; handoff {how}", " ".join(reasons)

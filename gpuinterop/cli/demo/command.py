@@ -178,7 +178,7 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
     if (ratio := run.staging_ratio) is not None:
         assert run.median_us is not None
         if is_cpu and ratio < _CHEAP:
-            line("with copies", "no GPU here, and next to no difference: a GPU's copies cost more")
+            line("with copies", "no GPU here, and almost no difference: a GPU's copies cost more")
         else:
             for name, times in (("  shared", 1.0), ("  with copies", ratio)):
                 length = times / max(1.0, ratio)
@@ -186,7 +186,7 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
     if output is not None:
         line("picture", str(output))
     if run.correct:
-        off = f"within {run.max_error:.1g} of" if run.max_error else "in every cell that of"
+        off = f"within {run.max_error:.1g} of" if run.max_error else "equal in every cell to"
         line("field", "", ("correct", "green"), (f": {off} the NumPy simulation", ""))
     else:
         line("field", "", ("WRONG", "red"), (f": {run.max_error:.3g} off the NumPy simulation", ""))
@@ -194,13 +194,13 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
 
 def _semaphores(run: WaveRun) -> str:
     if run.sync.name == "host":
-        return f"none are shared, so the host waits for each side in turn. {run.sync.reason}"
+        return f"none are shared, so the host waits for each side. {run.sync.reason}"
     if run.sync.name == "bridged":
-        how = "a timeline of the exporter's, bridged: a CPU thread carries its signals to the stream and back."
+        how = "a timeline of the exporter's, bridged: a CPU thread passes its signals to the stream and back."
         if run.exporter == OpenGLParty.name:
-            how = "none are shared; bridged: the host polls a fence of OpenGL's, and waits for the stream."
+            how = "none are shared; bridged: the host polls an OpenGL fence, and waits for the stream."
         return f"{how} {run.sync.reason}".strip()
-    what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
+    what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary semaphores, one each way"
     assert run.semaphore_handle is not None
     return f"{handle_name(run.semaphore_handle)}, {what}, shared"
 

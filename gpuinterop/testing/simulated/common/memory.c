@@ -351,7 +351,7 @@ gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t
         memory->whole_bytes = bytes;
     }
     if (offset > memory->real || size > memory->real - offset)
-        gis_violation("%llu bytes are mapped of an object that has %zu: nobody checks it, and what lies behind is lost",
+        gis_violation("%llu bytes are mapped of an object that has %zu: nothing checks that, and the rest is lost",
                       (unsigned long long)(offset + size), memory->real);
     *address = memory->whole + offset;
     for (gis_range *range = ranges; range; range = range->next) {

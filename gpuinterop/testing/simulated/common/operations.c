@@ -25,7 +25,7 @@ static gis_status touch(gis_op *op, gis_stream *stream, uintptr_t address, size_
             return GIS_INVALID_VALUE;
         }
         if (gis_reservation_at(address)) {
-            gis_violation("%#llx is a reserved address with no memory behind it", hex(address));
+            gis_violation("%#llx is a reserved address without memory", hex(address));
             return GIS_INVALID_VALUE;
         }
         return address ? GIS_OK : GIS_INVALID_VALUE;
