@@ -115,7 +115,7 @@ def command(given: argparse.Namespace) -> int:
     if not given.json:
         say(("multicast", "bold"), (f" on {_names(team)}", ""))
         if double:
-            note(f"{double} only stands in for a driver: this proves nothing about hardware.")
+            note(f"{double} replaces the driver: this proves nothing about hardware.")
     for step in _run(loaded.name, team, given.timeout):
         result.steps.append(step)
         if not given.json:
@@ -305,7 +305,7 @@ def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], docu
     from ..testing.report import write_document, write_report
 
     if result.stand_in:
-        note(f"nothing was recorded: {result.stand_in} only stands in for a driver.")
+        note(f"nothing was recorded: {result.stand_in} replaces the driver.")
         return True
     if not result.correct:
         complain("nothing was recorded: a step was not right.")

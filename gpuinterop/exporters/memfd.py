@@ -563,7 +563,7 @@ _USABLE = frozenset(
 def _capability(cell: Cell) -> Capability:
     home = "gpuinterop.exporters.memfd"
     if cell in _USABLE:
-        return cell.unverified(Scope.PLATFORM, "the other side of it is made, or mapped, with plain memfds.", home)
+        return cell.unverified(Scope.PLATFORM, "the exporter makes, or maps, the other side with plain memfds.", home)
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
         return cell.gap(Scope.PLATFORM, "plain memfds contain bytes: they have no images, and no tiling.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)

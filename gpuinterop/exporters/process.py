@@ -211,7 +211,7 @@ class _Child:
         try:
             self._wire.send(message, _REPLY_LIMIT)
         except TimeoutError:
-            # The rest of this message could not be told from the next.
+            # After half a message, the child could not find the beginning of the next.
             self.process.kill()
             raise PeerError(
                 f"the exporter's process {self.process.pid} read nothing for {_REPLY_LIMIT:g} s, and was killed."

@@ -21,7 +21,7 @@ With the plugin's fixtures, a library that uses gpuinterop runs its own tests on
     def test_my_renderer(gpuinterop_harness):
         theirs, ours = gpuinterop_harness.buffer(4096)    # the same bytes, the exporter's and the device's
 
-The plugin is installed with the package, and does something only if such tests are collected. If pytest-timeout is
+The plugin is installed with the package, and is active only if such tests are collected. If pytest-timeout is
 installed, it ends each of these tests after 90 seconds and shows every thread's stack; your own time-out settings
 replace this one (for the suites, only ``--timeout`` does). A test that leaks a handle fails. A ``unittest.TestCase``
 cannot use the fixtures. The options:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Kit"]
 
 _TIMEOUT: Final = 90
-"""Seconds after which a test is ended and every thread's stack shown. No test takes a tenth of it."""
+"""Seconds after which a test is ended and every thread's stack shown. No test needs a tenth of that."""
 
 _HOME: Final = Path(__file__).parent
 # Cells whose operation the exporter must support as well.

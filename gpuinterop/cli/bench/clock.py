@@ -20,7 +20,7 @@ __all__ = [
 OURS: Final = "gpuinterop"
 """gpuinterop's name among the contenders; the others are yardsticks."""
 BUDGET_S: Final = 2.0
-"""Longest time for the rounds of a figure (`Times.rounds`); a round takes milliseconds here and seconds there."""
+"""Longest time for the rounds of a figure (`Times.rounds`): a round takes milliseconds or seconds, by machine."""
 
 Contender: TypeAlias = Callable[[int], object]
 """Makes this many calls, one after the other."""
@@ -61,7 +61,7 @@ class Figure:
     failed: bool = False
 
     def ratio(self, yardstick: str) -> float | None:
-        """The yardstick's time divided by gpuinterop's; None for gpuinterop itself, or without the yardstick."""
+        """The ratio of gpuinterop's time to the yardstick's; None for gpuinterop itself, or without its time."""
         if yardstick == OURS or OURS not in self.times:
             return None
         ours, theirs = (float(getattr(self.times[name], self.judged_by)) for name in (OURS, yardstick))

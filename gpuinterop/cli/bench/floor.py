@@ -76,4 +76,4 @@ def load() -> Any:
 
 
 def _left_out(why: str) -> None:
-    note(f"the same in C is left out: {why}")
+    note(f"there are no times in C: {why}")

@@ -65,7 +65,7 @@ class Bench:
     def _own(self, found: DriverList, api: str) -> tuple[list[Driver], str]:
         """Return the device's drivers, those that share semaphores first, and a message in case there are none.
 
-        The device of a stand-in passes for SwiftShader's; SwiftShader is measured with the host backend.
+        With a stand-in there are none: its device has SwiftShader's identity, which the host backend measures.
         """
         own = [one for one in found if one.identity.matches(self.device.identity) and not self.stand_in]
         own.sort(

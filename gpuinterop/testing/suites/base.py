@@ -152,10 +152,9 @@ def end(resource: Any) -> None:
 
 
 def held(stream: Stream, grace: float = GRACE) -> bool:
-    """Whether the stream waits for another side.
+    """Whether the stream still waits after `grace` seconds.
 
-    On a machine of any speed, this is False for a stream that should wait and does not, if `grace` is long enough to
-    show it.
+    A stream that waits is held on a machine of any speed. A stream that does not wait has that time to become idle.
     """
     try:
         stream.record().wait(grace)

@@ -109,9 +109,9 @@ def libraries(device: Device, *, simulated: bool) -> list[Library]:
     if device.info.array_interface == "__array_interface__":
         return [_NumPy()]
     if simulated:
-        skip_declared("no array library for this device: it is simulated, and theirs would be a real GPU")
+        skip_declared("no array library for this device: it is simulated, and theirs is a real GPU")
     if library := stand_in(registry.get_backend(device.backend).libraries):
-        skip_declared(f"no array library for this device: {library} stands in for its driver, and theirs is another")
+        skip_declared(f"no array library for this device: {library} replaces its driver, and theirs is another")
     kind, ordinal = device.info.dlpack
     found: list[Library] = []
     torch, cupy = _load("torch"), _load("cupy")

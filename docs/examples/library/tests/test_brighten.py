@@ -1,7 +1,7 @@
 """The library's tests, on every backend: the plugin provides the device, and an exporter that uses no backend.
 
     pytest                                       every backend that works here
-    GPUINTEROP_BACKEND=cuda pytest               CUDA, and fail where it does not work
+    GPUINTEROP_BACKEND=cuda pytest               CUDA; fails if it does not work
     GPUINTEROP_DISABLE=profile:hip-linux pytest  the library's other path: no semaphores, as with AMD on Linux
     GPUINTEROP_DISABLE='map_buffer:*' pytest     the refusal
 
