@@ -167,7 +167,7 @@ class Kit(Participants):
         return registry.get_backend(backend).driver.known_failures.get(item.function.__qualname__, "")
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:
-        """Whether pytest-timeout is installed without a time-out for this test (for a suite's test: no option)."""
+        """Whether pytest-timeout is installed, but no setting limits this test (for a suite's test: no option)."""
         config = self._config
         if not config.pluginmanager.hasplugin("timeout") or config.getoption("timeout", None) is not None:
             return False
