@@ -1,9 +1,9 @@
-"""Run a command, and say every ten seconds that it still runs.
+"""Run a command, and report every ten seconds that it still runs.
 
 Usage: python tools/busy.py WORDS COMMAND...
 
-A descriptor in GPUINTEROP_TEST_PROGRESS is written to in place of the standard error: that of the terminal, where make
-holds back what the commands print.
+It writes to the descriptor in GPUINTEROP_TEST_PROGRESS instead of standard error: the terminal's, when make holds back
+the output of its commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVERY_S = 10.0
 def main(words: str, *command: str) -> int:
     to = int(os.environ.get("GPUINTEROP_TEST_PROGRESS") or 2)
     begin, wait = time.monotonic(), 1.0
-    with subprocess.Popen(command, close_fds=False) as process:  # what it starts may write there, too
+    with subprocess.Popen(command, close_fds=False) as process:  # its children can write there too
         while True:
             try:
                 return process.wait(wait)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Build the sdist, from it the wheel, check both, and install the wheel as a user gets it: by its name, from an index,
-# into new environments, outside the checkout.
+# Build the sdist, from it the wheel, check both, and install the wheel as a user does: by name, from an index, into new
+# environments, outside the checkout.
 #
-# RELEASE names a tag, v0.1.0: the checkout must be at that tag, with nothing changed, and once everything has passed,
-# both files are put into dist/. Without it the release is rehearsed: what the checkout has now, committed or not, is
-# committed in a repository of its own, with the tag v0.1.0.
+# RELEASE names a tag, v0.1.0: the checkout must be at that tag, without changes. When everything has passed, both files
+# are put into dist/. Without RELEASE this rehearses a release: it commits what the checkout has now, committed or not,
+# in a temporary repository with the tag v0.1.0.
 #
-# PYTHON names the interpreter, OTHER_PYTHON one of another version, which is searched for where it is not given. For
-# Vulkan, source .vulkan/env first, or run this by `make wheel-check`.
+# PYTHON names the interpreter, OTHER_PYTHON one of another version; without it, the script searches for one. For
+# Vulkan, source .vulkan/env first, or run `make wheel-check`.
 set -euo pipefail
 
 checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,13 +19,13 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/empty"
 unset PYTHONPATH "${!GIT_@}"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# Commits and tags of its own need no name and no key of the caller's.
+# Commits and tags here do not use the caller's name or key.
 export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=commit.gpgSign GIT_CONFIG_VALUE_0=false
 export GIT_CONFIG_KEY_1=tag.gpgSign GIT_CONFIG_VALUE_1=false
 export GIT_AUTHOR_NAME=check GIT_AUTHOR_EMAIL=check@localhost
 export GIT_COMMITTER_NAME=check GIT_COMMITTER_EMAIL=check@localhost
 
-# expect WHAT PATTERN VALUE: end here if it is another.
+# expect WHAT PATTERN VALUE: exit if the value does not match.
 expect() {
     # shellcheck disable=SC2053  # a pattern
     if [[ $3 != $2 ]]; then
@@ -34,7 +34,7 @@ expect() {
     fi
 }
 
-# environment NAME PYTHON EXTRAS OPTION...: a new one, with gpuinterop from the index alone, and what it requires.
+# environment NAME PYTHON EXTRAS OPTION...: make one, with gpuinterop only from the index, and its requirements.
 environment() {
     local pip=("$work/$1/bin/python" -m pip)
     "$2" -m venv "$work/$1"
@@ -50,18 +50,18 @@ packages() {
     "$work/$1/bin/python" -I -c "$names"
 }
 
-# brought NAME: what the installation added to that environment, in one line.
+# brought NAME: the packages that the installation added to that environment, in one line.
 brought() {
     packages "$1" | LC_ALL=C comm -13 "$work/$1.before" - | paste -sd ' '
 }
 
-# advised NAME: what the command that messages name for the extra `vulkan` would install there.
+# advised NAME: what the command that messages recommend for the extra `vulkan` would install there.
 advised() {
     local ask='from gpuinterop.system import pip_install; print(pip_install("vulkan"))'
     PATH=$work/$1/bin:$PATH bash -c "$("$work/$1/bin/python" -c "$ask") --dry-run" | tail -n 1
 }
 
-# demo NAME: Vulkan and the host backend take turns on one buffer, and the field is what NumPy computes.
+# demo NAME: Vulkan and the host backend alternate on one buffer, and the result is what NumPy computes.
 demo() {
     "$work/$1/bin/gpuinterop" demo --json --frames 60 --output "$work/$1.png" \
         ${GPUINTEROP_REQUIRE_VULKAN:+--exporter=vulkan} >"$work/$1.json"
@@ -78,7 +78,7 @@ print(f"demo: correct on Python {platform.python_version()}, host and {result['d
 PYTHON
 }
 
-# another: an interpreter of another version than PYTHON's, which can make environments.
+# another: an interpreter of another version than PYTHON's that can make environments.
 another() {
     local candidate mine usable all=(python3.14 python3.13 python3.12 python3.11 ~/.pyenv/versions/3.*/bin/python)
     mine=$("$python" -c 'import sys; print(sys.version_info.minor)')
@@ -91,7 +91,7 @@ another() {
     done
 }
 
-# version_of DIRECTORY: the version that would be built there.
+# version_of DIRECTORY: the version of a build there.
 version_of() {
     (cd "$1" && "$work/tools/bin/python" -W ignore -m hatchling version)
 }
@@ -127,7 +127,7 @@ if ! diff <(git -C "$tree" ls-files '[!.]*' | LC_ALL=C sort) \
     echo "expected the sdist to hold what git tracks (<), it holds something else (>)" >&2
     exit 1
 fi
-# The core is tried with the oldest versions that it says it works with, where they still have wheels for this Python.
+# Test the core with the oldest versions that it declares, if they have wheels for this Python.
 "$python" - "$wheel" "$work/oldest.txt" <<'PYTHON'
 import re
 import sys
@@ -166,12 +166,12 @@ cp "$sdist" "$wheel" "$work/index/gpuinterop"
 printf '<a href="%s">it</a>\n' "${sdist##*/}" "${wheel##*/}" >"$work/index/gpuinterop/index.html"
 
 cd "$work/empty"
-echo "wheel: the core alone, with $(paste -sd ' ' "$work/oldest.txt")"
+echo "wheel: only the core, with $(paste -sd ' ' "$work/oldest.txt")"
 environment core "$python" "" --constraint "$work/oldest.txt"
 "$work/core/bin/python" -W error -c 'import gpuinterop; print("import gpuinterop:", gpuinterop.__file__.removeprefix("'"$work"'/"))'
 "$work/core/bin/gpuinterop" --help >/dev/null
 if [[ $(brought core) != "gpuinterop numpy" ]]; then
-    echo "expected the wheel to bring gpuinterop and numpy alone, it brought: $(brought core)" >&2
+    echo "expected the wheel to install only gpuinterop and numpy, got: $(brought core)" >&2
     exit 1
 fi
 expect "what a message's pip line brings" "Would install cffi-*" "$(advised core)"

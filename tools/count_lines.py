@@ -1,4 +1,4 @@
-"""Count the lines of each folder, and those of code: without docstrings, comments and blanks.
+"""Count the lines of each folder, and its code lines: without docstrings, comments and blank lines.
 
 Usage: python tools/count_lines.py [COMMIT...]    # by default HEAD
 """

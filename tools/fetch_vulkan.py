@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
 """Fetch software Vulkan (lavapipe, SwiftShader, the validation layers), its headers and OpenGL into <checkout>/.vulkan.
 
-Nothing is installed, and root is not needed. The packages are those of the sources that apt is configured with (Debian,
-Ubuntu), read through private apt folders; of each, only the files below are kept. What the system has of Vulkan plays
-no part. `.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers to the system's. make's tests use no
-others:
+It installs nothing, and needs no root. The packages come from apt's configured sources (Debian, Ubuntu), which it reads
+with private apt folders; of each package it keeps only the files below. It does not use the system's Vulkan.
+`.vulkan/env`, to be sourced by sh, adds the fetched drivers and layers to the system's. make's tests use only these:
 
     python3 tools/fetch_vulkan.py && . .vulkan/env
 
-OpenGL is llvmpipe, by EGL and GLX, of the same Mesa as lavapipe. Its libraries come before the system's. Through them
-NVIDIA's driver stays in use, and so do Mesa's drivers of GPUs, where the system's Mesa is of that version.
+OpenGL is llvmpipe with EGL and GLX, from the same Mesa as lavapipe. Its libraries precede the system's. NVIDIA's driver
+still works through them, and so do Mesa's GPU drivers if the system's Mesa has that version.
 
 hip5 fetches AMD's HIP runtime 5 for a few tests: it loads without a GPU, and has the ABI from before 6.0. glslang
-fetches a compiler of shaders. slangpy fetches what slangpy needs besides. On Debian 12 that is the lavapipe of its
-backports; no variable leads to that one, in the tree's folder mesa25.
+fetches a shader compiler. slangpy fetches what slangpy also needs. On Debian 12 that includes the backports' lavapipe,
+in the tree's folder mesa25; no variable points to it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from platform import freedesktop_os_release
 from typing import Any
 from urllib.parse import unquote
 
-FORMAT = 4  # of the tree; another number makes every checkout fetch again
+FORMAT = 4  # of the tree; change it to make every checkout fetch again
 HOME = Path(__file__).resolve().parent.parent / ".vulkan"
 TREE = HOME / "tree"
 GROUPS = {
@@ -57,7 +56,7 @@ GROUPS = {
     "glslang": ["glslang-tools"],
     "slangpy": ["libatomic1", "mesa-vulkan-drivers/bookworm-backports"],
 }
-# Of each package: patterns of its files, and where in the tree they go. A manifest goes where its library is.
+# For each package: patterns of its files, and their folders in the tree. A manifest is put beside its library.
 FILES = {
     "libvulkan1": {"usr/lib/*/libvulkan.so.1*": "lib"},
     "mesa-vulkan-drivers": {"usr/lib/*/libvulkan_lvp.so": "icd.d", "usr/share/vulkan/icd.d/lvp_icd*.json": "icd.d"},
@@ -84,13 +83,13 @@ FILES = {
         "usr/share/vulkan/icd.d/lvp_icd*.json": "mesa25",
     },
 }  # fmt: skip
-# Every Debian has them, and a second copy must not come before the system's.
+# Every Debian has them, and a second copy must not precede the system's.
 NEVER = {"libc6", "libgcc-s1", "libstdc++6"}
-# Mesa's OpenGL works with libraries of its own build only: the system's are no substitute.
+# Mesa's OpenGL works only with libraries of its own build, not with the system's.
 OPENGL = {"libegl-mesa0", "libglx-mesa0", "libgl1-mesa-dri"}
 OF_MESA = {"libgbm1", "libglapi-mesa", "mesa-libgallium"}
-# In lib, which the env file names, ROCm's own runtime would find the libraries of HIP 5 before its own, and the older
-# Mesa those of the newer one.
+# In lib, which the env file names, ROCm's own runtime would find HIP 5's libraries before its own, and the older Mesa
+# the newer one's.
 OWN_LIBRARIES = {"hip5": "hip5", "mesa25": "mesa25"}
 
 
@@ -99,7 +98,7 @@ class FetchError(Exception):
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a command without input and return its output; what it said is in the error when it fails."""
+    """Run a command without input and return its output; if it fails, the error has its messages."""
     try:
         done = subprocess.run(
             [str(part) for part in command],
@@ -119,9 +118,9 @@ def say(text: str) -> None:
 
 
 class Apt:
-    """apt with folders of its own, for which nothing is installed: it reads the system's sources and keys.
+    """apt with private folders, into which nothing is installed: it reads the system's sources and keys.
 
-    It reads other releases, such as bookworm-backports, from the same mirror.
+    From the same mirror it reads other releases too, such as bookworm-backports.
     """
 
     def __init__(self, home: Path, *releases: str) -> None:
@@ -137,10 +136,10 @@ class Apt:
             'APT::Sandbox::User "root";',  # as root: do not change to a user who cannot write here
             'APT::Install-Recommends "false"; Acquire::Languages "none"; Acquire::PDiffs "false";',
             'Acquire::Retries "2"; Acquire::http::Timeout "30"; Acquire::https::Timeout "30";',
-            'APT::Update::Error-Mode "any";',  # a source that cannot be reached is an error, not a warning
+            'APT::Update::Error-Mode "any";',  # an unreachable source is an error, not a warning
             'Acquire::IndexTargets::deb-src::Sources::DefaultEnabled "false";',
             *(f'Acquire::IndexTargets::deb::{name}::DefaultEnabled "false";' for name in unwanted),
-            # What the system runs after an update of its own lists is not for these.
+            # Do not run the system's hooks after updating its own lists.
             "#clear APT::Update::Pre-Invoke; #clear APT::Update::Post-Invoke; #clear APT::Update::Post-Invoke-Success;",
         ]
         self.config = home / "apt.conf"
@@ -155,7 +154,7 @@ class Apt:
         self.get("update")
 
     def mirror(self, release: str) -> str:
-        """Where the system takes the release from that this one adds to."""
+        """The mirror from which the system gets the release that `release` extends."""
         base = release.partition("-")[0]
         targets = ("indextargets", "--no-release-info", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages")
         found = [line.partition(" ")[2] for line in self.get(*targets).splitlines() if line.startswith(f"{base} ")]
@@ -167,7 +166,7 @@ class Apt:
         return run("apt-get", "-c", self.config, "-qq", *arguments, cwd=self.home)
 
     def unpack(self, *packages: str) -> list[Path]:
-        """Download NAME, NAME=VERSION or NAME/RELEASE, where they were not yet: a folder for each, with its files."""
+        """Download NAME, NAME=VERSION or NAME/RELEASE unless that is done; return a folder with the files of each."""
         if wanted := [package for package in packages if package not in self.unpacked]:
             self.get("download", *wanted)
             debs = {path.name.partition("_")[0]: path for path in self.home.glob("*.deb")}
@@ -181,7 +180,7 @@ class Apt:
     def needed(self, package: str) -> list[str]:
         """The packages that it needs, directly or not, as NAME=VERSION."""
         name, _, release = package.partition("/")
-        options = ("-t", release) if release else ()  # for what it needs, too
+        options = ("-t", release) if release else ()  # applies to its dependencies too
         uris = self.get("-y", *options, "--print-uris", "install", name).splitlines()
         files = [line.split()[1].split("_") for line in uris if line.startswith("'")]
         return [f"{name}={unquote(version)}" for name, version, *_ in files if name not in NEVER | {package}]
@@ -193,7 +192,7 @@ class Apt:
 
 
 def unresolved(files: Iterable[Path], *libs: Path, own: Collection[str] = ()) -> set[str]:
-    """The libraries that the dynamic linker finds neither in the system nor in these folders; `own` in these only."""
+    """Libraries that the dynamic linker finds neither in the system nor in `libs`; it may find `own` only in `libs`."""
     env = {"LD_LIBRARY_PATH": ":".join(map(str, libs))}
     lines = [line.split() for path in files for line in run("ldd", path, env=env).splitlines() if " => " in line]
     found = {name: Path(path) for name, _, path, *_ in lines}  # "NAME => PATH (ADDRESS)" or "NAME => not found"
@@ -205,7 +204,7 @@ def binaries(folder: Path) -> list[Path]:
 
 
 def add(apt: Apt, package: str) -> str:
-    """Put a package's files into the tree, with the libraries that they need and the system lacks: all, or none."""
+    """Add a package's files to the tree, with required libraries that the system lacks: all, or none."""
     (unpacked,) = apt.unpack(package)
     version = unquote(unpacked.name.split("_")[1])
     with tempfile.TemporaryDirectory(dir=apt.home) as made:
@@ -216,8 +215,8 @@ def add(apt: Apt, package: str) -> str:
                 raise FetchError(f"{package} {version} holds no {pattern}")
             (new / folder).mkdir(parents=True, exist_ok=True)
             for path in found:
-                shutil.copy(path, new / folder)  # of a link, what it leads to
-                if folder == "lib":  # pyglet asks for it by this name
+                shutil.copy(path, new / folder)  # copies the target of a link
+                if folder == "lib":  # pyglet opens it under this name
                     shutil.copy(path, new / folder / f"{path.name.partition('.so')[0]}.so")
                 if path.suffix == ".json":
                     point_beside(new / folder / path.name)
@@ -244,7 +243,7 @@ def add(apt: Apt, package: str) -> str:
 
 
 def point_beside(path: Path) -> None:
-    """Let a driver's or a layer's manifest point to the library beside it."""
+    """Let the manifest of a driver or a layer point to the library beside it."""
     manifest = json.loads(path.read_text(encoding="utf-8"))
     about = manifest["ICD" if "ICD" in manifest else "layer"]
     about["library_path"] = f"./{Path(about['library_path']).name}"
@@ -266,11 +265,11 @@ OPENGL_ENV = [
     'export VISPY_GL_LIB=libGL.so.1 EGL_LIBRARY="$gi_tree/lib/libEGL.so.1"',
     "unset gi_egl gi_dri gi_one",
 ]
-"""The fetched Mesa comes after other vendors' EGL, and its driver before the system's, which may have one of a GPU."""
+"""The fetched Mesa comes after other vendors' EGL, but its driver before the system's, which may be for a GPU."""
 
 
 def env_text() -> str:
-    """The env file: shell code that needs no bash, works under set -eu, and may be sourced twice."""
+    """The env file: shell code that does not need bash, works under set -eu, and can be sourced twice."""
     drivers = ":".join(f"$gi_tree/icd.d/{path.name}" for path in sorted(TREE.glob("icd.d/*.json")))
     lines = [f'export VK_ADD_DRIVER_FILES="{drivers}" VK_ADD_LAYER_PATH="$gi_tree/layers.d"'] if drivers else []
     if (TREE / "egl.d").exists():
@@ -286,7 +285,7 @@ def env_text() -> str:
 
 
 def read_stamp() -> dict[str, Any]:
-    """What an earlier run has fetched, where that is there still and complete: versions, or why there is none."""
+    """Read what an earlier run has fetched, if it is still complete: versions, or why there is none."""
     try:
         found = json.loads((HOME / "stamp.json").read_text(encoding="utf-8"))
         stamp = {"format": found["format"], "versions": dict(found["versions"]), "missing": dict(found["missing"])}
@@ -302,7 +301,7 @@ def read_stamp() -> dict[str, Any]:
 
 
 def is_meant(package: str) -> bool:
-    """Whether this system takes it: a later Debian needs no backports of an earlier one."""
+    """Whether this system needs the package: a later Debian needs no backports of an earlier one."""
     if "/" not in package:
         return True
     try:
@@ -330,7 +329,7 @@ def provide(packages: list[str]) -> dict[str, str]:
             try:
                 stamp["versions"][name] = add(apt, name)
             except FetchError as error:
-                # A package that there is not will not be there the next time, either.
+                # A package that does not exist will not exist the next time either.
                 there_is_none = "Unable to locate package" in str(error) or "Unable to find a source" in str(error)
                 (stamp["missing"] if there_is_none else failed)[name] = str(error)
         for path, text in (("env", env_text()), ("stamp.json", json.dumps(stamp, indent=2))):
@@ -349,7 +348,7 @@ def main() -> int:
     packages = [name for group in options.groups or ["vulkan"] for name in GROUPS[group] if is_meant(name)]
     try:
         missing = provide(packages)
-    except OSError as error:  # the checkout cannot be written to
+    except OSError as error:  # the checkout is not writable
         missing = dict.fromkeys(packages, str(error))
     for reason in dict.fromkeys(missing.values()):
         names = [name for name, its in missing.items() if its == reason]

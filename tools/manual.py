@@ -1,24 +1,24 @@
-"""The code blocks of README.md and docs: which there are, and run them.
+"""Find and run the code blocks of README.md and docs.
 
-A page is a program. A fence says behind the language where its block runs:
+A page is a program. After the language, a fence has marks for where its block runs:
 
-    ```python any                  wherever the reader is: each of these four
+    ```python any                  everywhere: each of these four
     ```python host                 in CI, on the host backend and real software Vulkan
-    ```python cuda hip             in CI, on our simulated drivers, with two devices
+    ```python cuda hip             in CI, on the simulated drivers, with two devices
     ```python gpu                  on a GPU; docs/recorded.toml has the date and a hash of what ran
-    ```python any file=peer.py     appended to that file beside the program, not run
-    ```console any                 each line that begins with "$ " is a command; below it stands what it prints
-    ```text output                 what the block before it prints; "..." stands for anything
-    ```toml in=docs/x.toml         an excerpt, as it stands in that file of the checkout
-    ```sh reader                   the reader's to run: it installs, needs the checkout's folder, or hardware of theirs
+    ```python any file=peer.py     not run: appended to that file beside the program
+    ```console any                 each line that begins with "$ " is a command; its output follows
+    ```text output                 the output of the block before it; "..." stands for anything
+    ```toml in=docs/x.toml         an exact excerpt of that file of the checkout
+    ```sh reader                   for the reader to run: it installs, needs the checkout, or the reader's hardware
 
-A page's Python of one kind is one program, as a reader gets it who pastes the blocks into a file from the top: page.py,
-beside the page's files, in a folder of its own. It prints what the outputs say, and no more. The commands follow.
+All Python of a page of one kind is one program, page.py, as if a reader pasted the blocks into a file in order. It runs
+in a separate folder with the page's files, and must print exactly the outputs. The commands run after it.
 
 Usage:
-    python tools/manual.py run KIND [PAGE...]       run the programs of that kind, of all pages or these: a table
+    python tools/manual.py run KIND [PAGE...]       run the programs of that kind, of all or these pages: a table
     python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine; write OUT, and pictures
-    python tools/manual.py recorded OUT             take over what `record` wrote on another machine
+    python tools/manual.py recorded OUT             merge what `record` wrote on another machine
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DOCS = ROOT / "docs"
 EXAMPLES = DOCS / "examples"
 RECORD = DOCS / "recorded.toml"
 KINDS = {"host", "cuda", "hip", "gpu"}
-"""Where a block runs. ``any`` is each of them."""
+"""Where a block runs. ``any`` means each of them."""
 LIMIT_S = 240
 SOURCES = (".py", ".comp", ".spv")
 FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
@@ -60,7 +60,7 @@ _LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 @dataclass(frozen=True)
 class Block:
-    """A fence of a page."""
+    """A fenced block of a page."""
 
     page: str
     line: int
@@ -85,10 +85,10 @@ def blocks(page: str) -> Iterator[Block]:
     """The blocks of a page, in order."""
     text = (ROOT / page).read_text(encoding="utf-8")
     for found in _FENCE.finditer(text):
-        line = text.count("\n", 0, found.start()) + 2  # that of the code
+        line = text.count("\n", 0, found.start()) + 2  # the first line of the code
         language, *marks = found["info"].split() or [""]
         file = next((mark.removeprefix("file=") for mark in marks if mark.startswith("file=")), "")
-        if language.startswith("{"):  # MyST's own
+        if language.startswith("{"):  # a directive of MyST
             continue
         indent = len(found["indent"])
         code = "".join(text[indent:] for text in found["code"].splitlines(keepends=True))
@@ -96,7 +96,7 @@ def blocks(page: str) -> Iterator[Block]:
 
 
 def indented(page: str) -> Iterator[str]:
-    """Code that stands indented in place of in a fence, so that it cannot be marked: its page and line."""
+    """Find code that is indented instead of fenced, so that it cannot be marked: page and line."""
     gone = re.compile(rf"{_FENCE.pattern}|^ *```.*?^ *```$|<!--.*?-->", _FENCE.flags)
     text = (ROOT / page).read_text(encoding="utf-8")
     text = gone.sub(lambda found: re.sub(r"[^\n]+", "", found[0]), text)
@@ -174,18 +174,17 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a page's program, then its commands, in an empty folder; those of the examples in a copy of theirs.
+    """Run a page's program, then its commands, in an empty folder; the examples' commands in a copy of their folder.
 
-    The first that fails, prints something else, or leaves an object open, ends the run. Its pictures go into the folder
-    `pictures`.
+    It stops at the first that fails, prints something else, or leaves an object open. Pictures go into `pictures`.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    environment.pop("GPUINTEROP_BACKEND", None)  # on a GPU a page finds it by itself
+    environment.pop("GPUINTEROP_BACKEND", None)  # on a GPU a page must find it
     if kind == "host":
         environment["GPUINTEROP_BACKEND"] = kind
     elif kind != "gpu":
         environment = simulated.environment(kind, environment | {"GPUINTEROP_SIM_DEVICES": "2"})
-    warnings = (os.environ.get("PYTHONWARNINGS"), "error::ResourceWarning")  # in its children too
+    warnings = (os.environ.get("PYTHONWARNINGS"), "error::ResourceWarning")  # also in its children
     environment["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     extra = [str(EXAMPLES), os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", ""), os.environ.get("PYTHONPATH", "")]
@@ -202,13 +201,13 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
                 ["bash", "-euc", command],
                 cwd=folder, env=environment, text=True, capture_output=True, check=False, timeout=LIMIT_S,
             )  # fmt: skip
-            # Newer validation layers print that they log elsewhere.
+            # Newer validation layers print where they log.
             step.stdout = re.sub(r"^Validation Layer Info - .*\n", "", step.stdout, flags=re.MULTILINE)
             done.stdout += step.stdout
             done.stderr += step.stderr
             if step.returncode:
                 wrong = f"ended with status {step.returncode}"
-            elif "LeakedResourceWarning" in step.stderr:  # raised in a finalizer, or in a child: no exit status tells
+            elif "LeakedResourceWarning" in step.stderr:  # from a finalizer or a child, without an exit status
                 wrong = "left an object open"
             elif promised is not None and not doctest.OutputChecker().check_output(promised, step.stdout, _LIKE):
                 wrong = f"expected\n{promised}\ngot\n{step.stdout}"
@@ -224,8 +223,8 @@ def run(page: str, kind: str, *, pictures: Path | None = None) -> subprocess.Com
 
 
 def _commands(page: str, kind: str, folder: Path) -> list[tuple[str, str | None]]:
-    """Write the page's files into the folder; return its commands, and what each prints if the page says so."""
-    lines: list[str] = []  # of page.py, each where it stands on the page
+    """Write the page's files into the folder; return its commands, and each one's output if the page has it."""
+    lines: list[str] = []  # of page.py, with the page's line numbers
     printed = ""
     found: list[tuple[str, str | None]] = []
     for block in program(page, kind):
@@ -249,7 +248,7 @@ def _commands(page: str, kind: str, folder: Path) -> list[tuple[str, str | None]
 
 
 def _machine(page: str) -> dict[str, str]:
-    """The device, and the versions of what the page's program stands on."""
+    """The device, and the versions of what the page's program uses."""
     import gpuinterop as gi
 
     backend = gi.get_backend("cuda")
@@ -271,7 +270,7 @@ def _write(file: Path, runs: Sequence[dict[str, Any]]) -> None:
 
 
 def _run(kind: str, only: Sequence[str], out: Path | None = None) -> int:
-    """Run the programs, and print a table; record those of a GPU that passed in the file `out`."""
+    """Run the programs and print a table; with `out`, record those that passed on a GPU."""
     runs, wanted = [], only or programs(kind)
     for page in wanted:
         done = run(page, kind, pictures=out and out.parent)
@@ -280,7 +279,7 @@ def _run(kind: str, only: Sequence[str], out: Path | None = None) -> int:
             print(done.stdout[-4000:], done.stderr[-4000:])
         if not done.returncode:
             what = {"page": page, "sha256": digest(page), "date": datetime.date.today()}
-            machine = _machine(page) if kind == "gpu" else {}  # raises without a GPU: the pages then ran on the host
+            machine = _machine(page) if kind == "gpu" else {}  # raises without a GPU: then the pages ran on the host
             runs.append({**what, **machine, "output": done.stdout})
     if out is not None:
         _write(out, runs)
@@ -288,7 +287,7 @@ def _run(kind: str, only: Sequence[str], out: Path | None = None) -> int:
 
 
 def _take_over(out: Path) -> int:
-    """Merge what ran elsewhere into the record; programs that are gone leave it."""
+    """Merge another machine's record into this one; remove programs that no longer exist."""
     runs = recorded() | {run["page"]: run for run in tomllib.loads(out.read_text(encoding="utf-8"))["run"]}
     _write(RECORD, [runs[page] for page in programs("gpu") if page in runs])
     return 0

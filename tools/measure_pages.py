@@ -3,11 +3,11 @@
 
     python tools/measure_pages.py docs/_build/html
 
-Each page is laid out for telephones and screens, in light and in dark. A wide table or block of code may scroll inside
-its own box; the page may not, and no entry of a sidebar may be cut. The pictures' words must stand out from what is
-behind them. The exit status is 1 if there is a problem.
+It lays out each page for phones and screens, in light and in dark. A wide table or block of code may scroll inside its
+own box, but the page must not, and no entry of a sidebar may be cut. Words in pictures must contrast with their
+background. The exit status is 1 if there is a problem.
 
-Chromium is driven by the DevTools protocol over two pipes: https://chromedevtools.github.io/devtools-protocol/
+It drives Chromium with the DevTools protocol over two pipes: https://chromedevtools.github.io/devtools-protocol/
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIRST: Final = {
     "docker": "howto/containers",
     "opengl": "howto/opengl",
 }
-"""The page that the search must put first, by what is searched for."""
+"""The page that the search must put first, by query."""
 
 LAYOUT: Final = """(() => {
     const said = [], page = document.documentElement, width = page.clientWidth;
@@ -126,7 +126,7 @@ class Browser:
         self._profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()
-        # Chromium reads descriptor 3 and writes 4: what is to become these two must not be one of them.
+        # Chromium reads descriptor 3 and writes 4, so the originals must have other numbers.
         theirs = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (theirs_in, theirs_out)]
         flags = (
             "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
@@ -160,13 +160,13 @@ class Browser:
         self._profile.cleanup()
 
     def open(self, address: str) -> None:
-        """Load a page, and wait until it has loaded."""
+        """Load a page, and wait until it is loaded."""
         page = self._call("Page.navigate", url=address)["loaderId"]
         while page not in self._loaded:
             self._hear()
 
     def resize(self, width: int) -> None:
-        """Lay the page out anew."""
+        """Set the width of the layout."""
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=2000, deviceScaleFactor=1, mobile=False)
 
     def prefer(self, scheme: str) -> None:
@@ -174,7 +174,7 @@ class Browser:
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def ask(self, expression: str) -> Any:
-        """Return what JavaScript in the page returns, and wait for it if it is a promise."""
+        """Evaluate JavaScript in the page and return the result, awaiting a promise."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self._call("Runtime.evaluate", **asked)
         if "exceptionDetails" in answer:
@@ -220,7 +220,7 @@ def problems(browser: Browser, file: Path, widths: Sequence[int] = WIDTHS) -> It
 
 
 def search(browser: Browser, pages: Path) -> Iterator[str]:
-    """Yield the words that the search answers with another page."""
+    """Yield the queries for which the search puts another page first."""
     for words, page in FIRST.items():
         browser.open(f"{(pages / 'search.html').as_uri()}?q={quote(words)}")
         found = str(browser.ask(SEARCH)).partition(".html")[0]
@@ -229,7 +229,7 @@ def search(browser: Browser, pages: Path) -> Iterator[str]:
 
 
 def look(files: Sequence[Path], widths: Sequence[int] = WIDTHS) -> dict[str, list[Path]]:
-    """Return each problem with the files that have it; browsers look side by side."""
+    """Return each problem with its files; several browsers work at the same time."""
 
     def take(share: Sequence[Path]) -> list[tuple[str, Path]]:
         with contextlib.closing(Browser()) as browser:
@@ -244,7 +244,7 @@ def look(files: Sequence[Path], widths: Sequence[int] = WIDTHS) -> dict[str, lis
 
 
 def main(folder: str) -> int:
-    """Print what is found in the manual; the exit status is 1 if there is something."""
+    """Print the problems of the manual; the exit status is 1 if there are any."""
     start, pages = time.monotonic(), Path(folder).resolve()
     files = sorted([*pages.rglob("*.html"), *pages.glob("_images/*.svg")])
     if not files:

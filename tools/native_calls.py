@@ -2,7 +2,7 @@
 
     python -m tools.native_calls cuda|hip
 
-calls each method once on the vendor's simulated driver, and writes that vendor's column between the page's two marks.
+It calls each method once on the vendor's simulated driver, and writes the vendor's column between the page's two marks.
 For hip, hip-python must be importable.
 """
 
@@ -53,7 +53,7 @@ EVERYWHERE: Final = {
 """The calls around others that make the device's context current. The page names them above the table."""
 
 Sections: TypeAlias = Mapping[str, Mapping[str, str]]
-"""A column of the page: by section and row, the text of the cell."""
+"""A column of the page: cells by section and row."""
 
 Scene: TypeAlias = Generator[tuple[str, Callable[[], Any]], Any, None]
 """Yields a row's text and its call, and is sent the call's result, or a `_Missing`.
@@ -85,7 +85,7 @@ def _need(*made: Any) -> None:
 
 
 class Methods:
-    """One vendor's devices on its simulated driver, and the scenes in which each method is called once."""
+    """One vendor's devices on its simulated driver, and scenes that call each method once."""
 
     def __init__(self, vendor: str) -> None:
         assert_simulated("cuda" if vendor == "cuda" else "hip")
@@ -111,7 +111,7 @@ class Methods:
         return {title: dict(self.perform(scene())) for title, scene in scenes.items()}
 
     def perform(self, scene: Scene) -> Iterator[tuple[str, str]]:
-        """Each row of a scene with its cell: the calls in order, each named once."""
+        """Yield each row of a scene with its cell: the calls in order, each named once."""
         result: Any = None
         while True:
             try:
@@ -203,7 +203,7 @@ class Methods:
             yield "`ExternalMemory.close()`", self.closed(memory)
         with self.exporter.create_memory(SIZE) as theirs:
             handle = theirs.export()
-            handle.origin = None  # that names the first device
+            handle.origin = None  # which names the first device
             with self.peer.import_memory(handle, size=theirs.size) as memory:
                 yield "`Buffer.close()` on a device other than the first", self.closed(memory.map_buffer())
 
@@ -341,7 +341,7 @@ class Methods:
             yield "", self.closed(theirs)
 
     def sharing(self) -> Scene:
-        from tests.vendors.foreign_memory import memory  # of the vendor that the environment names
+        from tests.vendors.foreign_memory import memory  # of the vendor in the environment
 
         device = self.device
         with ExitStack() as scope:
@@ -387,10 +387,10 @@ class Methods:
             yield "`AttachedArrays.acquire(stream)`, while the writer is not writing", lambda: attached.acquire(stream)
             yield "", lambda: attached.release(stream)
             yield "", attached.close
-            assert system.until(lambda: not loop()._again, LIMIT)  # it has ended the attachment
+            assert system.until(lambda: not loop()._again, LIMIT)  # the attachment has ended
 
     def shares_elsewhere(self, scope: ExitStack) -> list[str]:
-        """Descriptors of another process's memory: of an allocation, and of what another library has."""
+        """Descriptors of another process's memory: an allocation, and another library's memory."""
         environment = {**os.environ, "GPUINTEROP_BACKEND": self.device.backend}
         program = [sys.executable, "-m", "tools.native_calls", "_share"]
         child = subprocess.Popen(
@@ -404,7 +404,7 @@ class Methods:
 
 
 def share_until_the_end() -> None:
-    """Share memory of each kind, until the standard input ends."""
+    """Share memory of each kind until standard input ends."""
     from tests.vendors.foreign_memory import memory
 
     device = gi.device()
@@ -422,7 +422,7 @@ def share_until_the_end() -> None:
 
 
 def run(vendor: str) -> Sections:
-    """The column, from a process that finds the simulated driver."""
+    """The column, from a process that uses the simulated driver."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GPUINTEROP_")}
     clean |= {"GPUINTEROP_SIM_DEVICES": "2", "GPUINTEROP_TEST_VENDOR": vendor}
     environment = simulated.environment(vendor, clean)
@@ -445,7 +445,7 @@ def read(vendor: str, page: Path = PAGE) -> Sections:
 
 
 def write(vendor: str, column: Sections, page: Path = PAGE) -> None:
-    """Put the column in the page, whose other column stays."""
+    """Replace the column in the page; the other column stays."""
     columns = {one: column if one == vendor else read(one, page) for one in VENDORS}
     lines = [BEGIN]
     for title, rows in column.items():
@@ -461,7 +461,7 @@ def main(arguments: Sequence[str]) -> int:
     match arguments:
         case ["_here", vendor] if vendor in VENDORS:
             methods = Methods(vendor)
-            methods.cells()  # what is loaded and asked for once
+            methods.cells()  # a first time, for everything that is loaded or queried only once
             print(json.dumps(methods.cells()))
             return 0
         case ["_share"]:

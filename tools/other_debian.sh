@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A command in a checkout of HEAD on another Debian, in a root file system of its own: as root, with debootstrap.
+# Run a command in a checkout of HEAD on another Debian, in a separate root file system: as root, with debootstrap.
 #
 #   tools/other_debian.sh SUITE [--no-compiler] [--mesa] [--no-vulkan] [COMMAND]    default: make demo && make test
 #
-# SUITE is bookworm, trixie or sid. --mesa installs Debian's own drivers. With --no-vulkan, apt has no sources, so
-# no driver can be fetched. The root is kept in ${OTHER_DEBIANS:-/tmp/other-debians}; a second run begins at once.
+# SUITE is bookworm, trixie or sid. --mesa installs Debian's own drivers. With --no-vulkan, apt has no sources, so no
+# driver can be fetched. The root is kept in ${OTHER_DEBIANS:-/tmp/other-debians}, so later runs start at once.
 set -euo pipefail
 suite=${1:?bookworm, trixie or sid}
 shift
@@ -37,7 +37,7 @@ for file in /etc/resolv.conf /etc/hosts /etc/ssl/certs/ca-certificates.crt; do
 done
 leave() { for one in dev/pts dev/shm dev proc sys; do umount "$root/$one" 2>/dev/null || true; done; }
 trap leave EXIT
-leave # of a run that was killed
+leave # after a run that was killed
 for one in dev dev/pts dev/shm sys; do mount --bind "/$one" "$root/$one"; done
 mount -t proc proc "$root/proc"
 rm -rf "$root/root/checkout"

@@ -1,9 +1,9 @@
-"""A camera and two viewers, three processes: one viewer follows the camera, the other one is slow.
+"""A camera and two viewers in three processes: one viewer keeps up with the camera, the other is slow.
 
     python camera.py                   writes camera.png, and prints what the viewers saw
 
-The camera films a ball, and waits for nobody. The viewers find the ball in the camera's own bytes. The fast one sees
-the whole path. The slow one misses frames, and makes a multiple exposure of those that it sees.
+The camera films a ball, and waits for no viewer. The viewers find the ball in the camera's own bytes. The fast viewer
+sees the whole path. The slow viewer misses frames, and makes a multiple exposure of the frames that it sees.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ SIZE, LAP, FPS = 512, 120, 60
 class Seen(NamedTuple):
     """What a viewer saw."""
 
-    path: dict[int, tuple[float, float]]  # where the ball was, by the number of the frame
+    path: dict[int, tuple[float, float]]  # the ball's position by frame number
     missed: int
-    exposure: np.ndarray[Any, Any]  # the brightest of each pixel
+    exposure: np.ndarray[Any, Any]  # the maximum of each pixel
 
 
 def where(frame: int) -> tuple[float, float]:
-    """The centre of the ball in a frame."""
+    """Return the ball's centre in a frame."""
     angle = 2 * np.pi * frame / LAP
     return 256 + 200 * np.cos(angle), 256 + 180 * np.sin(3 * angle)
 
 
 def library(device: gi.Device) -> tuple[Any, Any, Any]:
-    """NumPy on the host, torch on a GPU: the module, its array of a view, and the stream that it works on."""
+    """NumPy on the host, torch on a GPU: the module, a function that makes an array of a view, and the stream."""
     if device.identity.is_cpu:
         return np, np.asarray, None
     import torch
@@ -45,7 +45,7 @@ def library(device: gi.Device) -> tuple[Any, Any, Any]:
 
 
 def view(pause: float) -> Seen:
-    """Look at a lap of the ball, with a pause after each frame."""
+    """Watch one lap of the ball, with a pause after each frame."""
     path, missed, exposure = {}, 0, None
     with gi.subscribe("camera", timeout=60) as camera:
         xp, array, stream = library(camera.device)
@@ -67,8 +67,8 @@ def film() -> list[Seen]:
     """Film the ball until both viewers have seen a lap."""
     y, x = np.mgrid[:SIZE, :SIZE].astype(np.float32)
     noise = np.random.default_rng(7).integers(0, 40, (SIZE, SIZE))
-    spawn = multiprocessing.get_context("spawn")  # no GPU's driver survives a fork
-    # Two viewers may read at once, so four slots.
+    spawn = multiprocessing.get_context("spawn")  # GPU drivers do not work after a fork
+    # Two viewers can read at once, so use four slots.
     with gi.publish("camera", (SIZE, SIZE), slots=4) as camera, ProcessPoolExecutor(2, spawn) as pool:
         xp, array, stream = library(camera.device)
         viewers = [pool.submit(view, pause) for pause in (0, 0.2)]
@@ -84,7 +84,7 @@ def film() -> list[Seen]:
 
 
 def draw(fast: Seen, slow: Seen) -> None:
-    """Draw the path that the fast viewer saw over the balls that the slow one saw."""
+    """Draw the path that the fast viewer saw on the slow viewer's exposure."""
     from PIL import Image, ImageDraw, ImageOps
 
     grey = Image.fromarray(slow.exposure)

@@ -1,9 +1,9 @@
-"""A frame that is captured once, and launched, on a queue of Vulkan's that only copies.
+"""A frame that is captured once and launched many times, on a Vulkan queue that only copies.
 
-    python captured_frame.py           prints what a frame of 32 operations took, call by call and as a graph
+    python captured_frame.py           prints the time of a frame with 32 operations, call by call and as a graph
 
-Vulkan copies a picture into the shared buffer on a queue that only copies. The compute side waits, changes it, and
-signals. Where the device captures no semaphores (all but CUDA) the second half is left out, and the program says so.
+Vulkan copies a picture into the shared buffer. The compute side waits, changes it, and signals. If the device cannot
+capture semaphores (only CUDA can), the program reports that and skips the second half.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vulkan_application import Application
 import gpuinterop as gi
 
 NBYTES = 1 << 20
-OPERATIONS = 32  # of the compute side, in each frame
+OPERATIONS = 32  # per frame, on the compute side
 FRAMES = 500
 
 
@@ -66,7 +66,7 @@ def main() -> None:
             values = iter(range(0, 10 * FRAMES, 2))
 
             def launched() -> None:
-                last = next(values)  # 0, 2, 4: what the frame before has signalled
+                last = next(values)  # 0, 2, 4: the last signal of the frame before
                 application.submit(
                     commands,
                     wait_semaphores=[timeline.vk_semaphore],
@@ -76,19 +76,19 @@ def main() -> None:
                     signal_values=[last + 1],
                 )
                 graph.launch(stream)
-                graph.semaphores.advance(2)  # the next launch waits for 3, and signals 4
+                graph.semaphores.advance(2)  # the next launch waits for 3 and signals 4
 
             print(f"  as a graph:   {measure(launched, stream):7.1f} us a frame")
             check(buffer)
             graph.close()
             timeline.close()
         stream.close()
-        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that the stream has waited for its work
+        api.vkQueueWaitIdle(application.queue)  # Vulkan does not know that the stream has waited for its work
         buffer.close()
 
 
 def measure(frame: Callable[[], None], stream: gi.Stream) -> float:
-    """Microseconds a frame, queued ahead; the first frames are not counted."""
+    """Microseconds per frame, queued ahead; the first frames are not counted."""
     for _ in range(20):
         frame()
     stream.synchronize(timeout=60)
@@ -100,7 +100,7 @@ def measure(frame: Callable[[], None], stream: gi.Stream) -> float:
 
 
 def check(buffer: gi.vulkan.SharedBuffer) -> None:
-    """Half of the bytes are the compute side's, half of them Vulkan's; then clear them."""
+    """Check that half of the bytes are the compute side's, and half Vulkan's; then clear them."""
     found = np.empty(NBYTES, np.uint8)
     buffer.copy_to_host(found)
     assert (found[: NBYTES // 2] == 7).all(), "the compute side has not worked last"

@@ -2,8 +2,8 @@
 
     python moderngl_attractor.py        writes moderngl_attractor.png; needs no display
 
-The buffers are moderngl's own; gpuinterop gives them new storage, and torch has the same bytes. It goes both ways:
-moderngl reads its framebuffer into the second one.
+gpuinterop gives moderngl's own buffers new storage, and torch has the same bytes. Data goes both ways: moderngl reads
+its framebuffer into the second buffer.
 """
 
 import moderngl
@@ -53,5 +53,5 @@ light = (picture.flip(0)[..., None] / picture.max()).pow(torch.tensor([0.22, 0.3
 Image.fromarray((light * 255).byte().cpu().numpy()).save("moderngl_attractor.png")
 for one in (handoff, *shared):
     one.close()
-assert wrong < 0.02, f"{wrong:.1%} of the points are not where the tensor has them"  # at a border pixels may differ
+assert wrong < 0.02, f"{wrong:.1%} of the points are not where the tensor has them"  # rounding differs at pixel borders
 print(f"{context.info['GL_RENDERER']}: {FRAMES} frames; {1 - wrong:.1%} in the tensor's pixels\nmoderngl_attractor.png")

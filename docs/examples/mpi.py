@@ -1,10 +1,10 @@
-"""Each rank of an MPI job reads what every other has in an allocation: a team over mpi4py.
+"""Each rank of an MPI job reads the allocations of all others, as a team over mpi4py.
 
     mpiexec -n 4 python docs/examples/mpi.py         # on the host backend, which needs no GPU
     mpiexec -n 4 python docs/examples/mpi.py cuda    # a GPU for each rank
 
-It needs mpi4py and an MPI; `pip install mpi4py mpich` brings both. An allocation goes to the others as a file
-descriptor, so the ranks are on one host.
+It needs mpi4py and an MPI; `pip install mpi4py mpich` installs both. Allocations are sent as file descriptors, so all
+ranks must be on one host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpuinterop.exchange import MpiTransport, Team
 
 
 def main() -> None:
-    """A rank's part."""
+    """Run one rank."""
     team = Team(MpiTransport(), timeout=10.0)
     devices = gi.get_backend(sys.argv[1] if len(sys.argv) > 1 else "host").devices()
     device = devices[team.rank % len(devices)]
@@ -33,9 +33,9 @@ def main() -> None:
             if rank != team.rank:
                 scope.enter_context(allocation)
             allocation.buffer.copy_to_host(memoryview(found)[rank : rank + 1])
-        # In one piece: other ranks write at the same time, and `print` may write the end of the line by itself.
+        # One write: other ranks write at the same time, and `print` may write the newline separately.
         sys.stdout.write(f"rank {team.rank} of {team.size}, {device.name}: {list(found)}\n")
-        team.vote("read")  # then all may free their own
+        team.vote("read")  # after that, every rank can free its own
 
 
 if __name__ == "__main__":
@@ -43,4 +43,4 @@ if __name__ == "__main__":
         main()
     except gi.GpuInteropError as error:
         print(error, file=sys.stderr)
-        MPI.COMM_WORLD.Abort(1)  # MPI_Finalize, which mpi4py calls at the end, would wait for a dead rank for ever
+        MPI.COMM_WORLD.Abort(1)  # at exit mpi4py calls MPI_Finalize, which would wait for a failed rank for ever

@@ -1,6 +1,6 @@
 """A torch tensor in a window: moderngl draws the vertices that torch moves in place, and GLFW shows them.
 
-python opengl_window.py [FRAMES]    until the window is closed, or so many frames
+python opengl_window.py [FRAMES]    runs until the window is closed, or for FRAMES frames
 """
 
 import sys

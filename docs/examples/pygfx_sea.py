@@ -1,8 +1,8 @@
-"""pygfx draws torch tensors, with one copy through the host in each frame: wgpu can share no memory for now.
+"""pygfx draws torch tensors with one copy through the host per frame, because wgpu cannot share memory yet.
 
     python pygfx_sea.py                 writes pygfx_sea.png; needs no display
 
-torch moves and lights the sea. gpuinterop has nothing to add here: docs/howto/renderers.md says why.
+torch moves and lights the sea. gpuinterop cannot help here: docs/howto/renderers.md explains why.
 """
 
 import numpy as np
@@ -44,7 +44,7 @@ for frame in range(FRAMES):
     gloss = 0.05 + 0.95 * (1 - facing.clamp(0, 1)) ** 4
     colours = torch.lerp(deep, torch.lerp(low, high, mirrored[..., 2:].clamp(0, 1).sqrt()), gloss)
     colours = (colours + (mirrored @ sun)[..., None].clamp(0) ** 160).clamp(0, 1)
-    linear = ((colours + 0.055) / 1.055) ** 2.4  # pygfx turns it into sRGB, and lights nothing
+    linear = ((colours + 0.055) / 1.055) ** 2.4  # pygfx converts it to sRGB, without lighting
     for buffer, tensor in ((geometry.positions, points), (geometry.colors, linear)):
         buffer.data[:] = tensor.view(-1, 3).cpu().numpy()  # the copy; then pygfx uploads it
         buffer.update_full()
@@ -53,7 +53,7 @@ for frame in range(FRAMES):
 Image.fromarray(picture).save("pygfx_sea.png")
 placed = np.insert(points.view(-1, 3).cpu().numpy(), 3, 1, axis=1) @ camera.camera_matrix.T
 places = ((placed[:, :2] / placed[:, 3:] * (1, -1) + 1) * SIZE / 2).astype(int)
-inside = ((places >= 0) & (places < SIZE)).all(axis=1) & (y < 0).flatten().cpu().numpy()  # far off, waves hide most
+inside = ((places >= 0) & (places < SIZE)).all(axis=1) & (y < 0).flatten().cpu().numpy()  # waves hide most distant ones
 drawn = picture[places[inside, 1], places[inside, 0]]
 wrong = (abs(drawn - 255 * colours.view(-1, 3).cpu().numpy()[inside]) > 12).any(axis=1).mean()
 assert wrong < 0.2, f"{wrong:.0%} of the near vertices have another colour than the tensor has"

@@ -1,8 +1,8 @@
-"""pyglet draws torch tensors: 3,600 tiles, which torch turns, scales and colours in place, while two waves cross.
+"""pyglet draws torch tensors: torch turns, scales and colours 3,600 tiles in place, while two waves cross.
 
     python pyglet_tiles.py              writes pyglet_tiles.png; needs no display
 
-The vertex list is pyglet's own. gpuinterop gives its two buffers new storage, and torch has the same bytes.
+gpuinterop gives the two buffers of pyglet's own vertex list new storage, and torch has the same bytes.
 """
 
 import math
@@ -24,7 +24,7 @@ program = pyglet.graphics.get_default_shader()
 vertices = program.vertex_list(TILES * TILES * 6, gl.GL_TRIANGLES)
 buffers = [vertices.domain.attrib_name_buffers[name] for name in ("position", "colors")]
 for one in buffers:
-    one.commit()  # pyglet first uploads a buffer by glBufferData, which the shared storage would refuse
+    one.commit()  # first let pyglet upload with glBufferData, which fails on shared storage
 
 device = gi.match_device(gi.opengl.identity())
 shared = [gi.opengl.share_buffer(device, one.size, buffer=one.id) for one in buffers]

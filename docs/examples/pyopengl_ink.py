@@ -2,7 +2,7 @@
 
     python pyopengl_ink.py              writes pyopengl_ink.png; needs no display
 
-OpenGL copies the tensor to the texture by itself: the tensor is a pixel unpack buffer.
+The tensor is a pixel unpack buffer, so OpenGL copies it to the texture on the device.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Buffers of a renderer that knows nothing of gpuinterop: descriptors, offsets and sizes come from elsewhere.
+"""Buffers of a renderer that does not use gpuinterop: it provides descriptors, offsets and sizes.
 
     python renderer_buffers.py         prints the particles before and after
 
-The renderer here calls Vulkan alone, as a C++ engine would. It puts two vertex buffers into one allocation, and gives
-out what an engine's plugin interface gives out: a descriptor of the memory, and where the buffers lie. The compute side
-imports by hand.
+The renderer here only calls Vulkan, as a C++ engine would. It puts two vertex buffers into one allocation. Like an
+engine's plugin interface, it returns a descriptor of the memory, and the buffers' offsets. The compute side imports
+the descriptor.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Renderer:
             api.vkBindBufferMemory(device, buffer, self.memory, offset)
 
     def descriptor(self) -> int:
-        """What a plugin interface gives out: a number."""
+        """Return a descriptor number, as a plugin interface does."""
         export = api.vkGetDeviceProcAddr(self.application.device, "vkGetMemoryFdKHR")
         kind = api.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
         return int(export(self.application.device, api.VkMemoryGetFdInfoKHR(memory=self.memory, handleType=kind)))
 
     def fill(self, commands: Any) -> None:
-        """Some engine code: all positions 1.0, all velocities 0.5."""
+        """The engine's code: all positions 1.0, all velocities 0.5."""
         one, half = (int(np.float32(value).view(np.uint32)) for value in (1.0, 0.5))
         api.vkCmdFillBuffer(commands, self.buffers[0], 0, NBYTES, one)
         api.vkCmdFillBuffer(commands, self.buffers[1], 0, NBYTES, half)
@@ -70,7 +70,7 @@ class Renderer:
 def main() -> None:
     with Application() as application:
         renderer = Renderer(application)
-        application.run(renderer.fill)  # here the host waits; a loop would use semaphores
+        application.run(renderer.fill)  # the host waits here; a loop would use semaphores
         device = gi.match_device(gi.vulkan.identity(application.physical_device))
         fd = renderer.descriptor()
         print(

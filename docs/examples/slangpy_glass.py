@@ -2,8 +2,8 @@
 
     python slangpy_glass.py             writes slangpy_glass.png; needs no display
 
-slangpy draws by Vulkan. Its buffers and its fence have descriptors that it keeps, and closes itself: `adopt_duplicate`.
-With a driver on the CPU it has no fence to share, and the host waits.
+slangpy draws with Vulkan. It keeps and closes the descriptors of its buffers and its fence, so they are imported with
+`adopt_duplicate`. On a CPU driver it has no fence to share, and the host waits.
 """
 
 import slangpy
@@ -64,7 +64,7 @@ for frame in range(FRAMES):
         slang.wait_for_idle()
 
 Image.fromarray((picture[..., :3] * 255).byte().cpu().numpy()).save("slangpy_glass.png")
-line = torch.arange(0, SIZE, 4, dtype=torch.float32)  # every fourth pixel again, by torch
+line = torch.arange(0, SIZE, 4, dtype=torch.float32)  # torch computes every fourth pixel again
 far, pane = (torch.cartesian_prod(line, line).flip(1)[:, None] - panes[:, :2]).norm(dim=2).topk(2, largest=False)
 light = (far[:, 1] / 4 - far[:, 0] / 4).clamp(0, 1) * (1.3 - far[:, 0] / 55).clamp(0.3, 1)
 wrong = (picture[::4, ::4].reshape(-1, 4) - light[:, None] * panes[pane[:, 0], 4:]).abs().max()

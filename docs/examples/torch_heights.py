@@ -1,9 +1,9 @@
-"""torch's own tensor, drawn by Vulkan into an image that torch reads: nothing is copied.
+"""Vulkan draws torch's own tensor into an image that torch reads: nothing is copied.
 
     python torch_heights.py             writes heights.png and heights.gif
 
-torch lets waves run over a field of heights, in tensors that torch allocated. A compute shader lights the field and
-writes an image; torch has the image's texels as a tensor. Each side waits on the device for the other.
+torch moves waves over a field of heights, in tensors that torch allocated. A compute shader lights the field and writes
+an image, whose texels torch has as a tensor. Each side waits on the device for the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-# On CUDA, before torch's first tensor: memory of cudaMalloc cannot get into Vulkan.
+# On CUDA, before torch's first tensor: Vulkan cannot import memory from cudaMalloc.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import torch
@@ -35,21 +35,21 @@ def slope(field: torch.Tensor, *ways: tuple[int, int]) -> torch.Tensor:
 
 
 def step(field: torch.Tensor, speed: torch.Tensor) -> None:
-    """One step of the wave, in place."""
+    """Do one step of the wave, in place."""
     around = slope(field, (0, 1), (0, -1), (1, 0), (-1, 0)) - 4 * field
     speed.add_(around, alpha=0.22).mul_(0.995)
     field.add_(speed)
 
 
 def drop(field: torch.Tensor, x: int, y: int) -> None:
-    """A drop that falls into the water, in place."""
+    """Let a drop fall into the water, in place."""
     rows = torch.arange(SIZE, device=field.device, dtype=torch.float32)
     far = (rows - x).square()[None, :] + (rows - y).square()[:, None]
     field.sub_(torch.exp(far / -40))
 
 
 def expected(field: torch.Tensor) -> torch.Tensor:
-    """What the shader should make of a field, by torch alone."""
+    """Compute with torch what the shader should make of a field."""
     light = (0.45 + 5 * (slope(field, (0, -1), (-1, 0)) - slope(field, (0, 1), (1, 0)))).clamp(0, 1)
     high = (0.4 + 1.2 * field).clamp(0, 1)[..., None]
     dark, bright = (torch.tensor(colour, device=field.device) for colour in (DARK, BRIGHT))
@@ -113,7 +113,7 @@ def main() -> None:
         print(f"{FRAMES} frames, each of them what torch computes; nothing was copied")
         print("heights.png, heights.gif")
         del pixels
-        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that torch has waited for its work
+        api.vkQueueWaitIdle(application.queue)  # Vulkan does not know that torch has waited for its work
         shader.destroy()
         handoff.close()
         heights.close()

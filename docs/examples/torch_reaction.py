@@ -1,8 +1,8 @@
-"""A torch tensor that a Vulkan shader animates, and torch disturbs: no copy, no wait of the host.
+"""A Vulkan shader animates a torch tensor, and torch disturbs it: without a copy, and without a wait of the host.
 
     python torch_reaction.py            writes reaction.png and reaction.gif
 
-A compute shader lets two substances react and diffuse (Gray and Scott's model) in a buffer. torch drops one of them
+In a buffer, a compute shader lets two substances react and diffuse (Gray and Scott's model). torch drops one of them
 into the same bytes, and colours the field. Each side waits on the device for the other.
 """
 
@@ -25,7 +25,7 @@ SHADER = Path(__file__).with_name("reaction.spv")
 
 
 def steps(shader: Shader, buffer: Any, commands: Any) -> None:
-    """Record STEPS steps; an even number, so that the first field is the newest."""
+    """Record STEPS steps; the number is even, so the first field is the newest."""
     buffer.acquire(commands)  # gpuinterop: ownership, from torch
     shader.bind(commands)
     written = api.VkMemoryBarrier(
@@ -40,7 +40,7 @@ def steps(shader: Shader, buffer: Any, commands: Any) -> None:
 
 
 class Colours:
-    """The second substance as colours. Its tensors are made once: to make one waits for the device."""
+    """The second substance as colours. Its tensors are made once, because making one waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         table = torch.tensor([[18.0, 22, 48], [38, 132, 160], [250, 226, 150]], device=device)
@@ -54,7 +54,7 @@ class Colours:
 
 
 def expected(field: torch.Tensor) -> torch.Tensor:
-    """What the shader should make of a field in one frame, by torch alone."""
+    """Compute with torch what the shader should make of a field in one frame."""
     for _ in range(STEPS):
         near = sum(field.roll(way, (0, 1)) for way in ((0, 1), (0, -1), (1, 0), (-1, 0)))
         far = sum(field.roll(way, (0, 1)) for way in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
@@ -105,7 +105,7 @@ def main() -> None:
         print(f"{FRAMES} frames of {STEPS} steps; the last is what torch computes of the one before")
         print("reaction.png, reaction.gif")
         del fields, pictures, before
-        api.vkQueueWaitIdle(application.queue)  # Vulkan cannot see that torch has waited for its work
+        api.vkQueueWaitIdle(application.queue)  # Vulkan does not know that torch has waited for its work
         shader.destroy()
         handoff.close()
         buffer.close()

@@ -1,13 +1,13 @@
-"""vispy draws a torch tensor: 2,600 beads on the spiral of a sunflower, which torch moves and colours in place.
+"""vispy draws a torch tensor: torch moves and colours 2,600 beads on a sunflower's spiral in place.
 
     python vispy_beads.py               writes vispy_beads.png; needs no display
 
-vispy's buffer gets new storage. Its name is in the table of objects that vispy's interpreter keeps.
+gpuinterop gives vispy's buffer new storage; vispy's interpreter has the buffer's name in its table of objects.
 """
 
 import os
 
-os.environ.setdefault("EGL_PLATFORM", "surfaceless")  # vispy asks for the default display
+os.environ.setdefault("EGL_PLATFORM", "surfaceless")  # vispy opens the default display
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ program, vertices = gloo.Program(VERTEX, FRAGMENT), gloo.VertexBuffer(np.zeros(C
 program.bind(vertices)
 target = gloo.FrameBuffer(gloo.Texture2D((SIZE, SIZE, 4)))
 with target:
-    program.draw("points")  # makes the buffer
+    program.draw("points")  # creates the buffer
 name = canvas.context.shared.parser.get_object(vertices.id).handle
 
 device = gi.match_device(gi.opengl.identity())

@@ -2,7 +2,7 @@
 
     python vtk_knot.py                  writes vtk_knot.png; needs no display
 
-The mapper's buffers are VTK's own. gpuinterop gives them new storage, and torch has the same bytes.
+gpuinterop gives the mapper's own buffers new storage, and torch has the same bytes.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ import gpuinterop as gi
 
 ROWS, COLUMNS, SIZE, FRAMES = 49, 601, 720, 30
 
-mesh = vtkPlaneSource(x_resolution=COLUMNS - 1, y_resolution=ROWS - 1).update().output  # its vertices only make room
+mesh = vtkPlaneSource(x_resolution=COLUMNS - 1, y_resolution=ROWS - 1).update().output  # reserves room for the vertices
 mesh.GetPointData().SetScalars(numpy_to_vtk(np.full((ROWS * COLUMNS, 4), 255, np.uint8), deep=True))
-mapper = vtkOpenGLPolyDataMapper(vbo_shift_scale_method=0)  # OpenGL gets the vertices as they are
+mapper = vtkOpenGLPolyDataMapper(vbo_shift_scale_method=0)  # OpenGL gets the vertices unchanged
 mapper.SetInputData(mesh)
 actor, renderer = vtkActor(mapper=mapper), vtkRenderer(background=(0.02, 0.03, 0.06))
 actor.property.specular, actor.property.specular_power = 0.5, 30
@@ -29,7 +29,7 @@ renderer.AddActor(actor)
 renderer.ResetCamera(-2.3, 2.3, -2.3, 2.3, -1.7, 1.7)
 window = vtkEGLRenderWindow(size=(SIZE, SIZE), multi_samples=0)
 window.AddRenderer(renderer)
-window.Render()  # makes the buffers
+window.Render()  # creates the buffers
 
 device = gi.match_device(gi.opengl.identity())
 buffers = [mapper.GetVBOs().GetVBO(name) for name in ("vertexMC", "normalMC", "scalarColor")]
@@ -66,7 +66,7 @@ camera = np.reshape(renderer.GetActiveCamera().GetCompositeProjectionTransformMa
 placed = np.insert(points.cpu().numpy().reshape(-1, 3), 3, 1, axis=1) @ camera.T
 x, y, depth = (placed[:, :3] / placed[:, 3:] + 1).T / 2
 there = vtk_to_numpy(depths).reshape(SIZE, SIZE)[(y * SIZE).astype(int), (x * SIZE).astype(int)]
-seen, lost = (abs(there - depth) < 0.003).mean(), (there > depth + 0.003).mean()  # at an edge a pixel may be the next
+seen, lost = (abs(there - depth) < 0.003).mean(), (there > depth + 0.003).mean()  # edges may round to the next pixel
 for one in (handoff, *shared):
     one.close()
 assert lost < 0.08, f"{lost:.0%} of the tensor's vertices are not in the picture"

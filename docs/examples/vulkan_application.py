@@ -1,6 +1,6 @@
-"""A small Vulkan program, as an application has one: the examples and the manual's pages share it.
+"""A small Vulkan program with PyPI's ``vulkan``, which the examples and the manual's pages share.
 
-It uses PyPI's ``vulkan``. All that concerns gpuinterop is marked.
+Comments mark the lines for gpuinterop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpuinterop.exporters.vulkan import list_drivers
 
 
 def no_vulkan() -> NoReturn:
-    """End with what is missing, and the command that installs it."""
+    """Exit with the missing part, and the command that installs it."""
     raise gi.BackendUnavailableError(list_drivers().reason)
 
 
@@ -32,9 +32,9 @@ class Application:
     Parameters
     ----------
     transfer : bool
-        Whether to take a queue that only copies, if the device has one: there a handoff costs a fortieth on NVIDIA.
+        Whether to use a queue that only copies, if the device has one; with NVIDIA, a handoff there is much faster.
     shader_images : bool
-        Whether to prefer a device that shares linear images which shaders write.
+        Whether to prefer a device that shares linear images for shaders to write.
     """
 
     def __init__(self, *, transfer: bool = False, shader_images: bool = False) -> None:
@@ -70,18 +70,18 @@ class Application:
         )
         self.pool = api.vkCreateCommandPool(self.device, pool, None)
 
-        # gpuinterop: what the functions of gi.vulkan take. The application still owns these objects.
+        # gpuinterop: the argument of gi.vulkan's functions. The application still owns these objects.
         self.vk = gi.vulkan.VulkanContext(
             self.instance, self.physical_device, self.device, self.queue, self.queue_family
         )
 
     def record(self, work: Callable[[Any], None]) -> Any:
-        """A command buffer with this work, which can be submitted each frame."""
+        """Record a command buffer with this work; you can submit it in each frame."""
         info = api.VkCommandBufferAllocateInfo(
             commandPool=self.pool, level=api.VK_COMMAND_BUFFER_LEVEL_PRIMARY, commandBufferCount=1
         )
         (commands,) = api.vkAllocateCommandBuffers(self.device, info)
-        # Vulkan cannot see that the last submission is over when an external semaphore says so.
+        # When an external semaphore shows that the last submission is done, Vulkan does not know that.
         again = api.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
         api.vkBeginCommandBuffer(commands, api.VkCommandBufferBeginInfo(flags=again))
         work(commands)
@@ -92,7 +92,7 @@ class Application:
         self, commands: Any, *, wait_semaphores: Any = (), wait_values: Any = (), wait_stages: Any = (),
         signal_semaphores: Any = (), signal_values: Any = (),
     ) -> None:  # fmt: skip
-        """vkQueueSubmit, with what ``handoff.vulkan_submit()`` says."""
+        """Call vkQueueSubmit with the arguments that ``handoff.vulkan_submit()`` returns."""
         timeline = api.VkTimelineSemaphoreSubmitInfo(
             pWaitSemaphoreValues=wait_values or None, pSignalSemaphoreValues=signal_values or None
         )
@@ -111,7 +111,7 @@ class Application:
         api.vkQueueWaitIdle(self.queue)
 
     def shader(self, file: Path, *bindings: Any, push: int) -> Shader:
-        """A compute shader over buffers and images that are shared, its bindings; and bytes of push constants."""
+        """Make a compute shader with these shared buffers and images as bindings, and `push` bytes of constants."""
         return Shader(self.device, file, bindings, push)
 
     def __enter__(self) -> Self:
@@ -126,7 +126,7 @@ class Application:
 
 
 class Shader:
-    """A pipeline, and what it is bound to."""
+    """A pipeline and its bindings."""
 
     def __init__(self, device: Any, file: Path, bindings: Sequence[Any], push: int) -> None:
         stage = api.VK_SHADER_STAGE_COMPUTE_BIT
@@ -167,13 +167,13 @@ class Shader:
         api.vkUpdateDescriptorSets(device, len(writes), writes, 0, None)
 
     def bind(self, commands: Any) -> None:
-        """Record: the next dispatches run it."""
+        """Record that the next dispatches run it."""
         compute = api.VK_PIPELINE_BIND_POINT_COMPUTE
         api.vkCmdBindPipeline(commands, compute, self.pipeline)
         api.vkCmdBindDescriptorSets(commands, compute, self.layout, 0, 1, [self.set], 0, None)
 
     def dispatch(self, commands: Any, values: bytes, groups: int) -> None:
-        """Record: run `groups` x `groups` work groups with these push constants."""
+        """Record `groups` x `groups` work groups with these push constants."""
         constants = api.ffi.new("char[]", values)
         api.vkCmdPushConstants(commands, self.layout, api.VK_SHADER_STAGE_COMPUTE_BIT, 0, len(values), constants)
         api.vkCmdDispatch(commands, groups, groups, 1)
@@ -189,7 +189,7 @@ class Shader:
 
 
 def _view(device: Any, image: Any) -> Any:
-    """A view of a shared image, for a shader."""
+    """Make a shader's view of a shared image."""
     whole = api.VkImageSubresourceRange(api.VK_IMAGE_ASPECT_COLOR_BIT, 0, 1, 0, 1)
     info = api.VkImageViewCreateInfo(
         image=image.vk_image,
@@ -201,7 +201,7 @@ def _view(device: Any, image: Any) -> Any:
 
 
 def _rank(physical_device: Any, *, shader_images: bool) -> tuple[bool, bool, bool]:
-    """Take a device that computes here; of those, one with what is preferred, and one that shares semaphores."""
+    """Rank devices that compute here first, then those with what is preferred, and those that share semaphores."""
     try:
         device = gi.match_device(gi.vulkan.identity(physical_device))
     except gi.GpuInteropError:

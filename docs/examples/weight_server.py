@@ -1,10 +1,10 @@
-"""A weight server, and three engines that read its weights in place. One engine is killed, and comes back.
+"""A weight server, and three engines that read its weights in place. One engine is killed, and a new one replaces it.
 
     python weight_server.py            prints what each engine has read
 
-The server shares its arrays once, and publishes them in versions. The engines are processes of their own: each attaches
-by the bytes in its arguments, and reads the newest version, which is whole as long as the engine holds it. Engine 1
-dies while it holds version 3. The server goes on within a second, and engine 1 attaches again by the same bytes.
+The server shares its arrays once, and publishes versions of them. Each engine is a process that attaches with the
+bytes in its arguments, and reads the newest version, which does not change while the engine holds it. Engine 1 is
+killed while it holds version 3. The server continues within a second, and a new engine 1 attaches with those bytes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Engine = subprocess.Popen[str]
 
 
 def serve() -> None:
-    """Share the weights, publish each version, and lose an engine on the way."""
+    """Share the weights, publish each version, and kill an engine meanwhile."""
     device = gi.device()
     on_cpu = device.identity.is_cpu
-    # Plain memory of NumPy cannot get to another process: it is copied once, here. A tensor of torch stays where it is.
+    # Another process cannot open NumPy's plain memory, so it is copied once, here. A torch tensor stays where it is.
     with stream_of(device) as stream, gi.share(new_weights(on_cpu), stream=stream, copy=on_cpu) as shared:
         weights = {name: array_of(shared, name) for name in shared}
         print(f"{len(shared)} layers by {shared.transport}; a reader can touch {shared.exposes}")
@@ -56,11 +56,11 @@ def serve() -> None:
             assert engine.returncode == 0, f"engine {number} ended with {engine.returncode}"
             print(f"engine {number}: {said.strip()}")
         del weights, weight
-        shared.close(timeout=LIMIT)  # until the last engine has detached
+        shared.close(timeout=LIMIT)  # waits until the last engine has detached
 
 
 def start(number: int, shared: gi.ArrayShare, *, again: bool = False) -> Engine:
-    """Start an engine. Engine 1 is one that hangs, the first time."""
+    """Start an engine. Engine 1 hangs the first time."""
     role = "engine that hangs" if number == 1 and not again else "engine"
     arguments = [sys.executable, "-u", __file__, role, str(shared)]
     engine = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ def start(number: int, shared: gi.ArrayShare, *, again: bool = False) -> Engine:
 
 
 def expect(engine: Engine, words: str) -> None:
-    """Wait for a line of an engine."""
+    """Wait for an engine to print these words."""
     assert engine.stdout is not None
     assert (said := engine.stdout.readline().strip()) == words, f"expected {words!r}, got {said!r}"
 
@@ -78,7 +78,7 @@ def expect(engine: Engine, words: str) -> None:
 
 
 def run_engine(descriptor: str, *, hangs: bool) -> None:
-    """Read the newest version again and again, until the last one has come."""
+    """Read the newest version in a loop, up to the last one."""
     with gi.attach(descriptor, timeout=LIMIT) as attached, stream_of(attached.device) as stream:
         print("attached")
         weights = {name: array_of(attached, name) for name in attached}
@@ -99,11 +99,11 @@ def run_engine(descriptor: str, *, hangs: bool) -> None:
         del weights, weight
 
 
-# -- either ------------------------------------------------------------------------------------------------------------
+# -- both --------------------------------------------------------------------------------------------------------------
 
 
 def new_weights(on_cpu: bool) -> dict[str, Any]:
-    """Arrays that exist: NumPy's on the host, torch's on a GPU."""
+    """Existing arrays: NumPy's on the host, torch's on a GPU."""
     if on_cpu:
         return {name: np.zeros(shape, np.float32) for name, shape in LAYERS.items()}
     import torch
@@ -112,7 +112,7 @@ def new_weights(on_cpu: bool) -> dict[str, Any]:
 
 
 def array_of(arrays: gi.ArrayShare | gi.AttachedArrays, name: str) -> Any:
-    """The array library's array over the shared bytes."""
+    """Make the array library's array of the shared bytes."""
     view = arrays[name]
     if arrays.device.identity.is_cpu:
         return np.asarray(view)
@@ -122,7 +122,7 @@ def array_of(arrays: gi.ArrayShare | gi.AttachedArrays, name: str) -> Any:
 
 
 def stream_of(device: gi.Device) -> gi.Stream:
-    """The stream that the array library works on; on the host any, for NumPy works at once, behind `synchronize`."""
+    """The array library's stream; on the host any stream, because NumPy works at once, after `synchronize`."""
     if device.identity.is_cpu:
         return device.create_stream()
     import torch

@@ -16,9 +16,9 @@ def main() -> NoReturn:
         from .app import run
 
         sys.exit(run(sys.argv[1:]))
-    except KeyboardInterrupt:  # also among the imports, which take a while
+    except KeyboardInterrupt:  # also during the imports, which take a while
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:  # `gpuinterop info | head`: what is left in the buffer has nowhere to go
+    except BrokenPipeError:  # `gpuinterop info | head`: the rest of the buffer cannot be written
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + getattr(signal, "SIGPIPE", 13))

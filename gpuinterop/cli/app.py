@@ -1,4 +1,4 @@
-"""The commands' arguments, and what becomes of errors: one line that says what to do, and exit status 2."""
+"""Parse the commands' arguments. An error prints one line that says what to do, and exits with status 2."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["run"]
 _ABOUT: Final = """\
 Share GPU memory and semaphores between a graphics API, another process, and compute.
 
-GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off. Your tests have
-gpuinterop's options of `pytest --help`.
+GPUINTEROP_BACKEND chooses a backend, GPUINTEROP_DISABLE turns capabilities off. `pytest --help`
+lists gpuinterop's options for your own tests.
 """
 _EXAMPLES: Final = """\
 examples:
@@ -36,16 +36,16 @@ a simulated driver, to test without a GPU:
 """
 _COMMANDS: Final = {
     "info": (info, "what works here, what does not, and why"),
-    "demo": (demo, "a shader and a compute stream take turns on a buffer"),
-    "bench": (bench, "what calls, frames and sharing cost, beside the same by hand"),
-    "selftest": (selftest, "the conformance suite, for a backend on this machine"),
-    "selftest multicast": (multicast, "whether multicast works; on a machine that is yours"),
+    "demo": (demo, "a shader and a compute stream alternate on one buffer"),
+    "bench": (bench, "what calls, frames and sharing cost, compared with hand-written code"),
+    "selftest": (selftest, "run the conformance suite for a backend on this machine"),
+    "selftest multicast": (multicast, "whether multicast works; run it on a machine you do not share"),
     "matrix": (matrix, "the reports of several machines as one table"),
 }
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Formatter that keeps paragraphs, and lines that are indented; what is too wide breaks at spaces."""
+    """Keep paragraphs and indented lines; break lines that are too wide at spaces."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26)
@@ -69,18 +69,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Those behind ``gpuinterop``.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run a command with the arguments that follow ``gpuinterop``, and return the exit status."""
     parser = _Parser("gpuinterop", description=_ABOUT, epilog=_EXAMPLES, formatter_class=_Formatter)
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND")
@@ -91,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
         room.add_arguments(one)
         one.set_defaults(run=room.command)
     words = list(arguments)
-    if words[:2] == ["selftest", "multicast"]:  # a command of its own; all other words are pytest's
+    if words[:2] == ["selftest", "multicast"]:  # a separate command; selftest passes all other words to pytest
         words[:2] = ["selftest multicast"]
     given, rest = parser.parse_known_args(words)
     if given.command is None:
@@ -100,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
     if given.command == "selftest":
         given.pytest_arguments = [word for word in rest if word != "--"]
     elif rest:
-        parser.error(f"{given.command} does not know {' '.join(rest)}; see gpuinterop {given.command} --help.")
+        parser.error(f"{given.command} has no argument {' '.join(rest)}; see gpuinterop {given.command} --help.")
     try:
         return int(given.run(given))
     except GpuInteropError as error:

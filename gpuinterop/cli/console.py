@@ -1,4 +1,4 @@
-"""What the commands print: results go to stdout, everything else to stderr. Lines break at spaces alone."""
+"""What the commands print: results on stdout, everything else on stderr. Lines break only at spaces."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ __all__ = [
 _CODES: Final = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 _CODE: Final = re.compile(r"\x1b\[\d+m")
 ASCII: Final = str.maketrans({"✓": "+", "○": "o", "·": ".", "✗": "x", "█": "#"})
-"""The marks, for an output without Unicode."""
+"""Replacements for an output without Unicode."""
 
 
 def columns() -> int:
-    """Width of the terminal; 80 where there is none."""
+    """Width of the terminal; 80 without one."""
     return shutil.get_terminal_size().columns
 
 
 def handle_name(type_name: str) -> str:
-    """``OpaqueFd``: the API's name for what files and variables call ``opaque_fd``."""
+    """``OpaqueFd``: the API's name for the ``opaque_fd`` of files and variables."""
     return handle_types()[type_name].__name__
 
 
 def cell_name(cell: Cell) -> str:
-    """``import_memory OpaqueFd``: a cell by the API's names."""
+    """``import_memory OpaqueFd``: a cell with the API's names."""
     return cell.operation.value + (f" {cell.handle_type.__name__}" if cell.handle_type else "")
 
 
 def complain(text: str) -> None:
-    """Print one red line to stderr, however long."""
+    """Print one red line to stderr, whatever its length."""
     _print(sys.stderr, (text, "red"))
 
 
@@ -58,26 +58,21 @@ def note(text: str) -> None:
 
 
 def say(*parts: tuple[str, str], hang: int | None = None) -> None:
-    """Print one line to stdout, or several where it is wider than the terminal.
+    """Print one line to stdout, wrapped at the terminal's width (`hang`: see `wrap`).
 
-    Parameters
-    ----------
-    *parts : (str, str)
-        A text, and its style: red, green, yellow, dim, bold, or empty.
-    hang : int, optional
-        See `wrap`.
+    Each part is a text and its style: red, green, yellow, dim, bold, or empty.
     """
     _print(sys.stdout, *parts, hang=hang)
 
 
 def progress(text: str) -> None:
-    """Show on a terminal what goes on, until the next line is printed; elsewhere nothing."""
+    """Show progress on a terminal until the next line is printed."""
     if _is_terminal(sys.stderr):
         print(f"\r\x1b[K{_encodable(text, sys.stderr)[: columns() - 1]}", end="", file=sys.stderr, flush=True)
 
 
 def bar(part: float, width: int) -> str:
-    """Draw a part of 1 as a bar of so many characters."""
+    """Draw a fraction as a bar of `width` characters."""
     return "█" * round(min(part, 1) * width)
 
 
@@ -87,15 +82,9 @@ def paint(text: str, style: str) -> str:
 
 
 def wrap(text: str, width: int, hang: int | None = None) -> Iterator[str]:
-    """Break each line of a text at spaces; a word that is longer than the width stays whole.
+    """Break each line of a text at spaces; a word longer than the width stays whole.
 
-    Parameters
-    ----------
-    text : str
-    width : int
-        Characters of a line.
-    hang : int, optional
-        Spaces before the lines that follow the first; by default those before the first.
+    Continuation lines get `hang` spaces, by default as many as the first line has.
     """
     for line in text.split("\n"):
         indent = " " * (len(line) - len(line.lstrip(" ")) if hang is None else hang)
@@ -110,7 +99,7 @@ def wrap(text: str, width: int, hang: int | None = None) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Lay out texts in columns; those that do not fit beside the others follow below, with the first one again."""
+    """Lay out texts in columns; columns that do not fit follow below, after the first column again."""
     least, most = [], []
     for column in zip(*rows, strict=True):
         least.append(max(_length(word) for text in column for word in (text.split() or [""])))
@@ -150,11 +139,11 @@ def _encodable(text: str, stream: TextIO) -> str:
 
 
 def _print(stream: TextIO, *parts: tuple[str, str], hang: int | None = None) -> None:
-    # A device's name or a path may have what the encoding lacks: it is escaped, as Python does on stderr.
+    # A device's name or a path can contain characters the encoding lacks: escape them, as Python does on stderr.
     if getattr(stream, "errors", None) in ("strict", "surrogateescape") and hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
     progress("")
     line = _encodable("".join(_painted(text, style, stream) for text, style in parts), stream)
-    if stream is sys.stdout or stream.isatty():  # a log keeps an error in one line
+    if stream is sys.stdout or stream.isatty():  # an error in a log stays on one line
         line = "\n".join(wrap(line, columns(), hang))
     print(line, file=stream, flush=True)

@@ -23,16 +23,16 @@ __all__ = ["Findings", "add_arguments", "collect", "command"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``gpuinterop info``."""
-    parser.add_argument("--json", action="store_true", help="print everything as JSON, and nothing else")
+    """Add the arguments of ``gpuinterop info``."""
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
     parser.add_argument("--all", action="store_true", help="show every cell of each table, with its reason")
 
 
 def command(given: argparse.Namespace) -> int:
-    """Show devices, drivers of Vulkan and OpenGL, how they hand over to each other, and what can be shared.
+    """Show devices, Vulkan and OpenGL drivers, their handoffs, and what can be shared.
 
-    First the answer in a few lines, with numbers for the reasons, which follow; then versions, libraries and what each
-    device and each driver can do.
+    First comes the answer in a few lines, with numbers for the reasons listed below it. Then come versions, libraries
+    and what each device and each driver can do.
     """
     found = collect()
     for problem in found.problems:
@@ -49,20 +49,9 @@ def command(given: argparse.Namespace) -> int:
 
 
 class Findings:
-    """Facts of this machine.
+    """Facts of this machine: dicts as ``gpuinterop info --json`` prints them, devices, and drivers.
 
-    Attributes
-    ----------
-    backends, exporters : list of dict
-        The facts, as ``gpuinterop info --json`` prints them.
-    devices : list of Device
-        Those of all backends that work.
-    drivers : list of Driver
-        Vulkan's and OpenGL's.
-    problems : list of str
-        What is wrong with the environment.
-    missing_exporters : dict of str to str
-        Why an exporter does not work here.
+    `problems` lists what is wrong with the environment; `missing_exporters` says why an exporter does not work here.
     """
 
     def __init__(self) -> None:
@@ -75,15 +64,10 @@ class Findings:
 
 
 def collect() -> Findings:
-    """Look at everything that is installed. Never raises for what is broken: it is told instead.
-
-    Returns
-    -------
-    Findings
-    """
+    """Look at everything that is installed. What is broken is reported and never raised."""
     found = Findings()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # that a backend fell back: it is shown below anyway
+        warnings.simplefilter("ignore", RuntimeWarning)  # a backend's fallback, which is shown below anyway
         installed: Mapping[str, InstalledBackend] = {}
         try:
             installed = backends()
@@ -118,7 +102,7 @@ def _backend(entry: InstalledBackend, found: Findings) -> dict[str, Any]:
         result["devices"] = [_device(device) for device in devices]
         found.devices += devices
         result["available"] = True
-    except GpuInteropError as error:  # a wrong GPUINTEROP_DISABLE, a driver that fails when asked
+    except GpuInteropError as error:  # a wrong GPUINTEROP_DISABLE, or a driver that fails
         result["reason"] = str(error)
     return result
 
@@ -147,7 +131,7 @@ def _exporters(found: Findings) -> None:
         if drivers.reason:
             found.missing_exporters[api] = drivers.reason
     try:
-        # Without the process round it: the table is the same.
+        # The process exporter's table, without starting a process.
         with open_exporter("memfd") as exporter:
             facts = {"name": "process", "driver": exporter.driver, "device": exporter.device}
             found.exporters.append({**facts, "capabilities": _cells(exporter.capabilities)})

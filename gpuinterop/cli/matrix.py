@@ -24,7 +24,7 @@ __all__ = ["add_arguments", "command"]
 
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
 _REASON: Final = 100
-"""Characters of a skip's reason in the summary."""
+"""Most characters of a skip's reason in the summary."""
 _MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
 _LEGEND: Final = {
     "✓": "shown on the row's device",
@@ -36,18 +36,18 @@ _LEGEND: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``gpuinterop matrix``."""
+    """Add the arguments of ``gpuinterop matrix``."""
     parser.add_argument(
-        "reports", nargs="*", metavar="REPORT", type=Path, help="files of pytest --gpuinterop-json=FILE"
+        "reports", nargs="*", metavar="REPORT", type=Path, help="files that pytest --gpuinterop-json=FILE wrote"
     )
     parser.add_argument(
-        "--expect", action="append", default=[], metavar="ROW", help="fail where this row is missing (repeatable)"
+        "--expect", action="append", default=[], metavar="ROW", help="fail if this row is missing (repeatable)"
     )
     parser.add_argument(
-        "--since", metavar="TIME", type=_time, help="fail where a report's run began before (2026-01-31T12:00:00Z)"
+        "--since", metavar="TIME", type=_time, help="fail if a report's run began before (2026-01-31T12:00:00Z)"
     )
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the summary as Markdown too")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write it as HTML, with all details")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the summary as Markdown")
+    parser.add_argument("--html", metavar="FILE", type=Path, help="also write it as HTML, with all details")
 
 
 def _time(text: str) -> datetime:
@@ -61,17 +61,15 @@ def _time(text: str) -> datetime:
 def command(given: argparse.Namespace) -> int:
     """Merge the reports of several runs, machines and vendors into one summary, and one page of details.
 
-    The summary shows what ran where, what failed, and which tests a row skipped or lacks, and why. --html adds all
-    versions, and which capabilities each row has shown: what ran on a simulated driver has shown no device's. A row is
-    a device of a report, and has the name of its file.
+    A row is a device of a report, named after the report's file. The summary shows what ran where, what failed, and
+    which tests a row skipped or does not have, and why. --html adds all versions, and the capabilities each row has
+    shown. A run on a simulated driver shows no device's capabilities.
 
-    Exit status 0: every expected row is there and new enough, every run ended, something passed in each, and nothing
-    failed. Otherwise 1; a report that cannot be read is a red row too. 2 for wrong arguments.
+    Exit status 0: every expected row is present and new enough, every run ended, something passed in each, and nothing
+    failed. Otherwise 1, also if a report cannot be read, which makes its row red. 2 for wrong arguments.
     """
     if not given.reports and not given.expect:
-        raise InvalidArgumentError(
-            "reports", "expected files that `pytest --gpuinterop-json=FILE` has written, got none."
-        )
+        raise InvalidArgumentError("reports", "expected files that `pytest --gpuinterop-json=FILE` wrote, got none.")
     rows: list[_Row] = []
     bad: dict[str, tuple[str, str]] = {}
     for name, file in _names(given.reports).items():
@@ -99,7 +97,7 @@ def command(given: argparse.Namespace) -> int:
 
 @dataclass
 class _Row:
-    """One device of a report, or the tests of a report that have none."""
+    """One device of a report, or the tests of a report without a device."""
 
     report: str
     device: str
@@ -108,7 +106,7 @@ class _Row:
     name: str = ""
     problem: str = ""
     why: Sequence[str] = ()
-    """Why the row is red, where no failed test says so."""
+    """Why the row is red, if no failed test shows it."""
     cells: dict[Cell, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,7 +115,7 @@ class _Row:
             self.cells = self._cells()
 
     def _problem(self) -> tuple[str, Sequence[str]]:
-        """Why the row is red; empty where it is green. What passed without a device says nothing of one."""
+        """Why the row is red; empty if it is green. Tests that passed without a device prove nothing about one."""
         outcomes = Counter(result.outcome for result in self.results)
         passed = [result for result in self.results if result.outcome == "passed" and result.device == self.device]
         if self.run.end is None:
@@ -154,20 +152,19 @@ class _Row:
 
     @property
     def double(self) -> str:
-        """`` (simulated)``: what stands in for the device; empty for a device."""
+        """`` (simulated)``: what replaces the device's driver; empty for hardware."""
         said = self.run.facts["devices"].get(self.device, {}).get("stand_in")
         return f" ({said})" if said else ""
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of the device's backend, by their names."""
         device = self.run.facts["devices"].get(self.device, {}).get("backend")
         found = [backend["versions"] for backend in self.run.facts["backends"] if backend["name"] == device]
         return {name: str(version) for name, version in found[0].items()} if found else {}
 
     @property
     def facts(self) -> dict[str, str]:
-        """Versions, places and numbers, by their names."""
+        """Versions, times, platform and counts, by their names."""
         run = self.run.facts
         found = {name: run[name] for name in ("started", "gpuinterop", "python", "platform")}
         if self.device in run["devices"]:
@@ -179,18 +176,18 @@ class _Row:
 
     @property
     def line(self) -> tuple[str, ...]:
-        """What the summary says of the row."""
+        """The row in the summary."""
         numbers = Counter("skipped" if result.outcome in _SKIPPED else result.outcome for result in self.results)
         said = [f"{count} {word}" for word, count in sorted(numbers.items())]
         said += ["a part of the tests"] if self.run.end and self.run.end["partial"] else []
-        # Where no version calls itself the driver's, the first one says most.
+        # If no version is called the driver's, take the first one.
         names = [name for name in self.versions if "driver" in name] or list(self.versions)[:1]
         driver = ", ".join(f"{name} {self.versions[name]}" for name in names)
         return self.name, self.problem or "passed", ", ".join(said), self.facts.get("device", ""), driver
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
-    """The files by the name of their row: the file's own, or where several have it, with the folders that differ."""
+    """The files by row name: the file's name, with the differing folders if several files have that name."""
     if not files:
         return {}
     if len({file.resolve() for file in files}) < len(files):
@@ -202,15 +199,15 @@ def _names(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def _rows(name: str, run: Run) -> Iterator[_Row]:
-    """One for each device that has tests, and one for the tests that have no device, where only those are there.
+    """Return a row for each device that has tests; without one, a row for the tests that have no device.
 
-    What fails and is of no device makes each row red: a run that lacks what it requires has shown nothing.
+    A failure outside of any device makes each row red: a run that lacks what it requires has proved nothing.
     """
     used = dict.fromkeys(result.device for result in run.results)
     devices = [device for device in run.facts["devices"] if device in used]
     others = [result for result in run.results if result.device not in devices]
     if not devices:
-        # A backend that does not work has a name, and no device: where its tests were skipped, nothing was shown.
+        # A backend that does not work has a name and no device: if its tests were skipped, nothing was shown.
         absent = next((one["name"] for one in run.facts["backends"] if one["name"] in used), "")
         yield _Row(name, absent, run, others, name)
     for device in devices:
@@ -223,7 +220,7 @@ def _rows(name: str, run: Run) -> Iterator[_Row]:
 
 
 def _summary(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], limit: int = 1000) -> Iterator[Section]:
-    """The part that is printed, with reasons of `limit` characters. `bad` names what is unread, with a word and why."""
+    """The part that is printed, with reasons of `limit` characters. `bad` names unread reports: a word and why."""
     ran = [*((name, word, "", "", "") for name, (word, _) in bad.items()), *(row.line for row in rows)]
     reds = [number for number, one in enumerate(ran) if one[1] != "passed"]
     doubles = sum(bool(row.double) for row in rows)
@@ -237,7 +234,6 @@ def _summary(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], limit: in
 
 
 def _details(rows: Sequence[_Row]) -> Iterator[Section]:
-    """The rest of the page."""
     yield "Versions and counts", [Table(("of", "is", "rows"), list(_versions(rows)))]
     if tables := [row for row in rows if row.cells]:
         legend = "; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items())
@@ -272,7 +268,7 @@ def _failures(rows: Sequence[_Row]) -> list[str]:
 
 
 def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
-    """Those cells that some row can use; what is a gap in all is told below."""
+    """Cells that some row can use; `_never_shown` lists the gaps that all rows share."""
     for cell in DOMAIN:
         states = [row.cells.get(cell, "gap") for row in rows]
         if set(states) != {"gap"}:
@@ -280,7 +276,7 @@ def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
 
 
 def _never_shown(rows: Sequence[_Row]) -> list[str]:
-    """First what some row says it can do; then, by operation, what is a gap in every row and a platform's own."""
+    """First cells that some row can use; then, by operation, cells that are a gap in every row for their platform."""
     found = []
     gaps: dict[Operation, list[str]] = {}
     for cell in DOMAIN:
@@ -297,18 +293,18 @@ def _never_shown(rows: Sequence[_Row]) -> list[str]:
 
 
 def _skipped(rows: Sequence[_Row], limit: int) -> Iterator[str]:
-    """Tests that a row skipped with whatever party, expected to fail, or does not have: by rows and reason."""
+    """Tests that a row skipped on every exporter, expected to fail, or does not have: by rows and reason."""
     sides: dict[str, dict[str, Result]] = {row.name: {} for row in rows}
     for row in rows:
         for result in sorted(row.results, key=lambda result: OUTCOMES.index(result.outcome)):
-            # The kit's own lie in site-packages, which is elsewhere on each machine.
+            # The kit's tests are in site-packages, whose path differs between machines.
             test = re.sub(r"^\S*/(?=gpuinterop/testing/\w+\.py)", "", result.test)
-            sides[row.name].setdefault(test, result)  # a failure counts most, then what ran, and a skip least
+            sides[row.name].setdefault(test, result)  # failures come first, then what ran, then skips
     every = dict.fromkeys(test for side in sides.values() for test in side)
     modules = {test.partition("::")[0] for test in every if "::" in test}
     found: dict[tuple[str, str], list[str]] = {}
-    # A module that skipped itself in a row may have tests in another. The kit's own test can only fail. A test that was
-    # under way when a run was killed has no name.
+    # A module that skipped itself in one row may have tests in another. The kit's own test can only fail. A test that
+    # was running when its run was killed has no name.
     for test in every.keys() - modules - {"gpuinterop::environment", ""}:
         whys: dict[tuple[str, str], list[str]] = {}
         for name, side in sides.items():
@@ -327,7 +323,7 @@ def _skipped(rows: Sequence[_Row], limit: int) -> Iterator[str]:
 
 
 def _together(tests: Sequence[str]) -> str:
-    """The one test, or how many of which class."""
+    """The one test, or how many tests of which class."""
     if len(tests) == 1:
         return tests[0]
     found = Counter(test.partition("[")[0].rpartition("::")[0] or test for test in tests)

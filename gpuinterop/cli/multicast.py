@@ -1,4 +1,4 @@
-"""``gpuinterop selftest multicast``: the whole life of multicast objects, in a child process that may hang."""
+"""``gpuinterop selftest multicast``: every step of multicast, in a child process that may hang."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = ["add_arguments", "command"]
 _START: Final = "start a process"
 _END: Final = "end the process"
 _STARTED: Final = 60.0
-"""Seconds to start a process at least: it is not the driver's doing."""
+"""Least seconds for a process to start, which does not depend on the driver."""
 _KILLED: Final = 10.0
-"""Seconds that a killed process has to be gone."""
+"""Seconds for a killed process to exit."""
 
 _FABRIC: Final = (
-    "the fabric between the devices is not in order (its manager does not run, or does not know a device), or "
-    "confidential computing or a virtual machine keeps them from it"
+    "the fabric between the devices does not work (its manager does not run, or does not know a device), or "
+    "confidential computing or a virtual machine blocks it"
 )
 _BLOCKS: Final = f"the driver blocks until every device of the team has joined: {_FABRIC}"
 _CAUSES: Final = {
@@ -50,18 +50,18 @@ _CAUSES: Final = {
     **dict.fromkeys(("add the devices", "add the devices of both"), f"one of them does not join: {_FABRIC}"),
     **dict.fromkeys(("bind memory", "map", "bind addresses", "bind in both", "map in both"), _BLOCKS),
     **dict.fromkeys(
-        ("multimem store", "multimem store from both"), f"a store to the fabric does not come back: {_FABRIC}"
+        ("multimem store", "multimem store from both"), f"a store to the fabric does not return: {_FABRIC}"
     ),
-    "multimem add": f"a load from the fabric does not come back: {_FABRIC}",
+    "multimem add": f"a load from the fabric does not return: {_FABRIC}",
     "start a second process": "two processes cannot use these devices: their compute mode is exclusive, or it is busy",
-    _END: "the driver does not let go of what the process had: the kernel's log may tell (`dmesg`)",
+    _END: "the driver does not release the process's resources: the kernel's log may show why (`dmesg`)",
 }
-"""Why a step hangs or ends its process, as far as that can be guessed; of all other steps it is the fabric."""
+"""The likely reason if a step hangs or ends its process; for all other steps it is the fabric."""
 
 
 @dataclass(slots=True)
 class Step:
-    """Outcome of a step: ``right``, ``wrong``, ``hung``, or ``died``, with its process."""
+    """A step, with its outcome: ``right``, ``wrong``, ``hung``, or ``died`` if its process ended."""
 
     step: str
     outcome: str = ""
@@ -72,7 +72,7 @@ class Step:
 
 @dataclass(slots=True)
 class Result:
-    """What ``--json`` prints."""
+    """The result that ``--json`` prints."""
 
     backend: str
     devices: list[dict[str, Any]]
@@ -82,27 +82,27 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``gpuinterop selftest multicast``."""
+    """Add the arguments of ``gpuinterop selftest multicast``."""
     add_record_arguments(parser, "was shown")
     parser.add_argument(
-        "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that say they can"
+        "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that report it"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=60.0, help="how long a step may take (default: 60)"
+        "--timeout", metavar="SECONDS", type=_seconds, default=60.0, help="most seconds for a step (default: 60)"
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
 
 
 def command(given: argparse.Namespace) -> int:
     """Try multicast: create, bind, map, store to all devices, add over all, in one process and in two.
 
-    What a device says of multicast does not prove that it works, so this does it all, in a child process that is killed
-    when a step takes too long. Each device's own memory is then read by ordinary copies.
+    A device that reports multicast may still not support it, so this command tries every step. It does so in a child
+    process, which it kills when a step takes too long. It then checks each device's memory with ordinary copies.
 
-    Run it on a machine that is yours: where the fabric is sick, it can block, or upset the machine for others.
+    Run it on a machine you do not share: if the fabric is broken, the command can block, or disturb other users.
 
-    The exit status is 0 when every step was right, 1 when one was not, 2 when nothing was tried, and 3 when all was
-    right and --report could not record it.
+    Exit status: 0 if every step was right, 1 if one was not, 2 if nothing was tried, and 3 if every step was right but
+    --report could not record it.
     """
     check_record_arguments(given)
     if given.report:
@@ -115,7 +115,7 @@ def command(given: argparse.Namespace) -> int:
     if not given.json:
         say(("multicast", "bold"), (f" on {_names(team)}", ""))
         if double:
-            note(f"{double} only stands in for a driver: this proves nothing of hardware.")
+            note(f"{double} replaces the driver: this proves nothing about hardware.")
     for step in _run(loaded.name, team, given.timeout):
         result.steps.append(step)
         if not given.json:
@@ -145,7 +145,7 @@ def _seconds(text: str) -> float:
 
 
 def _team(backend: LoadedBackend, ordinals: Sequence[int] | None) -> list[Device]:
-    """The devices that take part; raises where they cannot, before anything is called."""
+    """Return the devices that take part; raises before any call if one cannot."""
     from ..testing.multicast import CELLS
 
     every = [backend.device(number) for number in ordinals] if ordinals is not None else list(backend.devices())
@@ -154,12 +154,12 @@ def _team(backend: LoadedBackend, ordinals: Sequence[int] | None) -> list[Device
         device.capabilities.require(*CELLS)
     if len(able) < 2:
         there = _names(able) if ordinals is not None else f"{_names(able)}, of {_names(backend.devices())}"
-        raise InvalidArgumentError("devices", f"multicast needs two devices that can, or more; there is {there}.")
+        raise InvalidArgumentError("devices", f"expected two or more devices with multicast, got {there}.")
     return able
 
 
 def _names_of_steps() -> list[str]:
-    """All that must be right: a process that has ended well has not for that done everything."""
+    """Every step that must be right: a process that exits normally may have skipped some."""
     from ..testing.multicast import Life
 
     return [name for name, _ in Life([]).steps()]
@@ -173,7 +173,7 @@ def _names(devices: Sequence[Device]) -> str:
 
 
 def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step, None, None]:
-    """Each step as it ends; the first that is not right is the last."""
+    """Yield each step as it ends; the first one that is not right is the last."""
     from ..testing.multicast import START
 
     expected = _names_of_steps()
@@ -191,7 +191,7 @@ def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step
             if status == 0 and not expected:
                 return
             if line is None:
-                _kill(child)  # the process that it has started may be left
+                _kill(child)  # its own child process may still run
                 errors.seek(0)
                 yield _ended(step, "died", begun, f"its process {_how(child.returncode)} {errors.read()[-2000:]}")
                 return
@@ -201,7 +201,7 @@ def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step
             if "detail" in line:
                 expected.remove(step.step)
                 yield _ended(step, "right", begun, line["detail"])
-                step = Step(_END)  # unless another follows
+                step = Step(_END)  # unless another step is announced
             else:
                 step = Step(line["step"])
 
@@ -221,19 +221,19 @@ _Lines: TypeAlias = "queue.Queue[dict[str, str] | None]"
 def _child(
     backend: str, team: Sequence[Device], errors: IO[str]
 ) -> Generator[tuple[subprocess.Popen[bytes], _Lines], None, None]:
-    """The process, and what it says: objects, and None at the end. It is gone when the block ends."""
+    """Start the process; return it and a queue of its messages, with None at the end. Kill it when the block ends."""
     lines: _Lines = queue.Queue()
     with ExitStack() as scope:
-        # SIGTERM, and the end of the terminal, end this block as Ctrl-C does; SIGKILL the child notices itself.
+        # SIGTERM, and closing the terminal, end this block as Ctrl-C does; on SIGKILL the child exits on its own.
         scope.enter_context(_ended_by(signal.SIGTERM, signal.SIGHUP))
-        # A pipe of its own: what drivers print goes elsewhere, and so does what its own child prints.
+        # A separate pipe: it carries nothing that drivers or the child's own child print.
         reading, writing = os.pipe()
         reader = threading.Thread(target=_read, args=(reading, lines), daemon=True)
         reader.start()
-        scope.callback(reader.join, _KILLED)  # unless the process could not be killed
+        scope.callback(reader.join, _KILLED)  # with a limit, in case the process cannot be killed
         arguments = [str(os.getpid()), str(writing), backend, *(str(one.ordinal) for one in team)]
         with os.fdopen(writing, "wb"):
-            # A session of its own: it starts a process too, and both are killed together. Ctrl-C is ours, not theirs.
+            # A separate session, to kill the child and its own child together, and to keep Ctrl-C to this process.
             child = subprocess.Popen(
                 [sys.executable, "-m", "gpuinterop.testing.multicast", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -247,7 +247,7 @@ def _child(
 
 
 def _read(reading: int, lines: _Lines) -> None:
-    with os.fdopen(reading) as file, contextlib.suppress(ValueError):  # half a line, of a process that was killed
+    with os.fdopen(reading) as file, contextlib.suppress(ValueError):  # half a line of a killed process
         for line in file:
             lines.put(json.loads(line))
     lines.put(None)
@@ -255,7 +255,7 @@ def _read(reading: int, lines: _Lines) -> None:
 
 @contextmanager
 def _ended_by(*numbers: int) -> Generator[None, None, None]:
-    """Have signals end this process by way of what it has to clean up, where it can take them and has no other wish."""
+    """Let signals end this process with its cleanup, in the main thread and if they have no other handler."""
     mine = threading.current_thread() is threading.main_thread()
     taken = [number for number in numbers if mine and signal.getsignal(number) is signal.SIG_DFL]
     try:
@@ -268,8 +268,8 @@ def _ended_by(*numbers: int) -> Generator[None, None, None]:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> str:
-    """End the process and the one that it has started; says what became of it."""
-    with contextlib.suppress(ProcessLookupError):  # both are gone
+    """Kill the process and its own child; return what happened."""
+    with contextlib.suppress(ProcessLookupError):  # both have exited
         os.killpg(child.pid, signal.SIGKILL)
     try:
         child.wait(_KILLED)
@@ -301,11 +301,11 @@ def _show(step: Step) -> None:
 
 
 def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> bool:
-    """Write a run of its own into verified.toml; never a stand-in's, or one that was not right. False: it failed."""
+    """Record the run in verified.toml, unless it ran on a stand-in or failed. Returns False on failure."""
     from ..testing.report import write_document, write_report
 
     if result.stand_in:
-        note(f"nothing was recorded: {result.stand_in} only stands in for a driver.")
+        note(f"nothing was recorded: {result.stand_in} replaces the driver.")
         return True
     if not result.correct:
         complain("nothing was recorded: a step was not right.")
@@ -314,14 +314,14 @@ def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], docu
         write_report(verified_file(backend.name), _runs(result, backend, team))
         if document is not None:
             write_document(document, recorded_runs())
-    except (OSError, ValueError, LookupError, TypeError) as error:  # raised for a file of another form, too
-        complain(f"error: it was right, and could not be recorded: {error}")
+    except (OSError, ValueError, LookupError, TypeError) as error:  # also raised for a file in another format
+        complain(f"error: every step was right, but it could not be recorded: {error}")
         return False
     return True
 
 
 def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[VerifiedRun]:
-    """A run for each name of a device, with what devices of that name have done."""
+    """One run for each device name, with the results of the devices of that name."""
     from ..testing.multicast import Life
     from ..testing.report import make_run
 

@@ -1,4 +1,4 @@
-"""The text of ``gpuinterop info``: the answer, the reasons behind it, and what each device and driver can do."""
+"""The text of ``gpuinterop info``: the answer, the reasons for it, and what each device and driver can do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DRIVERS: Final = frozenset(
         Operation.WAIT_SEMAPHORE, Operation.EXPORT_ARRAY,
     )
 )  # fmt: skip
-"""What a driver of Vulkan or OpenGL takes part in; the rest of its table is a device's own business."""
+"""Operations of Vulkan and OpenGL drivers; all others belong to devices."""
 _PROCESSES: Final = {
     "memory": Operation.EXPORT_ALLOCATION,
     "arrays": Operation.EXPORT_ARRAY,
@@ -37,20 +37,20 @@ _PROCESSES: Final = {
 _SIGNS: Final = {Support.SUPPORTED: ("✓", "green"), Support.UNVERIFIED: ("○", "yellow")}
 _GAP: Final = ("·", "dim")
 _LEGEND: Final = {
-    "✓": "shown by a run on such hardware",
-    "○": "said by the vendor",
+    "✓": "shown by a run on this kind of hardware",
+    "○": "documented by the vendor",
     "·": "a gap, see --all",
 }
 _APIS: Final = {"vulkan": "Vulkan", "opengl": "OpenGL"}
 _NO_DRIVER: Final = (
-    "{api}'s loader lists no driver for it. Install the {api} driver of this GPU; in a container of NVIDIA's, set "
+    "{api}'s loader lists no driver for it. Install the {api} driver of this GPU; in an NVIDIA container, set "
     "NVIDIA_DRIVER_CAPABILITIES=all."
 )
 
 
 @dataclass(eq=False)
 class _Party:
-    """Devices of a backend, or drivers of an API, that have one name and one table: eight GPUs are one line."""
+    """Devices of a backend, or drivers of an API, with the same name and table: eight GPUs are one line."""
 
     kind: str
     name: str
@@ -66,14 +66,13 @@ class _Party:
         return f"{self.kind}:{','.join(map(str, numbers))}"
 
     def sign(self, cell: Cell) -> tuple[str, str]:
-        """Return a cell's sign and its style."""
         if self.kind in _APIS and cell.operation not in _DRIVERS:
             return "", ""
         return _SIGNS.get(self.capabilities.of(cell).support, _GAP)
 
 
 def show(found: Findings, *, every: bool) -> None:
-    """Print what ``gpuinterop info`` has found."""
+    """Print the findings of ``gpuinterop info``."""
     text = _Text(found, every)
     system = f", Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     say((f"gpuinterop {__version__}", "bold"), (system, ""))
@@ -105,13 +104,13 @@ class _Text:
         self._reasons: dict[str, int] = {}
 
     def _line(self, label: str, *parts: tuple[str, str], why: str = "") -> None:
-        """Print what stands behind a label, with the number of the reason."""
+        """Print a label and its text, with the number of the reason."""
         number = self._reasons.setdefault(why, len(self._reasons) + 1) if why else 0
         note = (f" [{number}]", "dim") if why else ("", "")
         say((f"{label:{self._width}}", "bold"), *parts, note, hang=self._width)
 
     def answer(self) -> None:
-        """Print what works, which handoffs there are, what can be shared, and what to do next."""
+        """Print what works, which handoffs exist, what can be shared, and what to do next."""
         pairs = {party: [*self._pairs(party)] for party in self.parties if party.kind in _APIS}
         partners: dict[str, set[str]] = {}
         for party, found in pairs.items():
@@ -120,7 +119,7 @@ class _Text:
             if not backend["available"]:
                 self._line(backend["name"], ("does not work", "red"), why=backend["reason"])
             elif not backend["devices"]:
-                self._line(backend["name"], ("works, and has no device", "yellow"))
+                self._line(backend["name"], ("works, but has no device", "yellow"))
             for party in (party for party in self.parties if party.kind == backend["name"]):
                 stand_in = f"No hardware: its driver is {backend['stand_in']}." if backend["stand_in"] else ""
                 remarks = " ".join(filter(None, (stand_in, backend["unknown_version"])))
@@ -129,7 +128,7 @@ class _Text:
                     self._line("", (f"exports {shares}", ""))
                 is_gpu = not all(one.identity.is_cpu for one in party.members.values())
                 for api in (api for api, labels in partners.items() if is_gpu and party.label not in labels):
-                    self._line("", (f"no {api} driver here is this device", "yellow"), why=_NO_DRIVER.format(api=api))
+                    self._line("", (f"no {api} driver for this device", "yellow"), why=_NO_DRIVER.format(api=api))
         for party, found in pairs.items():
             self._line(party.label, (party.name, ""))
             for partner, text, why in found:
@@ -143,7 +142,7 @@ class _Text:
             self._line("try", ("gpuinterop demo", "green"), (more, ""))
 
     def _pairs(self, party: _Party) -> dict[tuple[str, str, str], None]:
-        """Return the labels of the drivers' devices, what the two share, and why that is no better."""
+        """Return the labels of the drivers' devices, what both share, and why not more."""
         found: dict[tuple[str, str, str], None] = {}
         for driver in party.members.values():
             assert isinstance(driver, Driver)
@@ -152,11 +151,11 @@ class _Text:
             except GpuInteropError as error:
                 found["", "", str(error)] = None
                 continue
-            mine = f"{device.backend}:{device.ordinal}"  # of a backend that fails elsewhere
+            mine = f"{device.backend}:{device.ordinal}"  # the backend may fail on other devices
             partner = next((one.label for one in self.parties if device in one.members.values()), mine)
             text, why = _shared(driver, device)
             if driver.api == "opengl" and not self._has_vulkan(driver):
-                text = ": needs Vulkan" if driver.identity.is_cpu else f"{text}, by Vulkan, which is missing"
+                text = ": needs Vulkan" if driver.identity.is_cpu else f"{text}, through Vulkan, which is missing"
                 why = (
                     "OpenGL imports semaphores, and llvmpipe's memory, from a Vulkan driver of the same GPU and build."
                 )
@@ -164,18 +163,18 @@ class _Text:
         return found
 
     def _has_vulkan(self, driver: Driver) -> bool:
-        """Whether what OpenGL cannot make has a Vulkan driver of the same device and build to make it."""
+        """Whether a Vulkan driver of the same device and build can make what OpenGL cannot."""
         drivers = [one for party in self.parties if party.kind == "vulkan" for one in party.members.values()]
         return any(is_same_driver(driver.identity, one.identity) for one in drivers)
 
     def reasons(self) -> None:
-        """Print the reasons by their numbers."""
+        """Print the numbered reasons."""
         say()
         for reason, number in self._reasons.items():
             say((f"[{number}] {reason}", ""), hang=4)
 
     def facts(self) -> None:
-        """Print versions, libraries, and what identifies a device."""
+        """Print versions, libraries, and device identities."""
         say()
         for backend in self._found.backends:
             facts = [f"{name} {fact}" for kind in ("versions", "libraries") for name, fact in backend[kind].items()]
@@ -186,7 +185,7 @@ class _Text:
                     self._line(f"{backend['name']}:{device['ordinal']}", (", ".join(marks), ""))
 
     def table(self) -> None:
-        """Print a row for the operations of one handle type whose signs are alike, if some party can do them."""
+        """Print a row for the operations of one handle type with equal signs, if a device or driver can do them."""
         rows: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
         for cell in sorted(DOMAIN, key=lambda cell: _PLACES.index(cell.handle_type)):
             name = cell.handle_type.__name__ if cell.handle_type else ""
@@ -208,7 +207,7 @@ class _Text:
         say(("; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items() if sign in shown), "dim"))
 
     def every_cell(self) -> None:
-        """Print each cell of each table with its reason; cells that differ in the handle type alone are one."""
+        """Print each cell of each table with its reason; cells that differ only in the handle type are one."""
         for party in self.parties:
             say()
             say((f"{party.label}  {party.name}", "bold"))
@@ -227,7 +226,7 @@ class _Text:
 
 
 _PLACES: Final = [*dict.fromkeys(cell.handle_type for cell in DOMAIN if cell.handle_type), None]
-"""The handle types in the order of the table; what takes none comes last."""
+"""The handle types in the table's order; cells without one are last."""
 
 
 def _for_processes(capabilities: Capabilities) -> Iterator[str]:
@@ -242,7 +241,7 @@ def _for_processes(capabilities: Capabilities) -> Iterator[str]:
 
 
 def _shared(driver: Driver, device: Device) -> tuple[str, str]:
-    """Return what a driver and its device share, and why that is no better."""
+    """Return what a driver and its device share, and why not more."""
     gaps = driver.gaps(driver, device)
     mode = next((mode for mode in MODES if gaps[mode] is None), "")
     better: dict[str, list[str]] = {}
@@ -258,5 +257,5 @@ def _shared(driver: Driver, device: Device) -> tuple[str, str]:
         if kind
         and all(one.capabilities.supports(*((operation, kind) for operation in _MEMORY)) for one in (driver, device))
     ]
-    how = {"": "by the host, which waits", "bridged": "bridged, if allowed"}.get(mode, mode)
+    how = {"": "none: the host waits", "bridged": "bridged, if allowed"}.get(mode, mode)
     return f": memory {', '.join(memory) or 'none'}; handoff {how}", " ".join(reasons)

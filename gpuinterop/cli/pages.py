@@ -1,4 +1,4 @@
-"""A page of headings, tables and lists, as text, Markdown and HTML. Whatever it shows may come from a stranger."""
+"""A page of headings, tables and lists, as text, Markdown and HTML. Its content is untrusted."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ __all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of as many texts as there are columns."""
+    """Rows with as many texts as columns."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     red: Sequence[int] = ()
-    """The rows that HTML shows in red, by number."""
+    """Numbers of the rows that HTML shows in red."""
 
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list."""
+    """Items of a list."""
 
     texts: Sequence[str]
 
 
 Block: TypeAlias = str | Table | Items
 Section: TypeAlias = tuple[str, Sequence[Block]]
-"""A heading, and what is below it: paragraphs, tables and lists. What is empty says so."""
+"""A heading, and its paragraphs, tables and lists. An empty section says so."""
 
 
 def text(page: Iterable[Section]) -> str:
@@ -58,12 +58,12 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def _plain(one: str) -> str:
-    """Drop what would move a terminal's cursor, or colour it."""
+    """Drop characters that would move a terminal's cursor or colour it."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f]", " ", one)
 
 
 def markdown(page: Iterable[Section]) -> str:
-    """Write the page for a forge's summary of a job."""
+    """Write the page as Markdown, for a job's summary on GitHub and the like."""
     parts = (f"## {_marked(heading)}\n\n" + "\n\n".join(map(_markdown, blocks)) for heading, blocks in page)
     return "\n\n".join(parts) + "\n"
 
@@ -78,7 +78,7 @@ def _markdown(block: Block) -> str:
 
 
 def _marked(one: str) -> str:
-    """Escape what Markdown, or the HTML in it, would take for its own; a table's rule stays."""
+    """Escape Markdown, and HTML within it; a table's rule stays."""
     return one if one == "---" else re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", _plain(one))
 
 
@@ -94,7 +94,7 @@ tr.red :nth-child(2) { color: #d33; font-weight: bold; }
 
 
 def html(page: Iterable[Section]) -> str:
-    """Write the page as one file, which loads nothing."""
+    """Write the page as one HTML file that loads nothing."""
     parts = (f"<h2>{escape(heading)}</h2>\n" + "\n".join(map(_html, blocks)) for heading, blocks in page)
     return (
         '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'

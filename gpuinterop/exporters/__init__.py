@@ -1,6 +1,6 @@
-"""Independent parties: Vulkan, plain memfds, and either of them in a process of its own.
+"""Independent exporters: Vulkan, plain memfds, and either of them in a child process.
 
-The demo and the conformance kit drive these against a backend; nothing in here calls one.
+The demo and the conformance kit test backends with them; an exporter never calls a backend.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ def open_exporter(
     name : str
         ``memfd`` or ``vulkan``.
     driver : str, optional
-        Part of the Vulkan device's or driver's name, e.g. ``swiftshader``. For ``vulkan`` only.
+        Part of the Vulkan device's or driver's name, such as ``swiftshader``. Only for ``vulkan``.
     process : bool, optional
-        Run it in a child process.
+        Whether to run it in a child process.
     identity : DeviceIdentity, optional
-        The device that handles are said to come from, for a device that is simulated on top of this party. Default:
-        the party's own.
+        The device that handles name as their origin, if that device is simulated with this exporter. Default: the
+        exporter's own device.
     **options
-        Passed on to the exporter's class.
+        Passed to the exporter's class.
 
     Returns
     -------
     Exporter
-        It makes memory and semaphores by its own means.
+        The exporter, which makes memory and semaphores without any backend.
 
     Raises
     ------
     BackendUnavailableError
-        What it needs is missing; the message says what.
+        Something is missing; the message names it.
     DeviceNotFoundError
-        `driver` fits no device.
+        `driver` matches no device.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def open_exporter(
         raise InvalidArgumentError("name", f"expected one of {', '.join(_NAMES)}, got {name!r}.")
     if driver is not None:
         if name != "vulkan":
-            raise InvalidArgumentError("driver", f"{name} has no drivers to choose from.")
+            raise InvalidArgumentError("driver", f"expected None, because {name} has no drivers, got {driver!r}.")
         options["driver"] = driver
     if identity is not None:
         options["identity"] = identity

@@ -1,7 +1,7 @@
-"""What an independent party can do: make memory and semaphores by its own means, and use them by its own means.
+"""The interface of an independent exporter: it makes memory and semaphores, and uses them, without a backend.
 
-The demo and the conformance kit drive these. An exporter never calls the backend under test: what it
-writes, reads, signals and waits for goes through Vulkan, or through its own mapping of the same bytes.
+The demo and the conformance kit test backends with exporters. What an exporter writes, reads, signals and waits for
+goes through Vulkan, or through its own mapping of the bytes.
 """
 
 from __future__ import annotations
@@ -50,26 +50,12 @@ _ALLOCATIONS = (Operation.EXPORT_ALLOCATION, VmmFd)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """What draws on one device, for reports.
+    """A driver of Vulkan or OpenGL for one device, with the names of both.
 
-    Attributes
-    ----------
-    api : str
-        ``vulkan`` or ``opengl``.
-    index : int
-        Its place in the loader's order: what ``VulkanExporter(device_index=...)`` or ``HeadlessContext(...)`` opens
-        exactly this one with.
-    name : str
-        The device's name.
-    driver, version : str
-        The driver's name and version.
-    identity : DeviceIdentity
-    capabilities : Capabilities
-        The table of :func:`gpuinterop.vulkan.capabilities` or :func:`gpuinterop.opengl.capabilities`.
-    endpoint_gap : str
-        Why no bridge can use its timelines; empty if one can.
-    gaps : callable
-        Says of this and a device, for each mode of a handoff, why they cannot hand over in it; None where they can.
+    `index` is its place in the loader's order: ``VulkanExporter(device_index=...)`` or ``HeadlessContext(...)`` opens
+    it with that. `capabilities` is the table of :func:`gpuinterop.vulkan.capabilities` or
+    :func:`gpuinterop.opengl.capabilities`. `endpoint_gap` is why no bridge can use its timelines, or empty.
+    ``gaps(driver, device)`` returns, for each handoff mode, the error that prevents it, or None if it works.
     """
 
     api: str
@@ -84,19 +70,13 @@ class Driver:
 
 
 class DriverList(list[Driver]):
-    """What was found.
-
-    Attributes
-    ----------
-    reason : str
-        Why the list is empty, or what is wrong with a device that is missing from it; empty otherwise.
-    """
+    """The drivers that were found; `reason` is why it is empty, or why a device is missing from it."""
 
     reason: str = ""
 
     @contextmanager
     def noting(self, label: str) -> Iterator[None]:
-        """Note why one of them fails, and go on: it must not hide the others."""
+        """Note the reason if a driver fails, and continue, so that it does not hide the others."""
         try:
             yield
         except GpuInteropError as error:
@@ -106,7 +86,7 @@ class DriverList(list[Driver]):
 class _Closing(NoCopy, ABC):
     @abstractmethod
     def close(self) -> None:
-        """Idempotent. Blocks until the exporter's own pending work is done."""
+        """Release it; idempotent. Blocks until the exporter's pending work is done."""
 
     def __enter__(self) -> Self:
         return self
@@ -116,15 +96,7 @@ class _Closing(NoCopy, ABC):
 
 
 class ExporterMemory(_Closing):
-    """A memory object that the exporter owns.
-
-    Attributes
-    ----------
-    size : int
-        Size of the whole allocation in bytes; at least the size that was asked for.
-    dedicated : bool
-        Whether the allocation is a dedicated one.
-    """
+    """Memory that the exporter owns: the size of the whole allocation in bytes, and whether it is dedicated."""
 
     size: int
     dedicated: bool
@@ -135,36 +107,21 @@ class ExporterMemory(_Closing):
 
     @abstractmethod
     def write(self, offset: int, data: bytes) -> None:
-        """Write by the exporter's own means; returns when the bytes are there for everybody."""
+        """Write through the exporter; returns when every process and device can see the bytes."""
 
     @abstractmethod
     def read(self, offset: int, size: int) -> bytes:
-        """Read by the exporter's own means."""
+        """Read through the exporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParameters:
-    """An optimally tiled image of one sample a texel.
+    """Parameters of an optimally tiled image with one sample per texel.
 
-    Attributes
-    ----------
-    format : str
-        Vulkan's name, without ``VK_FORMAT_``.
-    width : int
-        Size in texels.
-    height : int
-        Size in texels.
-    depth : int
-        Size in texels; 0: a 2D image.
-    levels : int
-        Mip levels.
-    layers : int
-        Array layers; 0: no array.
-    cube : bool
-        Every six layers are the faces of a cube.
-    usage : int, optional
-        ``VkImageUsageFlags``. Default: storage, sampled and transfers both ways; without storage where the driver
-        shares no storage images of the format.
+    `format` is Vulkan's name without ``VK_FORMAT_``. Sizes are in texels; a `depth` of 0 makes a 2D image, and 0
+    `layers` one that is not an array. With `cube`, every six layers are the faces of a cube. `usage` has
+    ``VkImageUsageFlags``; by default storage, sampled and transfers both ways, without storage if the driver shares no
+    such storage images.
     """
 
     format: str
@@ -180,46 +137,38 @@ class ImageParameters:
         texel_of(self.format)
         for name, least in (("width", 1), ("height", 1), ("depth", 0), ("levels", 1), ("layers", 0)):
             number = check_int(getattr(self, name), name, minimum=least, maximum=2**31 - 1)
-            object.__setattr__(self, name, number)  # NumPy's are Python's from now on
+            object.__setattr__(self, name, number)  # turns NumPy's integers into Python's
         if not isinstance(self.cube, bool):
             raise ArgumentTypeError("cube", f"expected True or False, got {self.cube!r}.")
         if self.depth and self.layers:
-            raise InvalidArgumentError("layers", "a 3D image has none.")
+            raise InvalidArgumentError("layers", f"expected 0 for a 3D image, got {self.layers}.")
         if self.cube and (self.layers == 0 or self.layers % 6 or self.width != self.height):
-            raise InvalidArgumentError("cube", "has square faces, and a multiple of 6 layers.")
-        if self.levels > max(self.extent).bit_length():  # the last level is one texel
-            raise InvalidArgumentError("levels", f"an image of {self.extent} has no {self.levels} levels.")
+            raise InvalidArgumentError("cube", "expected square faces, and a multiple of 6 layers.")
+        if self.levels > max(self.extent).bit_length():  # the last level has one texel
+            raise InvalidArgumentError("levels", f"an image of {self.extent} has fewer than {self.levels} levels.")
 
     @property
     def extent(self) -> tuple[int, int, int]:
-        """Width, height, depth; a depth of 0 for a 2D image, as ``map_mipmapped_array`` takes it."""
+        """Width, height and depth for ``map_mipmapped_array``; a 2D image has a depth of 0."""
         return self.width, self.height, self.depth
 
     def level_extent(self, level: int) -> tuple[int, int, int]:
-        """The same at a level."""
+        """Width, height and depth of a level."""
         if not 0 <= level < self.levels:
-            raise InvalidArgumentError("level", f"there are levels 0 to {self.levels - 1}, not {level}.")
+            raise InvalidArgumentError("level", f"expected 0 to {self.levels - 1}, got {level}.")
         width, height, depth = (max(1, edge >> level) if edge else 0 for edge in self.extent)
         return width, height, depth
 
     def level_bytes(self, level: int) -> int:
-        """The size of a level, all its layers, tightly packed."""
+        """The size of a level in bytes, with all its layers, tightly packed."""
         width, height, depth = self.level_extent(level)
         return width * height * max(1, depth) * max(1, self.layers) * texel_of(self.format).nbytes
 
 
 class ExporterImage(_Closing):
-    """An image that the exporter owns, with memory of its own. Between calls it is in ``VK_IMAGE_LAYOUT_GENERAL``.
+    """An image that the exporter owns, with its own memory. Between calls it is in ``VK_IMAGE_LAYOUT_GENERAL``.
 
-    Attributes
-    ----------
-    parameters : ImageParameters
-    size : int
-        Size of the whole allocation in bytes.
-    dedicated : bool
-        Whether the allocation is a dedicated one.
-    usage : int
-        ``VkImageUsageFlags`` that it was created with.
+    `size` is the whole allocation's, in bytes; `usage` has the ``VkImageUsageFlags`` that it was created with.
     """
 
     parameters: ImageParameters
@@ -229,7 +178,7 @@ class ExporterImage(_Closing):
 
     @property
     def array_usage(self) -> ArrayUsage:
-        """What ``map_mipmapped_array`` has to be told of it."""
+        """The usage argument that ``map_mipmapped_array`` needs for this image."""
         usage = usage_of(self.usage)
         return usage | ArrayUsage.CUBEMAP if self.parameters.cube else usage
 
@@ -239,11 +188,11 @@ class ExporterImage(_Closing):
 
     @abstractmethod
     def write(self, level: int, data: bytes) -> None:
-        """Replace a level, all its layers, by tightly packed bytes; returns when they are there for everybody."""
+        """Replace a level with all its layers, tightly packed; returns when every process and device can see it."""
 
     @abstractmethod
     def read(self, level: int) -> bytes:
-        """A level, all its layers, tightly packed."""
+        """Read a level with all its layers, tightly packed."""
 
 
 class ExporterSemaphore(_Closing):
@@ -257,22 +206,19 @@ class ExporterSemaphore(_Closing):
 
     @abstractmethod
     def signal(self, value: int = 0) -> None:
-        """Signal by the exporter's own means; returns when the signal is on its way."""
+        """Signal through the exporter; returns when the signal has been submitted."""
 
     @abstractmethod
     def wait(self, value: int = 0, *, timeout: float) -> bool:
-        """Wait by the exporter's own means, consuming a binary one; False when `timeout` seconds passed.
+        """Wait through the exporter; a binary wait consumes the signal. Returns False after `timeout` seconds.
 
-        After False a binary wait is still pending on Vulkan's queue: it consumes the next signal.
+        After False, a binary wait is still pending on Vulkan's queue: it consumes the next signal.
         """
 
     def endpoint(self) -> Endpoint:
-        """Give the semaphore to a bridge: this process's CPU waits for it and signals it. It stays the exporter's.
+        """Give a bridge access to the semaphore from this process's CPU. The exporter keeps it.
 
-        Raises
-        ------
-        InvalidArgumentError
-            The CPU cannot: a binary semaphore of Vulkan's.
+        Raises `InvalidArgumentError` for a binary semaphore of Vulkan's, which the CPU cannot reach.
         """
         return _ExporterEndpoint(self)
 
@@ -305,23 +251,13 @@ class Fill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """Work for a submission: a program of the caller's that changes `memory`, in the form that the party can run.
+    """Work for a submission: a program of the caller's that changes `memory`, as a function or as a shader.
 
-    Programs are named, and imported where they run: by the party's process, from its own ``sys.path``.
-
-    Attributes
-    ----------
-    memory : ExporterMemory
-    function : str
-        ``module:name``, which a party on the CPU calls with a memoryview of the bytes and with `arguments`. The
-        function keeps nothing of the view.
-    shader : str
-        ``package:file``, which Vulkan dispatches: SPIR-V, whose ``main`` finds the memory as the storage buffer at
-        binding 0 of set 0, and `arguments` as push constants.
-    groups : tuple of int
-        Work groups of the shader in each of three dimensions.
-    arguments : tuple of int or float
-        Numbers of 32 bits, unsigned or floating; 32 at most.
+    The exporter's process imports the program by name, from its own ``sys.path``. `function` is ``module:name``: an
+    exporter on the CPU calls it with a memoryview of the bytes, which it must not keep, and with `arguments`. `shader`
+    is ``package:file`` with SPIR-V: Vulkan dispatches it in `groups`; its ``main`` finds the memory as the storage
+    buffer at binding 0 of set 0, and `arguments` as push constants. These are at most 32 numbers of 32 bits, unsigned
+    or floating.
     """
 
     memory: Any
@@ -337,29 +273,23 @@ class Kernel:
                 raise InvalidArgumentError(name, f"expected {form}, got {given!r}.")
 
     def program(self, form: str) -> str:
-        """The name in one form, ``function`` or ``shader``.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The kernel has no program in that form.
-        """
+        """The program's ``function`` or ``shader`` name. Raises `InvalidArgumentError` if the kernel has none."""
         name: str = getattr(self, form)
         if not name:
-            raise InvalidArgumentError("run", f"expected a kernel with a {form}, which this party runs; got {self!r}.")
+            raise InvalidArgumentError("run", f"expected a kernel with a {form} for this exporter, got {self!r}.")
         return name
 
 
 class Submission(_Closing):
-    """Asynchronous work of the exporter."""
+    """Asynchronous work of an exporter."""
 
     @abstractmethod
     def done(self, timeout: float = 0.0) -> bool:
-        """Whether the work has finished; waits up to `timeout` seconds. After True nothing is left to close."""
+        """Wait up to `timeout` seconds; return whether the work is done. After True you need not close it."""
 
 
 class Exporter(_Closing):
-    """An independent party.
+    """An independent exporter of memory and semaphores.
 
     Attributes
     ----------
@@ -370,7 +300,7 @@ class Exporter(_Closing):
     device : str
         Name of the device, for reports.
     identity : DeviceIdentity
-        What ``gpuinterop.match_device`` takes: its own device, or the one that its handles are said to come from.
+        The argument of ``gpuinterop.match_device``: its own device, or the device that its handles name as origin.
     """
 
     name: str
@@ -381,47 +311,39 @@ class Exporter(_Closing):
     @property
     @abstractmethod
     def capabilities(self) -> Capabilities:
-        """Capabilities of this party. A cell is usable if the party can play the other part in that operation."""
+        """The exporter's table. A cell is usable if the exporter can be the other side of that operation."""
 
     @abstractmethod
     def create_memory(self, size: int) -> ExporterMemory: ...
 
     @property
     def endpoint_gap(self) -> str:
-        """Why the timelines have no `endpoint`; empty where they have one."""
+        """Why its timelines have no `endpoint`; empty if they have one."""
         return ""
 
     def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:
-        """Take over what a device has allocated and exported.
+        """Import what a device has allocated and exported. Success consumes `handle`.
 
-        The result is memory like any other, but is not exported again. Success consumes `handle`.
-
-        Raises
-        ------
-        UnsupportedError
-            This party cannot (its table: ``export_allocation`` of that handle type).
+        The result is memory like any other, but cannot be exported again. Raises `UnsupportedError` if the exporter
+        cannot import it (cell ``export_allocation`` of that handle type in its table).
         """
         raise UnsupportedError(self.capabilities.of(_ALLOCATIONS), context=self.device)
 
     def image_gap(self, parameters: ImageParameters) -> str:
-        """Why this party cannot make and share such an image; empty when it can."""
+        """Why this exporter cannot make and share such an image; empty if it can."""
         return self.capabilities.of(_IMAGES).reason
 
     def create_image(self, parameters: ImageParameters) -> ExporterImage:
-        """Make an image; its texels are undefined.
+        """Make an image with undefined texels.
 
-        Raises
-        ------
-        UnsupportedError
-            This party shares no images (its table: ``map_mipmapped_array``).
-        InvalidArgumentError
-            It shares none like this; `image_gap` gives the same reason.
+        Raises `UnsupportedError` if the exporter shares no images (cell ``map_mipmapped_array`` in its table), and
+        `InvalidArgumentError` with the reason of `image_gap` if it cannot share this one.
         """
         raise UnsupportedError(self.capabilities.of(_IMAGES), context=self.device)
 
     @abstractmethod
     def create_semaphore(self, kind: type, *, exportable: bool = True) -> ExporterSemaphore:
-        """Make a semaphore of `kind`; one that is not `exportable` is for this process's CPU (`endpoint`)."""
+        """Make a semaphore of `kind`. Without `exportable`, only this process's CPU can use it (`endpoint`)."""
 
     @abstractmethod
     def submit(
@@ -432,4 +354,4 @@ class Exporter(_Closing):
         run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
-        """Enqueue: after `wait`, do `fill`, then `run`, then `signal`. Returns at once."""
+        """Enqueue `fill` and then `run`, after `wait` and before `signal`. Returns at once."""

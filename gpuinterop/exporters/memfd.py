@@ -1,10 +1,8 @@
-"""Plain memfds as the independent party: shared memory, binary and timeline semaphores, a worker thread. Linux only.
+"""Plain memfds as the independent exporter: shared memory, semaphores and a worker thread. Linux only.
 
-Independence is the point. The layouts of the semaphores are documented ones (SwiftShader's binary semaphore in
-``gpuinterop_host.formats``, the timeline page in ``gpuinterop.timeline``), but the code here was written from the
-documents and shares none with the host backend or with any other: a mistake in a backend is not repeated by the party
-that is to find it.
-Nothing in here may import a backend.
+It must be independent, so that it does not repeat a backend's mistakes. The semaphores' layouts are documented
+(SwiftShader's binary semaphore in ``gpuinterop_host.formats``, the timeline page in ``gpuinterop.timeline``), but this
+code was written from the documents and shares nothing with a backend. Nothing here may import one.
 """
 
 from __future__ import annotations
@@ -58,16 +56,16 @@ if sys.platform != "win32":
 __all__ = ["MemfdExporter", "MemfdMemory", "MemfdSemaphore"]
 
 _PATIENCE = 5.0
-"""Seconds that a close waits for work before it gives up the signals that the work waits for."""
+"""Seconds that a close waits for work before it cancels the work's waits."""
 _SLICE = 0.05
-"""The longest single sleep, in seconds: how soon a wait notices that it was cancelled."""
+"""Longest sleep in seconds, after which a wait checks whether it was cancelled."""
 _LOCK_LIMIT = 1.0
-"""Seconds that a peer may hold a lock; its holders need microseconds."""
+"""Seconds that another process may hold a lock; microseconds are normal."""
 
 _ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # F_ADD_SEALS; F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW
 _GET_SEALS = 1034
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # the shared kind
-_OURS, _A_DRIVER_S = b"GIPTLSM1", b"GIPTLSMD"  # how a timeline's page begins
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # shared between processes
+_OURS, _A_DRIVER_S = b"GIPTLSM1", b"GIPTLSMD"  # the first bytes of a timeline's page
 # Machine: sizeof(pthread_mutex_t), SYS_futex. pthread_cond_t has 48 bytes on both.
 _MACHINES = {"x86_64": (40, 202), "aarch64": (48, 98)}
 _COND_SIZE = 48
@@ -82,14 +80,14 @@ def _timespec(seconds: float) -> _Timespec:
 
 
 class _Libc:
-    """The calls into libc; all of them release the GIL."""
+    """Calls of libc; all release the GIL."""
 
     def __init__(self) -> None:
         machine = _MACHINES.get(platform.machine())
         glibc = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
         if machine is None or not glibc:
             raise BackendUnavailableError(
-                "the memfd exporter needs Linux, and glibc on x86-64 or aarch64, whose pthread objects it knows.",
+                "the memfd exporter needs Linux, and glibc on x86-64 or aarch64 (the layout of pthread objects).",
                 fix="Use the Vulkan exporter here.",
             )
         self.mutex_size, self._futex_number = machine
@@ -104,7 +102,7 @@ class _Libc:
         self.c = c
 
     def init(self, kind: str, address: int) -> None:
-        """Make a ``mutex`` or a ``cond`` that processes share."""
+        """Initialize a ``mutex`` or a ``cond`` for use by several processes."""
         attributes = ctypes.create_string_buffer(64)
         getattr(self.c, f"pthread_{kind}attr_init")(attributes)
         getattr(self.c, f"pthread_{kind}attr_setpshared")(attributes, 1)
@@ -113,7 +111,7 @@ class _Libc:
     @contextlib.contextmanager
     def locked(self, mutex: int) -> Iterator[None]:
         """Hold a binary semaphore's mutex."""
-        until = time.time() + _LOCK_LIMIT  # timedlock counts by the wall clock
+        until = time.time() + _LOCK_LIMIT  # timedlock uses the wall clock
         if code := self.c.pthread_mutex_timedlock(mutex, ctypes.byref(_timespec(until))):
             raise _no_lock("a binary semaphore", errno.errorcode.get(code, str(code)))
         try:
@@ -131,13 +129,13 @@ class _Libc:
 
 def _no_lock(what: str, why: str) -> PeerError:
     return PeerError(
-        f"the lock of {what} was not to be had in {_LOCK_LIMIT:g} s ({why}): did the other side die inside it?"
+        f"the lock of {what} was not free within {_LOCK_LIMIT:g} s ({why}): did the process that held it crash?"
     )
 
 
 @contextlib.contextmanager
 def _alone(fd: int) -> Iterator[None]:
-    """Hold a timeline's lock, on an open file description of this call's own."""
+    """Hold a timeline's lock, on an open file description for this call only."""
     with open(f"/proc/self/fd/{fd}", "rb+", buffering=0) as file:
         until = time.monotonic() + _LOCK_LIMIT
         while True:
@@ -155,7 +153,7 @@ def _alone(fd: int) -> Iterator[None]:
 
 
 class _Object:
-    """A mapped memfd, whose descriptor it owns; the mapping ends with its last user."""
+    """A mapped memfd and its descriptor; it is unmapped when its last user is gone."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
@@ -163,7 +161,7 @@ class _Object:
 
     @classmethod
     def make(cls, name: str, size: int) -> _Object:
-        """A new one, sealed."""
+        """Create a sealed one."""
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, size)
@@ -178,7 +176,7 @@ class _Object:
         return self._mapped is None
 
     def mapped(self) -> mmap.mmap:
-        """The bytes, which are there for as long as the caller keeps this."""
+        """The bytes; they stay mapped while the caller keeps the result."""
         if (found := self._mapped) is None:
             raise ResourceClosedError("the exporter's object was closed.")
         return found
@@ -223,20 +221,20 @@ class _Pending(Submission):
         return True
 
     def settled(self, timeout: float) -> bool:
-        """Do what `done` does, and raise nothing."""
+        """As `done`, but raises nothing."""
         return self._finished.wait(timeout)
 
     def close(self) -> None:
-        """Wait for the work. What waits for a signal that never comes stays with the exporter until it closes."""
+        """Wait for the work. Work that waits for a missing signal stays pending until the exporter closes."""
         self.settled(_PATIENCE)
 
 
 class _Cancelled(Exception):
-    """A wait was given up; what was to follow is not done, and nothing is signalled."""
+    """A wait was cancelled: the work after it is not done, and nothing is signalled."""
 
 
 class MemfdMemory(ExporterMemory):
-    """A sealed memfd, or one that a device has allocated."""
+    """A sealed memfd, or a memfd that a device has allocated."""
 
     dedicated = False
 
@@ -253,11 +251,11 @@ class MemfdMemory(ExporterMemory):
             def take(duplicate: Handle) -> _Object:
                 assert isinstance(duplicate, VmmFd)
                 try:
-                    fcntl.fcntl(duplicate.fd, _GET_SEALS)  # before fstat, which waits for some other kinds of file
+                    fcntl.fcntl(duplicate.fd, _GET_SEALS)  # before fstat, which can block on other kinds of files
                 except OSError as error:
-                    raise HandleError(f"handle: this exporter takes memfds ({error.strerror}).") from None
+                    raise HandleError(f"handle: expected a memfd ({error.strerror}).") from None
                 if os.fstat(duplicate.fd).st_size < size:
-                    raise InvalidArgumentError("size", f"{size} is beyond the object.")
+                    raise InvalidArgumentError("size", f"expected no more than the object's size, got {size}.")
                 return _Object(duplicate.fd, size)
 
             self.object = import_duplicate(handle, take, user="MemfdExporter.import_memory()")
@@ -286,7 +284,7 @@ class MemfdMemory(ExporterMemory):
     def check(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise InvalidArgumentError(
-                "offset", f"bytes {offset} to {offset + size} do not lie in {self.size} bytes of memory."
+                "offset", f"expected bytes within 0 to {self.size}, got {offset} to {offset + size}."
             )
 
     def close(self) -> None:
@@ -296,7 +294,7 @@ class MemfdMemory(ExporterMemory):
 
 
 class _Page:
-    """A semaphore's page: its fields by offset, as ctypes has them."""
+    """A semaphore's page: its fields by offset, as ctypes objects."""
 
     def __init__(self, memory: mmap.mmap, mutex_size: int) -> None:
         self._memory = memory
@@ -304,8 +302,8 @@ class _Page:
         self.address = ctypes.addressof(first)
         del first
         self.condition = self.address + mutex_size
-        # Binary: one reference for us, and one for descriptors under way that never come back: at 0 SwiftShader
-        # destroys the mutex, and who imports later finds a dead one.
+        # Binary: one reference for this object, and one for descriptors that are sent and never opened. At 0
+        # SwiftShader destroys the mutex, which later imports would use.
         self.references = ctypes.c_int32.from_address(self.condition + _COND_SIZE)
         self.flag = ctypes.c_uint8.from_address(self.condition + _COND_SIZE + 4)
         self.version, self.sequence = (ctypes.c_uint32.from_address(self.address + offset) for offset in (8, 12))
@@ -353,7 +351,7 @@ class MemfdSemaphore(ExporterSemaphore):
             return
         with _alone(self.object.fd):
             if value <= page.counter.value:
-                raise InvalidArgumentError("value", f"the timeline stands at {page.counter.value}; {value} is no more.")
+                raise InvalidArgumentError("value", f"expected more than {page.counter.value}, got {value}.")
             page.counter.value = value
             page.sequence.value += 1
         self.libc.futex_wake(page.address + 12)
@@ -367,7 +365,7 @@ class MemfdSemaphore(ExporterSemaphore):
     def _wait(self, value: int, deadline: float | None, cancelled: Callable[[], bool]) -> bool:
         page, pause = self._page(), 20e-6
         while True:
-            sequence = page.sequence.value  # before the value, or a wake is missed
+            sequence = page.sequence.value  # read before the value, to miss no wake-up
             if self._passed(page, value):
                 return True
             left = _SLICE if deadline is None else deadline - time.monotonic()
@@ -378,8 +376,8 @@ class MemfdSemaphore(ExporterSemaphore):
             if self.kind is Timeline:
                 self.libc.futex_wait(page.address + 12, sequence, min(left, _SLICE))
                 continue
-            # Looked at, not slept on: a process that is killed inside pthread_cond_timedwait leaves its mark in
-            # the condition, over which the peer's next broadcast stumbles.
+            # Poll instead of sleeping: a process killed inside pthread_cond_timedwait leaves a waiter in the
+            # condition, and the other side's next broadcast fails on it.
             time.sleep(min(left, pause))
             pause = min(pause * 1.5, 1e-3)
 
@@ -387,7 +385,7 @@ class MemfdSemaphore(ExporterSemaphore):
         if self.kind is Timeline:
             if page.counter.value < value:
                 return False
-            if platform.machine() != "x86_64":  # order the data after the counter
+            if platform.machine() != "x86_64":  # order reads of the data after the counter's
                 with self._order:
                     pass
             return True
@@ -399,7 +397,7 @@ class MemfdSemaphore(ExporterSemaphore):
         return taken
 
     def hold_lock(self) -> None:
-        """Take the object's lock and keep it. For tests of what happens when a process dies inside it."""
+        """Take the object's lock and keep it, for tests of a process that is killed while it holds the lock."""
         self._held = self.libc.locked(self._page().address) if self.kind is Binary else _alone(self.object.fd)
         self._held.__enter__()
 
@@ -414,18 +412,11 @@ class MemfdSemaphore(ExporterSemaphore):
 
 
 class MemfdExporter(Exporter):
-    """The CPU with plain memfds, and one thread that does the submitted work in order.
+    """The CPU with plain memfds, and one thread that does submitted work in order.
 
-    Parameters
-    ----------
-    identity : DeviceIdentity, optional
-        See :func:`gpuinterop.exporters.open_exporter`. With one it plays that device's driver, and its timelines
-        are a driver's: alike in all but the magic, so that they are not taken for those of `gpuinterop.timeline`.
-
-    Raises
-    ------
-    BackendUnavailableError
-        Not Linux, or a libc whose pthread objects are laid out in an unknown way.
+    With an `identity` (see :func:`gpuinterop.exporters.open_exporter`) it simulates that device's driver, and its
+    timelines have a different magic number, so that they are not taken for those of `gpuinterop.timeline`. Raises
+    `BackendUnavailableError` if the system is not Linux, or the libc's pthread objects have an unknown layout.
     """
 
     name = "memfd"
@@ -473,7 +464,7 @@ class MemfdExporter(Exporter):
         for item in fills:
             if item.offset % 4 or item.size % 4 or item.size <= 0:
                 raise InvalidArgumentError(
-                    "fill", f"offset and size are multiples of 4, not {item.offset}, {item.size}."
+                    "fill", f"expected multiples of 4, got offset {item.offset} and size {item.size}."
                 )
             self._own(item.memory, MemfdMemory).check(item.offset, item.size)
         kernels = [
@@ -505,7 +496,7 @@ class MemfdExporter(Exporter):
         self._queue.put(None)
         self._thread.join(_PATIENCE)
 
-    # -- for the objects ---------------------------------------------------------------------------------------
+    # -- used by the objects -----------------------------------------------------------------------------------
 
     def _enqueue(self, run: Callable[[_Pending], None], objects: Sequence[Any], waits_for: Sequence[Any]) -> _Pending:
         self.check_open()
@@ -517,7 +508,7 @@ class MemfdExporter(Exporter):
         return pending
 
     def _end(self) -> None:
-        """Give up pending work, because the interpreter exits."""
+        """Cancel pending work, because the interpreter exits."""
         for entry in self._pending:
             entry.cancelled.set()
         self._queue.put(None)
@@ -527,14 +518,14 @@ class MemfdExporter(Exporter):
             pending.execute()
 
     def settle(self, closing: Any) -> None:
-        """Cancel what waits for `closing`, and wait for what else uses it, before it goes."""
+        """Before `closing` closes, cancel work that waits for it, and wait for other work that uses it."""
         with self._lock:
             users = [entry for entry in self._pending if closing in entry.objects]
         for entry in users:
             if closing in entry.waits_for:
                 entry.cancelled.set()
         if users and not users[-1].settled(_PATIENCE):
-            with self._lock:  # the work is done in order: what holds it up may be something else
+            with self._lock:  # work is done in order, so earlier work may block it
                 for entry in self._pending[: self._pending.index(users[-1]) + 1]:
                     entry.cancelled.set()
             users[-1].settled(_PATIENCE)
@@ -549,7 +540,7 @@ class MemfdExporter(Exporter):
 
     def _own(self, thing: Any, kind: type[Any]) -> Any:
         if not isinstance(thing, kind) or thing.exporter is not self:
-            raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
+            raise ArgumentTypeError("submit", f"expected objects of this exporter, got {type(thing).__name__}.")
         return thing
 
 
@@ -572,9 +563,9 @@ _USABLE = frozenset(
 def _capability(cell: Cell) -> Capability:
     home = "gpuinterop.exporters.memfd"
     if cell in _USABLE:
-        return cell.unverified(Scope.PLATFORM, "the other side of it is made, or mapped, with plain memfds.", home)
+        return cell.unverified(Scope.PLATFORM, "the exporter makes, or maps, the other side with plain memfds.", home)
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
-        return cell.gap(Scope.PLATFORM, "plain memfds hold bytes: they have no images, and no tiling.", home)
+        return cell.gap(Scope.PLATFORM, "plain memfds contain bytes: they have no images, and no tiling.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)
 
 
@@ -582,5 +573,5 @@ def _imported(name: str) -> Callable[..., object]:
     try:
         found: Callable[..., object] = resolve_name(name)
     except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError("function", f"expected one to import here, got {name!r}: {error}.") from error
+        raise InvalidArgumentError("function", f"expected an importable function, got {name!r}: {error}.") from error
     return found

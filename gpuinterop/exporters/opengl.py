@@ -1,4 +1,4 @@
-"""OpenGL without a window: a context of EGL's on a device of its own, for reports, the demo and tests."""
+"""OpenGL without a window: an EGL context on its own device, for reports, the demo and tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 _opened: Final = Counter[int]()
-"""How many contexts each display has; a driver keeps its threads until the display is terminated."""
+"""Contexts per display; a driver keeps its threads until the display is terminated."""
 
 _FIX: Final = "Install the GPU's OpenGL driver, or Mesa's; on Debian: apt install libegl1 libgl1-mesa-dri"
 
@@ -45,7 +45,7 @@ def _ints(values: Sequence[int]) -> Any:
 
 
 class _Egl:
-    """The functions of EGL."""
+    """EGL's functions."""
 
     def __init__(self) -> None:
         try:
@@ -64,14 +64,14 @@ class _Egl:
         raise AttributeError(name)
 
     def check(self, name: str, *arguments: Any) -> Any:
-        """Call a function that returns nothing if it fails."""
+        """Call a function that returns 0 if it fails."""
         if not (found := getattr(self, name)(*arguments)):
             code = self.eglGetError()
             raise DriverError(name, code, f"EGL error {code:#06x}")
         return found
 
     def devices(self) -> list[int]:
-        """EGLDeviceEXT: GPUs, and Mesa's software."""
+        """EGLDeviceEXT of each GPU, and of Mesa's software renderer."""
         count = c_int()
         if not self.eglQueryDevicesEXT(0, None, byref(count)) or not count.value:
             raise BackendUnavailableError("EGL finds no driver.", fix=_FIX)
@@ -81,26 +81,15 @@ class _Egl:
 
 
 def device_count() -> int:
-    """How many devices EGL lists.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no EGL, or no driver of it.
-    """
+    """How many devices EGL lists. Raises `BackendUnavailableError` without EGL, or if it has no driver."""
     return len(_Egl().devices())
 
 
 def list_drivers() -> DriverList:
-    """List what draws on each device that EGL lists. Never raises for want of OpenGL.
+    """List the OpenGL driver of each device that EGL lists. Never raises because OpenGL is missing.
 
-    Each has a context for as long as it takes; afterwards no context is current in the calling thread.
-
-    Returns
-    -------
-    DriverList
-        Empty, with its `reason`, where EGL or every driver is missing. A device without an OpenGL 4.5 context is left
-        out, and is in the `reason`.
+    It opens a context on each device. Afterwards no context is current in the calling thread. A device without an
+    OpenGL 4.5 context is left out, and the list's `reason` names it. `reason` also explains why the list is empty.
     """
     found = DriverList()
     try:
@@ -128,19 +117,10 @@ def list_drivers() -> DriverList:
 
 
 class HeadlessContext(NoCopy):
-    """An OpenGL 4.5 context without a window, current in the thread that made it.
+    """An OpenGL 4.5 context without a window, on EGL's device `index`, current in the thread that made it.
 
-    Parameters
-    ----------
-    index : int
-        Which of EGL's devices.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is no EGL, or no driver of it.
-    DriverError
-        The device has no such context.
+    Raises `BackendUnavailableError` without EGL, or if it has no driver, and `DriverError` if the device has no such
+    context.
     """
 
     def __init__(self, index: int = 0) -> None:
@@ -156,29 +136,29 @@ class HeadlessContext(NoCopy):
         self.make_current()
 
     def make_current(self, current: bool = True) -> None:
-        """Make it, or no context, current in the calling thread."""
+        """Make it current in the calling thread, or no context."""
         self._egl.check("eglMakeCurrent", self._display, None, None, self._context if current else None)
 
     def function(self, name: str, result: Any, *parameters: Any) -> Any:
-        """A function of OpenGL by its name, with its result and parameters."""
+        """Return an OpenGL function by its name, with its result and parameter types."""
         kind = name, result, *parameters
         if kind not in self._functions:
             self._functions[kind] = ctypes.CFUNCTYPE(result, *parameters)(self._egl.find(name.encode()))
         return self._functions[kind]
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Call a function of OpenGL whose arguments are integers and addresses, and whose result is an integer."""
+        """Call an OpenGL function whose arguments are integers and addresses, and whose result is an integer."""
         found: int = self.function(name, c_uint, *[c_void_p] * len(arguments))(*arguments)
         return found
 
     def new(self, what: str) -> int:
-        """Make an object by ``glCreate*``, such as ``Buffers``; it goes with the context."""
+        """Create an object with ``glCreate*``, such as ``Buffers``; the context destroys it."""
         name = c_uint()
         self.call(f"glCreate{what}", 1, byref(name))
         return name.value
 
     def buffer(self, size: int, data: bytes | None = None) -> int:
-        """Make a buffer of so many bytes."""
+        """Create a buffer of `size` bytes."""
         name = self.new("Buffers")
         self.call("glNamedBufferData", name, size, data, _STATIC_DRAW)
         return name

@@ -1,10 +1,9 @@
-"""An exporter in a child process: the same interface, so that whatever is tested is tested across processes too.
+"""An exporter in a child process, with the same interface, so that everything is also tested across processes.
 
-Calls and their results go over a Unix socket pair as messages of :mod:`gpuinterop.ipc`, with the descriptors of the
-handles in them. They are pickles, since one of the two has started the other. What the exporter makes stays in the
-child, and its calls are made there. The child answers in any order: what may block runs on threads of its own, and
-never keeps another call waiting. It ends when its parent closes it or dies, and not at Ctrl-C: that is for the parent
-to act on. Every call ends, whatever has become of the child.
+Calls and results are pickled messages of :mod:`gpuinterop.ipc` over a Unix socket pair, with the descriptors of their
+handles. Objects stay in the child, which runs their methods. It answers in any order: a call that may block runs on its
+own thread and never delays another call. The child exits when its parent closes it or exits. It ignores Ctrl-C, which
+is for the parent to handle. Every call ends, whatever happens to the child.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from .base import Exporter, ExporterImage, ExporterMemory, ExporterSemaphore, Su
 
 __all__ = ["ProcessExporter", "Wire"]
 
-_START_LIMIT = 60.0  # an interpreter, a Vulkan loader and its drivers, on a loaded machine
+_START_LIMIT = 60.0  # for an interpreter, a Vulkan loader and its drivers, on a busy machine
 _REPLY_LIMIT = 30.0
 _END_LIMIT = 20.0
-_MAX_THREADS = 1 << 16  # as many as there are calls that block: with any fewer, one that would end a wait waits too
+_MAX_THREADS = 1 << 16  # enough for every blocking call, or the call that would end a wait could not run
 
 
 # -- the wire ---------------------------------------------------------------------------------------------------------
@@ -71,15 +70,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Wire:
-    """Messages both ways, with handles in them; sending is safe from any thread, receiving is one thread's.
+    """Messages with handles, in both directions. Any thread can send, one thread receives.
 
-    Parameters
-    ----------
-    connection : socket.socket
-    name : callable
-        The name of an object that the other side is to find; None for what is sent as it is.
-    find : callable
-        The object that the other side's name means.
+    `name` returns the name by which the other side finds an object, or None for an object that is sent itself. `find`
+    returns the object of the other side's name.
     """
 
     def __init__(
@@ -94,7 +88,7 @@ class Wire:
         self._lock = threading.Lock()
 
     def send(self, message: object, limit: float | None = None) -> None:
-        """Send a message within `limit` seconds; its handles stay the caller's."""
+        """Send a message within `limit` seconds; the caller keeps its handles."""
         handles: list[FdHandle] = []
 
         def name(thing: Any) -> Any:
@@ -107,13 +101,13 @@ class Wire:
         _Pickler(body, name).dump(message)
         if (size := body.tell()) > ipc.MAX_BODY:
             raise InvalidArgumentError(
-                "size", f"expected {ipc.MAX_BODY} bytes or fewer for another process at once, got {size}; use parts."
+                "size", f"expected at most {ipc.MAX_BODY} bytes per call to another process, got {size}; use parts."
             )
         with self._lock:
             self._connection.send(0, 0, body.getvalue(), handles, left=system.seconds_left(limit))
 
     def receive(self, limit: float | None = None) -> tuple[Any, list[FdHandle]] | None:
-        """Return a message and its handles, which the caller owns; None at the connection's end, or after `limit` s."""
+        """Return a message and its handles, which the caller owns; None if the connection ends, or after `limit` s."""
         try:
             message = self._connection.receive(system.seconds_left(limit))
         except OSError:
@@ -142,11 +136,11 @@ class Wire:
 
 
 class _Child:
-    """The process, and the calls to it."""
+    """The process, and calls to it."""
 
     def __init__(self, inner: str, options: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
-        ours.settimeout(None)  # a program may have a default
+        ours.settimeout(None)  # the program may have set a default
         self._wire = Wire(ours, self._name, self._find)
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
@@ -157,11 +151,11 @@ class _Child:
             left.callback(ours.close)
             left.callback(ours.shutdown, socket.SHUT_RDWR)
             self._reader = system.start_thread(self._read)
-            # -c and not -m: the package has imported this module, so running it would make a second copy of it.
+            # -c instead of -m: the package has imported this module, and -m would load it a second time.
             code = "from gpuinterop.exporters.process import _main; _main()"
             command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())]
-            # A terminal sends Ctrl-C to the child too. Held back from its first instruction on: it would die of it in
-            # the middle of its imports, traceback and all.
+            # A terminal sends Ctrl-C to the child too. Block it from the start, or it would end the child's imports
+            # with a traceback.
             held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
                 self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
@@ -175,21 +169,21 @@ class _Child:
             raise
 
     def _name(self, thing: Any) -> Any:
-        """The number of an object of the child's."""
+        """The number of an object in the child."""
         if not isinstance(thing, _CLOSING):
             return None
         if not isinstance(thing, _Remote) or thing.child is not self:
-            raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
+            raise ArgumentTypeError("submit", f"expected objects of this exporter, got {type(thing).__name__}.")
         thing.check_open()
         return ("object", thing.number)
 
     def _find(self, made: Any) -> Any:
-        """Stand in for an object that the child has made."""
+        """Make the proxy of an object that the child has made."""
         kind, number, attributes = made
         return _REMOTES[kind](self, number, attributes)
 
     def call(self, number: int, method: str, *arguments: Any, limit: float | None = None, **keywords: Any) -> Any:
-        """Call a method of the child's object of that number; of its exporter, whose number is 0."""
+        """Call a method of the child's object with this number; the exporter has number 0."""
         limit = _REPLY_LIMIT if limit is None else limit
         turn = next(self._numbers)
         future: Future[Any] = Future()
@@ -203,7 +197,7 @@ class _Child:
             self._send((turn, number, method, arguments, keywords))
             return future.result(limit)
         except FutureTimeoutError:
-            # TimeoutError is also what a SemaphoreTimeoutError of the child's is.
+            # A SemaphoreTimeoutError from the child is a TimeoutError too.
             if future.done():
                 raise
             raise PeerError(
@@ -217,12 +211,12 @@ class _Child:
         try:
             self._wire.send(message, _REPLY_LIMIT)
         except TimeoutError:
-            # What would follow could not be told from the rest of this message.
+            # After half a message, the child could not find the beginning of the next.
             self.process.kill()
             raise PeerError(
-                f"the exporter's process {self.process.pid} read nothing for {_REPLY_LIMIT:g} s, and was ended."
+                f"the exporter's process {self.process.pid} read nothing for {_REPLY_LIMIT:g} s, and was killed."
             ) from None
-        except OSError:  # the reader sees the end, and says so
+        except OSError:  # the reader sees the end, and reports it
             pass
 
     def _read(self) -> None:
@@ -238,7 +232,7 @@ class _Child:
                     future.set_exception(result)
                 else:
                     future.set_result(result)
-        except Exception:  # no message of ours: treated as the end
+        except Exception:  # not a message of this protocol: treat it as the end
             pass
         with self._lock:
             self._ended = True
@@ -251,9 +245,9 @@ class _Child:
         try:
             status = self.process.wait(_END_LIMIT)
         except subprocess.TimeoutExpired:
-            return PeerError(f"the exporter's process {self.process.pid} closed its connection and did not end.")
+            return PeerError(f"the exporter's process {self.process.pid} closed its connection but did not exit.")
         how = f"{signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        return PeerError(f"the exporter's process {self.process.pid} died ({how}); open another one.")
+        return PeerError(f"the exporter's process {self.process.pid} has ended ({how}); open another one.")
 
     def kill(self) -> None:
         self.process.kill()
@@ -265,7 +259,7 @@ class _Child:
             return
         try:
             self.call(0, "close")
-        except PeerError:  # it does not answer: its end may not come
+        except PeerError:  # it does not answer, and may not exit
             self.process.kill()
         except GpuInteropError:
             pass
@@ -283,7 +277,7 @@ class _Child:
 
 
 def _called(method: str) -> Any:
-    """A method that the child's object has."""
+    """Make a method that calls the child's object."""
 
     def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
         return self.call(method, *arguments, **keywords)
@@ -292,7 +286,7 @@ def _called(method: str) -> Any:
 
 
 class _Remote:
-    """An object of the child's."""
+    """An object in the child."""
 
     def __init__(self, child: _Child, number: int, attributes: dict[str, Any]) -> None:
         self.child = child
@@ -310,7 +304,7 @@ class _Remote:
 
     def close(self) -> None:
         if not self.closed:
-            # A child that has died has closed it already.
+            # A child that has exited has closed it.
             with contextlib.suppress(PeerError, ResourceClosedError):
                 self.call("close")
             self.closed = True
@@ -343,12 +337,12 @@ class ProcessSemaphore(_Remote, ExporterSemaphore):
         try:
             return OwnTimelineEndpoint(handle)
         except BaseException:
-            handle.close()  # of a driver, most likely: only its own process can look at that
+            handle.close()  # most likely a driver's: only its own process can read it
             raise
 
 
 class ProcessSubmission(_Remote, Submission):
-    """Work of an exporter in another process, which forgets it when it has said that it is done."""
+    """Work of an exporter in another process; the child forgets it after reporting that it is done."""
 
     _finished = False
 
@@ -365,7 +359,7 @@ _REMOTES: Final[dict[type, type[_Remote]]] = {
     ExporterSemaphore: ProcessSemaphore,
     Submission: ProcessSubmission,
 }
-"""What stands in for each kind of object."""
+"""The proxy class of each kind of object."""
 _ATTRIBUTES: Final = {
     ExporterMemory: ("size", "dedicated"),
     ExporterImage: ("parameters", "size", "dedicated", "usage"),
@@ -375,30 +369,9 @@ _ATTRIBUTES: Final = {
 
 
 class ProcessExporter(Exporter):
-    """Another exporter in a child process.
+    """Another exporter, `inner` (``memfd`` or ``vulkan``), in a child process; `options` are for its class.
 
-    Parameters
-    ----------
-    inner : str
-        ``memfd`` or ``vulkan``.
-    identity : DeviceIdentity, optional
-        See :func:`gpuinterop.exporters.open_exporter`.
-    **options
-        For the inner exporter.
-
-    Attributes
-    ----------
-    inner : str
-        The name that was given.
-    pid : int
-        The child's process id.
-
-    Raises
-    ------
-    PeerError
-        The child died, or did not answer in time; from every call.
-    GpuInteropError
-        The inner exporter's errors come back as what they are.
+    Any call can raise `PeerError`, if the child has ended or did not answer in time, and the inner exporter's errors.
     """
 
     name = "process"
@@ -409,9 +382,9 @@ class ProcessExporter(Exporter):
                 f"handles are passed over Unix sockets, which {sys.platform} does not have.", fix="Use it on Linux."
             )
         self.inner = inner
-        self._ours = inner == "memfd" and "identity" not in options  # our own timelines, which every process can see
+        self._ours = inner == "memfd" and "identity" not in options  # gpuinterop's timelines: any process can read them
         self._child = _Child(inner, options)
-        # A child outlives an exporter that was dropped without close() otherwise, or interrupted below.
+        # Also ends the child if the exporter is dropped without close(), or interrupted below.
         self._finalizer = weakref.finalize(self, _Child.close, self._child)
         self.pid = self._child.process.pid
         self.driver, self.device, self.identity, table = self._child.start
@@ -429,17 +402,17 @@ class ProcessExporter(Exporter):
 
     def import_memory(self, handle: AllocationHandle, size: int) -> ProcessMemory:
         memory: ProcessMemory = self.call("import_memory", check_type(handle, FdHandle, "handle", "a VmmFd"), size)
-        handle.close()  # what the child has taken over is its duplicate
+        handle.close()  # the child imported a duplicate
         return memory
 
     @property
     def endpoint_gap(self) -> str:
         if self._ours:
             return ""
-        return "the other process's driver keeps its semaphores to itself: this process's CPU cannot look at them"
+        return "this process's CPU cannot reach the semaphores of a driver in another process"
 
     def kill(self) -> None:
-        """End the child with SIGKILL, as a crash would; returns when it is gone."""
+        """Kill the child with SIGKILL, as a crash would; returns when it has exited."""
         self._child.kill()
 
     def close(self) -> None:
@@ -459,7 +432,7 @@ class _Server:
         self._threads = ThreadPoolExecutor(_MAX_THREADS, "gpuinterop-command")  # starts one when none is idle
 
     def _name(self, thing: Any) -> Any:
-        """Keep what the exporter has made, and tell the parent its number."""
+        """Keep an object that the exporter has made, and return its number."""
         kind = next((kind for kind in _CLOSING if isinstance(thing, kind)), None)
         if kind is None:
             return None
@@ -478,7 +451,7 @@ class _Server:
             (turn, number, method, arguments, keywords), handles = received
             answer = functools.partial(self._answer, turn, number, method, arguments, keywords, handles)
             if method in _BLOCKING:
-                with contextlib.suppress(RuntimeError):  # no thread can be started: then it is for the next idle one
+                with contextlib.suppress(RuntimeError):  # no new thread can start: the next idle one runs it
                     self._threads.submit(answer)
             else:  # in the order of the calls
                 answer()
@@ -494,32 +467,32 @@ class _Server:
         except BaseException as error:
             failed, result = True, PeerError(f"the exporter's process failed with {type(error).__name__}: {error}")
         try:
-            with contextlib.suppress(OSError, PeerError):  # the parent has gone: the watch ends us
+            with contextlib.suppress(OSError, PeerError):  # the parent has exited, and `_watch` ends this process
                 try:
                     self._wire.send((turn, failed, result))
                 except (pickle.PicklingError, TypeError, AttributeError, InvalidArgumentError) as error:
-                    # Before a byte has gone out.
+                    # No byte has been sent yet.
                     problem = f"the exporter's process has a result that cannot be sent: {error}"
                     self._wire.send((turn, True, PeerError(problem)))
         finally:
             for handle in handles:
-                handle.close()  # does nothing to one that was taken over
+                handle.close()  # a handle that was taken over is closed already
             if isinstance(result, FdHandle):
                 result.close()
 
     def _call(self, number: int, method: str, arguments: Any, keywords: Any) -> Any:
-        if method == "done" and number not in self._objects:  # another thread of the parent's was told already
+        if method == "done" and number not in self._objects:  # another thread of the parent's has the answer
             return True
         target = self._objects[number]
         result = getattr(target, method)(*arguments, **keywords)
         if number and (method == "close" or (method == "done" and result)):
-            # Most callers drop what is done, and never close it.
+            # Most callers drop work that is done, and never close it.
             self._objects.pop(number, None)
         return result
 
 
 def _watch(parent: int) -> None:
-    """End this process with its parent. The socket's end would not tell: a fork of the parent may hold it open."""
+    """End this process with its parent. The socket does not show that: a fork of the parent may keep it open."""
     try:
         fd = os.pidfd_open(parent)
     except (AttributeError, OSError):
@@ -535,7 +508,7 @@ def _main() -> None:
     try:
         _Server(connection).serve()
     finally:
-        # Not through the interpreter's end: a thread that is blocked in a driver would keep it from coming.
+        # Not the interpreter's normal exit, which waits for threads that are blocked in a driver.
         sys.stderr.flush()
         os._exit(0)
 

@@ -1,4 +1,4 @@
-"""Releases that fail: no call raises their error; a warning tells it."""
+"""Releases that fail: no call raises the error, but a warning reports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Leaked(GpuInteropError):
 
 @contextmanager
 def leaks_raised() -> Generator[None, None, None]:
-    """Raise `Leaked` at the end of the block for what could not be released in it."""
+    """Raise `Leaked` at the end of the block if something could not be released in it."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", LeakedResourceWarning)
         yield

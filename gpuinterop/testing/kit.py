@@ -1,4 +1,4 @@
-"""What the plugin does once tests of the kit are collected: what is parametrized, skipped, counted and reported."""
+"""The plugin's work once tests of the kit are collected: it parametrizes, skips, counts and reports."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["Kit"]
 
 _TIMEOUT: Final = 90
-"""Seconds after which a test has hung: it is ended, and every thread's stack shown. No test takes a tenth of it."""
+"""Seconds after which a test is ended and every thread's stack shown. No test needs a tenth of that."""
 
 _HOME: Final = Path(__file__).parent
-# Which cells need another party that can do the like.
+# Cells whose operation the exporter must support as well.
 _BOTH_SIDES: Final = frozenset(
     (
         Operation.IMPORT_MEMORY,
@@ -66,24 +66,24 @@ class Kit(Participants):
         self._exporter_report = config.getoption("gpuinterop_exporter_report")
         self._json = json
         self._document: Document | None = None
-        # The controller of pytest-xdist's workers, which run the tests.
+        # Whether this process controls pytest-xdist's workers, which run the tests.
         self.controls = config.pluginmanager.hasplugin("dsession")
         self._open: dict[ExporterSpec, Exporter] = {}
         self.results = Results()
 
     @property
     def partial(self) -> bool:
-        """Whether a part of the tests was run."""
+        """Whether only part of the tests was run."""
         return self._config.stash.get(PARTIAL, False)
 
     def exporter(self, spec: ExporterSpec) -> Exporter:
-        """An open one, shared by the tests."""
+        """Return an open exporter, shared by the tests."""
         if spec not in self._open:
             self._open[spec] = spec.open()
         return self._open[spec]
 
     def discard(self, spec: ExporterSpec) -> None:
-        """Close the shared one: a failed test may have left work pending on it."""
+        """Close the shared exporter: a failed test may have left work pending on it."""
         exporter = self._open.pop(spec, None)
         if exporter is not None:
             exporter.close()
@@ -93,8 +93,8 @@ class Kit(Participants):
     def parametrize(self, metafunc: pytest.Metafunc) -> None:
         names = metafunc.fixturenames
         devices = self.devices()
-        # The header names what does not work, and its tests are not even made.
-        # Where none works at all, the one that stands in for it carries the reason.
+        # A backend that does not work is in the header and gets no tests. If none works, the first one gets them, to
+        # report the reason.
         working = [spec for spec in devices if not spec.problem] or devices[:1]
         if "gpuinterop_device" not in names:
             if "gpuinterop_backend" in names:
@@ -104,7 +104,7 @@ class Kit(Participants):
             wanted = getattr(metafunc.cls, "exporter_filter", lambda spec: True)
             pairs = [(spec, one) for spec in working for one in self.exporters(spec) if one.problem or wanted(one)]
             none = ExporterSpec(
-                "none", problem=f"{DECLARED}the options leave no party of the kind that the suite needs"
+                "none", problem=f"{DECLARED}the options leave no exporter of the kind that the suite needs"
             )
             pairs = pairs or [(spec, none) for spec in working]
             metafunc.parametrize(
@@ -130,7 +130,7 @@ class Kit(Participants):
             metafunc.parametrize("gpuinterop_device", working, indirect=True, ids=map(str, working))
 
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
-        """Give the tests a time-out, and make leaks errors. Returns a test to run beside them, if one must fail."""
+        """Set time-outs, and make leaks errors. Returns a further test if one must fail."""
         alone: dict[str, None] = {}
         for item in items:
             if item.get_closest_marker("timeout") is None and self._hangs_for_ever(item):
@@ -156,25 +156,25 @@ class Kit(Participants):
         return [_Environment.of(session, lacking)] if lacking else []
 
     def _fails_alone(self, spec: DeviceSpec, party: ExporterSpec) -> bool:
-        """Whether a device that is to be tested has no party to share with: one failure says so, and its tests skip."""
+        """Whether a required device has no exporter to share with: one failure reports it, and its tests skip."""
         needed = self.is_required(spec.backend) or self._config.getoption("gpuinterop_strict")
         return bool(needed and not spec.problem and party.problem and not party.problem.startswith(DECLARED))
 
     @staticmethod
     def _known_failure(item: pytest.Item, backend: str) -> str:
-        """What the driver does that makes a test fail; empty where nothing does."""
+        """Why the backend's driver makes a test fail; empty if it does not."""
         assert isinstance(item, pytest.Function)
         return registry.get_backend(backend).driver.known_failures.get(item.function.__qualname__, "")
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:
-        """Whether pytest-timeout is there, and nothing has given it seconds: for a suite's own test, no option."""
+        """Whether pytest-timeout is installed, but no setting limits this test (for a suite's test: no option)."""
         config = self._config
         if not config.pluginmanager.hasplugin("timeout") or config.getoption("timeout", None) is not None:
             return False
         return _is_kits_own(item) or not (config.getini("timeout") or os.environ.get("PYTEST_TIMEOUT"))
 
     def check(self, item: pytest.Item) -> None:
-        """Skip a test whose capabilities one of the two sides lacks."""
+        """Skip a test if one of the two sides lacks its capabilities."""
         spec, party = _specs(item)
         if spec is not None and spec.problem:
             skip_declared(spec.problem)
@@ -194,7 +194,7 @@ class Kit(Participants):
                 skip_declared(f"{missing[0].cell} of {party}: {missing[0].reason}")
 
     def judge(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Say of a skip what it is, and make it a failure if nothing declares it where the backend is required."""
+        """Classify a skip, and make it a failure if it is not declared and the backend is required."""
         spec, _ = _specs(item)
         if spec is None or not report.skipped or hasattr(report, "wasxfail"):
             return
@@ -212,19 +212,18 @@ class Kit(Participants):
                 )
 
     def exercised(self, spec: DeviceSpec) -> set[Cell]:
-        """The cells whose tests have all passed so far."""
+        """Cells whose tests have all passed so far."""
         return exercised(self.results.of(str(spec)))
 
     # -- the report of every test ---------------------------------------------------------------------------------
 
     def begun(self, nodeid: str) -> None:
-        """A test begins; which one was under way is seen where one runs at a time."""
+        """A test begins; recorded only if one runs at a time."""
         document = self._opened()
         if not self.controls:
             document.begin(nodeid)
 
     def finished(self, nodeid: str) -> None:
-        """A test has ended."""
         self._opened().add(self.results.by_id[nodeid])
 
     def _opened(self) -> Document:
@@ -268,7 +267,7 @@ class Kit(Participants):
         }
 
     def _stands_in(self, backend: str) -> str:
-        """Name what stands in for a backend's hardware; empty for hardware."""
+        """Name the test double for a backend's hardware; empty for hardware."""
         return "simulated" if self.is_simulated(backend) else self._stand_in(backend)
 
     def close(self) -> None:
@@ -276,11 +275,11 @@ class Kit(Participants):
             self.discard(one)
 
     def finish(self, status: int) -> str:
-        """Write the reports. Returns why that of every test is not whole."""
+        """Write the reports. Returns why the report of every test is incomplete."""
         if self._json:
             document = self._opened()
             for result in self.results.by_id.values():
-                document.add(result)  # that of a worker which crashed, and what could not be collected
+                document.add(result)  # the result of a crashed worker, and what could not be collected
             document.end(status=status, partial=self.partial)
         if not self.partial and not self._only_simulated():
             if self._report:
@@ -290,11 +289,11 @@ class Kit(Participants):
         return self._document.problem if self._document else ""
 
     def _only_simulated(self) -> bool:
-        """Whether this run has shown nothing of any real device."""
+        """Whether the run used only simulated devices."""
         return all(map(self.is_unrecorded, self.backends()))
 
     def _device_runs(self) -> list[VerifiedRun]:
-        found: dict[str, list[DeviceSpec]] = {}  # several devices of one name are one run
+        found: dict[str, list[DeviceSpec]] = {}  # several devices with one name make one run
         for spec in self.devices():
             if not spec.problem and not self.is_unrecorded(spec.backend):
                 found.setdefault(self.device(spec).name, []).append(spec)
@@ -309,12 +308,12 @@ class Kit(Participants):
         return runs
 
     def driver_runs(self) -> list[VerifiedRun]:
-        """What each Vulkan driver has shown: of what was exercised with it, the cells in which it has a part."""
+        """The results of each Vulkan driver: the exercised cells in which it took part."""
         recorded = [str(spec) for spec in self.devices() if not spec.problem and not self.is_unrecorded(spec.backend)]
         results: dict[str, list[Result]] = {}
         for result in self.results.of(*recorded):
             results.setdefault(result.party.partition("@")[0], []).append(result)
-        shown: dict[str, set[Cell]] = {}  # a driver of several devices is one run
+        shown: dict[str, set[Cell]] = {}  # a driver of several devices makes one run
         failed: dict[str, set[Cell]] = {}
         seen: Counter[str] = Counter()
         for driver in self.drivers():
@@ -352,14 +351,14 @@ class Kit(Participants):
     def summary(self) -> list[str]:
         lines = self.header() if self.controls else []  # no worker has printed it
         if self._document and self._document.problem:
-            lines.append(f"--gpuinterop-json: the report is not whole, and the run fails: {self._document.problem}")
+            lines.append(f"--gpuinterop-json: the report is not complete, so the run fails: {self._document.problem}")
         if self._report and self.partial:
-            lines.append(f"{self._report} was not written: a part of the tests was run, and would replace the whole")
+            lines.append(f"{self._report} was not written: only part of the tests was run")
         elif self._report and self._only_simulated():
-            lines.append(f"{self._report} was not written: what simulated devices do proves nothing of real ones")
+            lines.append(f"{self._report} was not written: simulated devices prove nothing about real ones")
         if self._report or self._exporter_report:
             lines += [
-                f"{name}: nothing was recorded, for {why}"
+                f"{name}: nothing was recorded, because {why}"
                 for name in self.backends()
                 if (why := self._why_unrecorded(name))
             ]
@@ -385,7 +384,7 @@ def _variables() -> dict[str, str]:
 
 
 class _Environment(pytest.Item):
-    """The test that fails for what a run lacks: once, since every process of pytest-xdist's collects the same."""
+    """A test that fails for what a run lacks: only one, because all processes of pytest-xdist must collect the same."""
 
     lacking: Sequence[str] = ()
 
@@ -403,7 +402,7 @@ class _Environment(pytest.Item):
 
 
 def _is_kits_own(item: pytest.Item) -> bool:
-    """Whether a test is one of the suites', and not one of a subclass elsewhere."""
+    """Whether a test is one of the kit's own, and not of a subclass elsewhere."""
     assert isinstance(item, pytest.Function)
     return bool(item.function.__module__.startswith(f"{__package__}."))
 

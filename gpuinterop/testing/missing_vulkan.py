@@ -1,4 +1,4 @@
-"""A missing Vulkan driver fails a test, and does not skip it, where ``GPUINTEROP_REQUIRE_VULKAN`` is set."""
+"""If ``GPUINTEROP_REQUIRE_VULKAN`` is set, a missing Vulkan driver fails a test instead of skipping it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ WITHOUT: Final = "for want of a software driver"
 
 
 def vulkan_is_required() -> bool:
-    """Whether this run must not go on without its Vulkan drivers."""
+    """Whether this run must not continue without its Vulkan drivers."""
     return bool(os.environ.get("GPUINTEROP_REQUIRE_VULKAN"))
 
 
 def give_up(reason: str) -> NoReturn:
-    """End a test for want of Vulkan: skip it, or fail it where Vulkan is required."""
+    """Skip a test because Vulkan is missing, or fail it if Vulkan is required."""
     if vulkan_is_required():
         pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
     pytest.skip(f"{WITHOUT}: {reason}")

@@ -1,13 +1,13 @@
-"""The whole life of multicast objects, step by step: what ``gpuinterop selftest multicast`` runs in a child process.
+"""The lifetime of multicast objects, step by step; ``gpuinterop selftest multicast`` runs this in a child process.
 
-``python -m gpuinterop.testing.multicast PARENT DESCRIPTOR BACKEND ORDINAL ORDINAL...`` ends with the process PARENT. To
-the descriptor, its own alone, it writes a JSON object a line: ``{"step": name}`` when a step begins, ``{"step":
-name, "detail": text}`` when it was right, and ``{"step": name, "error": text}`` when it was not, after which nothing
-more is done: what the process has is the driver's to clean up. It has no time-outs: PARENT has one for each step.
+``python -m gpuinterop.testing.multicast PARENT DESCRIPTOR BACKEND ORDINAL ORDINAL...`` exits when the process PARENT
+does. It writes one JSON object per line to the descriptor, which nothing else uses: ``{"step": name}`` when a step
+begins, ``{"step": name, "detail": text}`` if it was right, and ``{"step": name, "error": text}`` if not. After an error
+it stops, and leaves the cleanup to the driver. PARENT sets a time-out for each step.
 
-It may block for ever, or upset a host whose fabric is sick: nothing runs it but a user who asks for it.
+Only a user starts this: it can block for ever, or disturb a host whose fabric is broken.
 
-The oracle is not multicast: each device's own allocation is filled and read by ordinary copies.
+The oracle does not use multicast: it fills and reads each device's own allocation with ordinary copies.
 """
 
 from __future__ import annotations
@@ -50,29 +50,26 @@ CELLS: Final = (
     Cell(Operation.EXPORT_MULTICAST, VmmFd),
     Cell(Operation.IMPORT_MULTICAST, VmmFd),
 )
-"""What the whole life needs of each device."""
+"""The capabilities that all steps need of each device."""
 
 START: Final = "start a second process"
-"""The step that takes as long as an interpreter and a driver take to start."""
+"""The step in which an interpreter and a driver start."""
 
 Words = npt.NDArray[np.uint32]
 
 _CLOSE: Final = math.inf
 _MARGIN: Final = 7
-"""Words at both ends that a store leaves alone: they must stay as they are."""
+"""Words at both ends that a store must not change."""
 
 
 class Wrong(Exception):
-    """A device's memory holds something else than it must, or something is not what it must be."""
+    """A device's memory or an object is not what it must be."""
 
 
 class Life:
-    """Two objects: one of this process alone, then one of it and a second process, which has the last device.
+    """Two objects: the first is only this process's, the second has its last device in a second process.
 
-    Parameters
-    ----------
-    devices : sequence of Device
-        Two or more of one backend.
+    `devices` are two or more of one backend.
     """
 
     def __init__(self, devices: Sequence[Device]) -> None:
@@ -89,7 +86,7 @@ class Life:
         self._generator = np.random.default_rng(5)
 
     def steps(self) -> list[tuple[str, Callable[[], str]]]:
-        """The steps in order: a name, and what does it and says how it went."""
+        """The steps in order: a name, and a function that returns what it did."""
         return [
             ("open the devices", self._open),
             ("granularity", self._granularity),
@@ -113,7 +110,7 @@ class Life:
         ]
 
     def shown(self, index: int) -> list[Cell]:
-        """What the device at `index` has done when all steps were right."""
+        """The cells that the device at `index` has exercised when all steps were right."""
         create, export, imports = CELLS
         return [create] + [export] * (index == 0) + [imports] * (index == len(self.devices) - 1)
 
@@ -129,7 +126,7 @@ class Life:
         if found.minimum <= 0 or found.recommended % found.minimum:
             raise Wrong(f"expected a recommended granularity that is a multiple of the minimum, got {found}.")
         self._size = found.minimum
-        for one in self.devices:  # memory is allocated in steps of its own
+        for one in self.devices:  # memory has its own granularity
             step = one.allocation_granularity(VmmFd).minimum
             self._size = round_up(self._size, step)
         return f"minimum {found.minimum}, recommended {found.recommended} bytes; {self._size} are used"
@@ -154,7 +151,7 @@ class Life:
         return f"at {self._mapping.ptr:#x}"
 
     def _store(self) -> str:
-        """Each device stores a word of its own; every device's memory is looked at, also where nothing was stored."""
+        """Each device stores a word; every device's memory is checked, including words that no store wrote."""
         for device, stream in zip(self.devices, self._streams, strict=True):
             before = self._fill()
             value = self._next()
@@ -163,7 +160,7 @@ class Life:
         return f"from each of {len(self.devices)} devices, found in the memory of all"
 
     def _sum(self) -> str:
-        """Different random words on each device; every device adds them up."""
+        """Each device has different random words; every device adds them up."""
         total = np.zeros(self._words, np.uint32)
         for allocation in self._memory:
             words = self._generator.integers(0, 1 << 32, self._words, np.uint32)
@@ -203,7 +200,7 @@ class Life:
 
     def _start(self) -> str:
         self._peer = BackendPeer(self.devices[-1], reply_limit=None)
-        if not self._peer.idle(_CLOSE):  # an answer: the process has its device
+        if not self._peer.idle(_CLOSE):  # waits for an answer: the process has opened its device
             raise Wrong(f"a fresh stream of {self.devices[-1]!r} has something to do.")
         return f"process {self._peer.process.pid} has {self.devices[-1]!r}"
 
@@ -268,12 +265,12 @@ class Life:
         return self._size // 4
 
     def _next(self) -> int:
-        """A word that is not stored yet."""
+        """Return an unused word."""
         self._value += 0x010203
         return self._value
 
     def _fill(self) -> list[Words]:
-        """Give each device's memory of this process bytes of its own; returns what is in them."""
+        """Fill the memory of each device in this process with different bytes, and return them."""
         for index, allocation in enumerate(self._memory):
             allocation.buffer.fill(_byte(index))
         return [_filled(index, self._words) for index in range(len(self._memory))]
@@ -340,4 +337,4 @@ def _say(out: TextIO, **line: str) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(_main())  # nothing that a failure has left behind is waited for
+    os._exit(_main())  # waits for nothing that a failure has left pending

@@ -1,4 +1,4 @@
-"""The only instructions that may touch a multicast mapping, as a backend offers them for its check."""
+"""The instructions that can access a multicast mapping, as a backend offers them for the kit's check."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def multimem_store(
     first: int = 0,
     timeout: float | None = _LIMIT,
 ) -> None:
-    """Store a word `count` times, from the word `first` on, to all memory bound.
+    """Store a word `count` times, from the word `first` on, to all bound memory.
 
-    Returns when that is done; `SemaphoreTimeoutError` where it is not in `timeout` seconds, None for ever.
+    Returns when that is done, or raises `SemaphoreTimeoutError` after `timeout` seconds (None waits for ever).
     """
     _backend(stream).multimem_store(stream._handle, mapping.ptr + 4 * first, value, count)
     stream.synchronize(timeout)
@@ -36,10 +36,10 @@ def multimem_store(
 def multimem_add(
     stream: Stream, target: Buffer, mapping: MulticastMapping, count: int, *, timeout: float | None = _LIMIT
 ) -> None:
-    """Put the sums of `count` words, over all memory bound, into `target`; returns as `multimem_store` does."""
+    """Write the sums of `count` words over all bound memory to `target`; returns as `multimem_store` does."""
     _backend(stream).multimem_add(stream._handle, target.ptr, mapping.ptr, count)
     stream.synchronize(timeout)
 
 
 def _backend(stream: Stream) -> MulticastBackend:
-    return cast(MulticastBackend, stream.device.driver)  # the caller asked for the capabilities
+    return cast(MulticastBackend, stream.device.driver)  # the caller has required the capabilities

@@ -1,4 +1,4 @@
-"""Processes that do not outlive the one that has started them, also where they hang in a driver."""
+"""End a process with the one that has started it, even if it hangs in a driver."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel end this process when `parent`, which has started it, ends: by then no thread here may run.
+    """Let the kernel kill this process when the thread of `parent` (a process ID) that started it ends.
 
-    On Linux; elsewhere the process ends when it next looks for its parent.
-
-    Parameters
-    ----------
-    parent : int
-        Its process id. What counts is its thread that has started this process.
+    That works on Linux; elsewhere the process must check for its parent.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the parent had ended before
+    if os.getppid() != parent:  # the parent has exited already
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Who takes part in a run of the kit: which devices are tested, and which parties share memory with them."""
+"""The participants of a run: the devices to test, and the exporters that share memory with them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Participants", "short_name"]
 
 SIMULATED_DRIVERS: Final = ("swiftshader",)
-"""The Vulkan drivers whose objects a simulated driver understands: memory without a header, a documented semaphore.
+"""The Vulkan drivers that a simulated driver can share with: memory without a header, a documented semaphore.
 
-Not lavapipe: its memory begins with a header of its own, which the host backend alone knows.
+lavapipe is not one: its memory begins with a header that only the host backend understands.
 """
 
 _VARIABLES: Final = tuple(
@@ -42,14 +42,14 @@ _OTHERS: Final = re.compile(
     "|SIM_(CFLAGS|DOES_NOTHING|FABRIC|HIP_ABORT|IPC|MIG|TEAM_SECONDS))",
     re.DOTALL,
 )
-"""Variables that are not ours, and those of this project's own tests."""
+"""Variables of other programs, and those of this project's own tests."""
 
 _PARTY: Final = re.compile(r"(memfd|vulkan(:.+)?)?(@(here|process)?)?")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One device to test, or why there is none."""
+    """A device to test, or why there is none."""
 
     backend: str
     ordinal: int = 0
@@ -63,7 +63,7 @@ class DeviceSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExporterSpec:
-    """One independent party, or why there is none."""
+    """An independent exporter, or why there is none."""
 
     name: str
     driver: str = ""
@@ -71,14 +71,14 @@ class ExporterSpec:
     process: bool = False
     problem: str = ""
     identity: DeviceIdentity | None = None
-    """The simulated device on top of it, which its handles are said to come from."""
+    """The device that is simulated with it, which its handles name as their origin."""
 
     def __str__(self) -> str:
         text = f"{self.name}:{self.driver}" if self.driver else self.name
         return text + (f"#{self.index}" if self.index else "") + ("@process" if self.process else "")
 
     def fits(self, wanted: str) -> bool:
-        """Whether ``--gpuinterop-exporter`` means this one; without ``@process`` both forms do."""
+        """Whether ``--gpuinterop-exporter=wanted`` means this one; without ``@process`` it means both forms."""
         name, at, where = wanted.partition("@")
         if at and (where == "process") != self.process:
             return False
@@ -92,19 +92,19 @@ class ExporterSpec:
 
 
 class Participants:
-    """Participants of a run, as its options and the machine have them."""
+    """A run's participants, from its options and the machine."""
 
     def __init__(self, config: pytest.Config) -> None:
         option = config.getoption
-        # By name, with what names them.
+        # Names, and the option or variable that contains each.
         self._required = dict.fromkeys(option("gpuinterop_require"), "--gpuinterop-require")
         self._named = dict.fromkeys(option("gpuinterop_backend"), "--gpuinterop-backend") | self._required
-        self._simulated = set(option("gpuinterop_simulated"))  # and our own simulated drivers, once they are loaded
+        self._simulated = set(option("gpuinterop_simulated"))  # and gpuinterop's simulated drivers, once loaded
         self._only = list(option("gpuinterop_exporter"))
         self._exporters_required = list(option("gpuinterop_require_exporter"))
         if vulkan_is_required():
             self._exporters_required.append("vulkan")
-        # An explicit choice never falls back. Beside an option the variable chooses nothing, but must be right.
+        # The variable chooses a backend only if no option does, but must name one in any case.
         self._chosen = chosen = os.environ.get("GPUINTEROP_BACKEND")
         if chosen and (not self._named or chosen not in registry.backends()):
             self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
@@ -113,7 +113,7 @@ class Participants:
         self._exporters: dict[DeviceSpec, list[ExporterSpec]] = {}
 
     def backends(self) -> list[str]:
-        """The names of the backends to test."""
+        """Names of the backends to test."""
         return list(self._named or registry.backends())
 
     def is_required(self, backend: str) -> bool:
@@ -124,10 +124,10 @@ class Participants:
         return backend in self._simulated
 
     def is_unrecorded(self, backend: str) -> bool:
-        """Whether nothing is recorded of a backend.
+        """Whether no results of a backend are recorded.
 
-        Its devices are simulated, or what it calls stands in for a driver, or is a version that no run has shown. One
-        that does not work stands for none.
+        That is so if its devices are simulated, if a test double is loaded in place of its driver, or if no run has
+        shown the driver's version.
         """
         return self.is_simulated(backend) or bool(self._why_unrecorded(backend))
 
@@ -135,7 +135,7 @@ class Participants:
         try:
             double = self._stand_in(backend)
             return f"it ran on {double}" if double else registry.get_backend(backend).unknown_version
-        except Exception:  # a backend that does not load: its own tests say so
+        except Exception:  # the backend does not load, and its own tests report that
             return ""
 
     @staticmethod
@@ -143,7 +143,7 @@ class Participants:
         return stand_ins.stand_in(registry.get_backend(backend).libraries)
 
     def devices(self) -> list[DeviceSpec]:
-        """Every device to test; one entry with the problem for a backend that does not work. Loads backends."""
+        """Every device to test, or an entry with the problem of a backend that does not work. Loads backends."""
         if self._devices is None:
             self._devices = [spec for name in self.backends() for spec in self._devices_of(name)]
         return self._devices
@@ -152,21 +152,21 @@ class Participants:
         required = self.is_required(name)
         try:
             loaded = registry._by_name(name, self._named.get(name, ""))
-            if stand_ins.simulated_driver(loaded.libraries):  # where this fails, nothing may be recorded
+            if stand_ins.simulated_driver(loaded.libraries):  # if this raises, nothing may be recorded
                 self._simulated.add(name)
             devices = loaded.devices()
         except GpuInteropError as error:
             broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
             return [DeviceSpec(name, problem=str(error), fails=required or broken)]
-        except Exception as error:  # a broken backend fails once, not the collection of the others' tests
+        except Exception as error:  # a broken backend fails once, and not other backends' collection
             return [DeviceSpec(name, problem=f"{name}: {type(error).__name__}: {error}", fails=True)]
         found = [DeviceSpec(name, device.ordinal) for device in devices]
         return found or [DeviceSpec(name, problem=f"the backend {name!r} has no device", fails=required)]
 
     def lacking(self, *, parties: bool = True) -> list[str]:
-        """Problems that fail a run, whatever its suites: wrong names, and what it requires and has not.
+        """Problems that fail any run: wrong names, and missing requirements.
 
-        A run without a test of the kit needs no `parties`.
+        A run without a test of the kit needs no exporters (`parties`).
         """
         found = [spec.problem for spec in self.devices() if spec.fails]
         if self._chosen is not None and self._chosen not in self._named:
@@ -193,11 +193,11 @@ class Participants:
         try:
             registry.left_on([])
         except InvalidArgumentError as error:
-            found.append(str(error))  # once, though it is the problem of every backend that works
+            found.append(str(error))  # once, although it affects every working backend
         for spec in self.devices():
             if parties and not spec.problem and (missing := self.missing_exporters(spec)):
                 there = ", ".join(map(str, self.exporters(spec)))
-                found.append(f"{spec} lacks the required {', '.join(missing)}; there are {there}")
+                found.append(f"{spec} lacks the required {', '.join(missing)}; it has {there}")
         return list(dict.fromkeys(found))
 
     @staticmethod
@@ -205,20 +205,20 @@ class Participants:
         return registry.get_backend(spec.backend).device(spec.ordinal)
 
     def drivers(self) -> DriverList:
-        """Every Vulkan driver on this machine; not looked for where this run uses none."""
+        """Every Vulkan driver on this machine; empty if the options exclude Vulkan."""
         if self._drivers is None:
             from ..exporters.base import DriverList
             from ..exporters.vulkan import list_drivers
 
             self._drivers = DriverList()
             if self._only and not any(wanted.startswith(("vulkan", "@")) for wanted in self._only):
-                self._drivers.reason = "--gpuinterop-exporter asks for none"
+                self._drivers.reason = "--gpuinterop-exporter names no Vulkan driver"
             else:
                 self._drivers = list_drivers()
         return self._drivers
 
     def exporters(self, spec: DeviceSpec) -> list[ExporterSpec]:
-        """The independent parties that live on the device's own hardware, each here and in a child process."""
+        """The exporters on the device's own hardware, each in this process and in a child."""
         if spec.problem:
             return [ExporterSpec("none", problem=spec.problem)]
         if spec not in self._exporters:
@@ -237,18 +237,18 @@ class Participants:
                 found += [replace(one, process=True) for one in found]
             if self._only:
                 found = [one for one in found if any(one.fits(wanted) for wanted in self._only)]
-            none = f"no independent party shares this device; Vulkan: {self.drivers().reason or 'no driver of it'}"
+            none = f"no independent exporter shares this device; Vulkan: {self.drivers().reason or 'no driver of it'}"
             self._exporters[spec] = found or [ExporterSpec("none", problem=none)]
         return self._exporters[spec]
 
     def missing_exporters(self, spec: DeviceSpec) -> list[str]:
-        """Required exporters that the device has not."""
+        """Required exporters that the device lacks."""
         there = [one for one in self.exporters(spec) if not one.problem]
         return [wanted for wanted in self._exporters_required if not any(one.fits(wanted) for one in there)]
 
 
 def short_name(name: str, driver: str) -> str:
-    """What the options call a Vulkan driver."""
+    """The options' name of a Vulkan driver."""
     text = f"{name} {driver}".lower()
     for known, short in (("llvmpipe", "lavapipe"), ("swiftshader", "swiftshader"), ("nvidia", "nvidia")):
         if known in text:

@@ -1,4 +1,4 @@
-"""A second process that uses the backend under test: for what one process exports and another imports."""
+"""A second process with the backend under test: one process exports, the other imports."""
 
 from __future__ import annotations
 
@@ -38,14 +38,10 @@ _REPLY_LIMIT = 60.0
 
 
 class BackendPeer:
-    """The other process; one command at a time. Its commands are the methods of `_Commands`, and are called as these.
+    """The other process, which runs one command at a time: you call the methods of `_Commands`.
 
-    Parameters
-    ----------
-    device : Device
-        The child uses the device of the same backend and ordinal. It ends with the thread that has started it.
-    reply_limit : float, optional
-        Seconds to wait for an answer; None for ever.
+    It opens the backend and ordinal of `device`, and exits with the thread that started it. An answer must arrive
+    within `reply_limit` seconds; None waits for ever.
     """
 
     def __init__(self, device: Device, *, reply_limit: float | None = _REPLY_LIMIT) -> None:
@@ -65,7 +61,7 @@ class BackendPeer:
         self.close()
 
     def close(self, limit: float | None = 20.0) -> None:
-        """End the child; it notices the end of the connection, and is killed after `limit` seconds."""
+        """Close the connection, at which the child exits; kill it after `limit` seconds."""
         self._wire.socket.close()
         try:
             self.process.wait(limit)
@@ -73,7 +69,7 @@ class BackendPeer:
             self.kill()
 
     def kill(self) -> None:
-        """End the child with SIGKILL."""
+        """Kill the child with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
@@ -83,7 +79,7 @@ class BackendPeer:
         return functools.partial(self._call, name)
 
     def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
-        """Let the other process run a command; it takes over the handles among the arguments."""
+        """Run a command in the other process, which takes over the handles among the arguments."""
         self._wire.send((name, arguments, keywords), self._limit)
         for one in arguments:
             if isinstance(one, FdHandle):
@@ -111,7 +107,7 @@ class _Placed:
 
 
 class _Commands:
-    """Run in the other process. What they return comes back, handles too."""
+    """Commands of the other process; their results are sent back, with handles."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -128,55 +124,52 @@ class _Commands:
         self._mapping: MulticastMapping
 
     def import_allocation(self, handle: Any, size: int) -> None:
-        """Import and map an allocation."""
         self._buffer = self._scope.enter_context(self._device.import_allocation(handle, size=size)).buffer
 
     def allocate(self, size: int, type_name: str) -> tuple[Any, int]:
-        """Allocate, and return a handle and the size."""
+        """Allocate; return a handle and the size."""
         kind: Any = handle_types()[type_name]
         allocation = self._scope.enter_context(self._device.allocate(size, kind))
         self._buffer = allocation.buffer
         return allocation.export(), allocation.size
 
     def fill(self, byte: int, offset: int, size: int) -> None:
-        """Fill a part of the allocation."""
+        """Fill part of the allocation."""
         self._buffer.fill(byte, offset=offset, size=size)
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read a part of the allocation."""
+        """Read part of the allocation."""
         target = np.zeros(size, np.uint8)
         self._buffer.copy_to_host(target, offset=offset)
         return target.tobytes()
 
     def attach(self, descriptor: bytes, name: str) -> None:
-        """Attach shared arrays; `read` and `fill` are of the memory that the named one lies in, from its start on."""
+        """Attach to shared arrays; `read` and `fill` then use the memory of the array `name`, from its start."""
         self._arrays = attach(descriptor, device=self._device)
         self._buffer = _Placed(*self._arrays._place(name), self._stream)
 
     def acquire(self) -> None:
-        """Acquire the attached arrays on the stream, on which `read` and `fill` then are."""
+        """Acquire the attached arrays on the stream, which `read` and `fill` then use."""
         self._arrays.acquire(self._stream)
 
     def release(self) -> None:
-        """Release the attached arrays."""
         self._arrays.release(self._stream)
 
     def publish(self, name: str, size: int) -> None:
-        """Publish frames of so many bytes."""
+        """Publish frames of `size` bytes."""
         self._publisher = self._scope.enter_context(publish(name, size, "uint8", self._device))
 
     def write_frame(self, byte: int) -> None:
-        """Publish a frame of that byte, and wait until it is there."""
+        """Publish a frame filled with a byte, and wait until it is written."""
         with self._publisher.write(self._stream) as frame:
             _Placed(frame._buffer, frame._start, self._stream).fill(byte, offset=0, size=frame.nbytes)
         self._stream.synchronize(20)
 
     def subscribe(self, name: str) -> None:
-        """Subscribe to frames."""
         self._camera = self._scope.enter_context(subscribe(name, device=self._device))
 
     def take(self, timeout: float) -> tuple[int, int, bool]:
-        """Take the newest frame, and begin to read it on the stream; `read` is of it. Its number, and what was told."""
+        """Take the newest frame and start to read it on the stream, for `read`; return its number and reports."""
         frame = self._camera.next(timeout)
         self._access = frame.read(self._stream)
         view = self._access.__enter__()
@@ -184,19 +177,17 @@ class _Commands:
         return frame.number, frame.dropped, frame.restarted
 
     def give_back(self) -> None:
-        """End the reading of the frame, after the stream's work."""
+        """Give the frame back after the stream's work."""
         self._access.__exit__(None, None, None)
 
     def detach(self) -> None:
-        """End the attachment."""
         self._arrays.close(timeout=20)
 
     def import_semaphore(self, handle: Any) -> None:
-        """Import a semaphore."""
         self._semaphore = self._scope.enter_context(self._device.import_semaphore(handle))
 
     def create_semaphore(self, type_name: str) -> Any:
-        """Create one there, and return a handle of it."""
+        """Create a semaphore in the child, and return a handle."""
         kind: Any = handle_types()[type_name]
         self._semaphore = self._scope.enter_context(self._device.create_semaphore(kind))
         return self._semaphore.export()
@@ -213,10 +204,7 @@ class _Commands:
     def enqueue(
         self, *, wait: int | None = None, fill: tuple[int, int, int] | None = None, signal: int | None = None
     ) -> None:
-        """Enqueue on the stream there, in this order, a wait, a fill of the allocation (byte, offset, size), a signal.
-
-        Returns at once.
-        """
+        """Enqueue a wait, a fill of the allocation (byte, offset, size) and a signal; returns at once."""
         if wait is not None:
             self._semaphore.wait(self._stream, *self._value(wait))
         if fill is not None:
@@ -226,7 +214,7 @@ class _Commands:
             self._semaphore.signal(self._stream, *self._value(signal))
 
     def idle(self, timeout: float) -> bool:
-        """Whether the stream there comes to its end in `timeout` seconds."""
+        """Whether the child's stream is idle within `timeout` seconds."""
         try:
             self._stream.synchronize(timeout)
         except SemaphoreTimeoutError:
@@ -242,29 +230,27 @@ class _Commands:
         return True
 
     def import_multicast(self, handle: Any, devices: int, size: int) -> None:
-        """Import a multicast object of a team of so many devices."""
+        """Import the multicast object of a team of this many devices."""
         self._object = import_multicast(handle, devices, size, device=self._device)
 
     def add_device(self) -> None:
-        """Add the device there to the multicast object."""
         self._object.add_device(self._device)
 
     def bind_memory(self, size: int) -> None:
-        """Allocate, and bind that to the multicast object; `fill` and `read` are of it from now on."""
+        """Allocate memory, for `fill` and `read` too, and bind it to the multicast object."""
         self._bound = self._device.allocate(size)
         self._buffer = self._bound.buffer
         self._object.bind_memory(self._bound, assume_all_added=True)
 
     def map_multicast(self) -> None:
-        """Map the multicast object."""
         self._mapping = self._object.map(assume_all_added=True)
 
     def multimem_store(self, value: int, count: int, *, first: int = 0) -> None:
-        """Store a word `count` times to the mapped multicast object, and wait until that is done."""
+        """Store a word `count` times through the mapping, and wait until that is done."""
         multimem_store(self._stream, self._mapping, value, count, first=first, timeout=None)
 
     def close_multicast(self, timeout: float = 20.0) -> None:
-        """Close the multicast object, and what was bound to it; raises for what was not released."""
+        """Close the multicast object and its bound memory; raises if something was not released."""
         with leaks_raised():
             self._object.close(timeout=timeout)
             self._bound.close(timeout=timeout)
@@ -275,7 +261,7 @@ class _Commands:
 
 def _main() -> None:
     parent, connection, backend, ordinal = sys.argv[1:]
-    die_with(int(parent))  # else a process that hangs in a driver would stay
+    die_with(int(parent))  # so that a process that hangs in a driver does not stay
     wire = Wire(socket.socket(fileno=int(connection)))
     commands = _Commands(registry.get_backend(backend).device(int(ordinal)))
     while (received := wire.receive()) is not None:
@@ -289,4 +275,4 @@ def _main() -> None:
         for one in result if isinstance(result, tuple) else (result,):
             if isinstance(one, FdHandle):
                 one.close()
-    os._exit(0)  # a parent that has gone wants no more of us, whatever is pending
+    os._exit(0)  # the parent has exited, and nothing that is pending matters

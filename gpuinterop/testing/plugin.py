@@ -1,7 +1,7 @@
-"""The pytest plugin. It is loaded in every pytest run of every user who has gpuinterop installed.
+"""The pytest plugin. pytest loads it in every run of every user who has gpuinterop installed.
 
-So it imports pytest and the standard library only, reads no environment of ours and loads no backend, until tests are
-collected that use it. Everything else is in :mod:`.kit`.
+Until tests that use it are collected, it imports only pytest and the standard library, reads no variable of
+gpuinterop's and loads no backend. Everything else is in :mod:`.kit`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .suites.base import Harness
 
 PARTIAL = pytest.StashKey[bool]()
-"""Whether a part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
+"""Whether only part of the tests was run: some were deselected, or a worker of pytest-xdist crashed."""
 
 SKIPPED = pytest.StashKey[list[pytest.CollectReport]]()
 """Modules that skipped themselves."""
@@ -35,44 +35,44 @@ _FIXTURES = frozenset(("gpuinterop_backend", "gpuinterop_device"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options; see the package for what they do."""
+    """Add the options, which the package's docstring describes."""
     group = parser.getgroup("gpuinterop", "gpuinterop's conformance kit")
     group.addoption(
         "--gpuinterop-backend",
         action="append",
         default=[],
         metavar="NAME",
-        help="test this backend, where it works (repeatable; default: every installed one)",
+        help="test this backend, if it works (repeatable; default: every installed backend)",
     )
     group.addoption(
         "--gpuinterop-require",
         action="append",
         default=[],
         metavar="NAME",
-        help="test this backend, and fail where it does not work (repeatable; default: GPUINTEROP_BACKEND)",
+        help="test this backend, and fail if it does not work (repeatable; default: GPUINTEROP_BACKEND)",
     )
-    strict = "fail where a test or a module skips itself for a reason that is not declared"
+    strict = "fail if a test or a module skips itself for a reason that is not declared"
     group.addoption("--gpuinterop-strict", action="store_true", help=strict)
     group.addoption(
         "--gpuinterop-exporter",
         action="append",
         default=[],
         metavar="NAME",
-        help="use only these independent parties: memfd, vulkan, vulkan:DRIVER, each also with @process",
+        help="use only these independent exporters: memfd, vulkan, vulkan:DRIVER, each also with @process",
     )
     group.addoption(
         "--gpuinterop-require-exporter",
         action="append",
         default=[],
         metavar="NAME",
-        help="fail where this independent party is missing",
+        help="fail if this independent exporter is missing",
     )
     group.addoption(
         "--gpuinterop-simulated",
         action="append",
         default=[],
         metavar="NAME",
-        help="the devices of this backend are simulated on the CPU (repeatable): nothing they do is reported",
+        help="the devices of this backend are simulated on the CPU (repeatable): their results are not recorded",
     )
     group.addoption(
         "--gpuinterop-report",
@@ -84,32 +84,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpuinterop-exporter-report",
         default=None,
         metavar="FILE",
-        help="write what the Vulkan drivers have shown, as entries of the exporters' verified.toml",
+        help="write the results of the Vulkan drivers, as entries of the exporters' verified.toml",
     )
     group.addoption(
         "--gpuinterop-json",
         default=None,
         metavar="FILE",
-        help="write what every test came to, on which devices, with which versions: for `gpuinterop matrix`",
+        help="write the result of every test, with devices and versions, for `gpuinterop matrix`",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Empty the report before anything can fail: a run that does not even begin is not taken for the one before."""
+    """Empty the report before anything can fail, so that an old report is not taken for this run's."""
     file: str | None = early_config.known_args_namespace.gpuinterop_json
-    # pytest-xdist starts its workers by `python -c`, and says only later that they are workers. The variable alone may
-    # be that of a worker whose test runs pytest.
+    # pytest-xdist starts its workers with `python -c`, and they learn later that they are workers. The variable may
+    # also belong to a worker whose test runs pytest.
     if file and not ("PYTEST_XDIST_WORKER" in os.environ and sys.argv[:1] == ["-c"]):
         try:
             Path(file).write_text("", encoding="utf-8")
         except OSError as error:
             raise pytest.UsageError(f"--gpuinterop-json: expected a file that can be written, got {error}.") from None
-        early_config.stash[_JSON] = Path(file).absolute()  # a conftest may change the folder
+        early_config.stash[_JSON] = Path(file).absolute()  # a conftest can change the folder
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and the listener that hears what the tests come to."""
+    """Register the marker, and the listener for the tests' results."""
     config.addinivalue_line(
         "markers",
         "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",
@@ -125,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def gpuinterop_device(request: pytest.FixtureRequest) -> Device:
-    """Each device in turn, of the backends that the run's options choose: a `gpuinterop.Device`.
+    """Runs the test on each `gpuinterop.Device` of the backends that the options choose.
 
     Examples
     --------
@@ -148,9 +148,9 @@ def _param(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def gpuinterop_backend(request: pytest.FixtureRequest) -> LoadedBackend:
-    """Each backend in turn that the run's options choose, as `gpuinterop.get_backend` returns it.
+    """Runs the test for each backend that the options choose, as `gpuinterop.get_backend` returns it.
 
-    In a test that has `gpuinterop_device` as well it is that device's backend.
+    In a test that also uses `gpuinterop_device`, it is that device's backend.
 
     Examples
     --------
@@ -165,9 +165,9 @@ def gpuinterop_backend(request: pytest.FixtureRequest) -> LoadedBackend:
 
 @pytest.fixture
 def gpuinterop_exporter(_gpuinterop_party: Any, request: pytest.FixtureRequest) -> Generator[Exporter, None, None]:
-    """Each independent party in turn that lives on the device's hardware: a Vulkan driver, a memfd; here or in a child.
+    """Runs the test with each exporter on the device's hardware: a Vulkan driver or memfds, here or in a child process.
 
-    It does not go through the backend, so it is an oracle. Tests share it until one of them fails.
+    An exporter does not use the backend, so it is an oracle. Tests share it until one of them fails.
 
     Examples
     --------
@@ -183,7 +183,7 @@ def gpuinterop_exporter(_gpuinterop_party: Any, request: pytest.FixtureRequest) 
 
 @pytest.fixture
 def _gpuinterop_party(gpuinterop_device: Device, request: pytest.FixtureRequest) -> Any:
-    """Parameters of the party, for tests that open another."""
+    """The exporter's parameters, for tests that open another."""
     return _param(request)
 
 
@@ -191,9 +191,9 @@ def _gpuinterop_party(gpuinterop_device: Device, request: pytest.FixtureRequest)
 def gpuinterop_harness(
     gpuinterop_device: Device, gpuinterop_exporter: Exporter, request: pytest.FixtureRequest
 ) -> Generator[Harness, None, None]:
-    """Makes pairs: memory or a semaphore of the party, and the same thing imported by the device.
+    """Makes pairs: memory or a semaphore of the exporter, and its import by the device.
 
-    Everything that it makes is closed at the end of the test; see `gpuinterop.testing.suites.base.Harness`.
+    It closes everything it made at the end of the test; see `gpuinterop.testing.suites.base.Harness`.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def gpuinterop_harness(
 
 
 def kit_of(config: pytest.Config) -> Kit:
-    """The kit of this run; made when the first of its tests is collected."""
+    """Return the run's kit, created when its first test is collected."""
     kit: Kit | None = config.stash.get(_KIT, None)
     if kit is None:
         from .kit import Kit
@@ -229,33 +229,33 @@ def is_ours(item: object) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrize what is ours by backend, device, exporter and gap."""
+    """Parametrize the kit's tests by backend, device, exporter and gap."""
     if is_ours(metafunc):
         kit_of(metafunc.config).parametrize(metafunc)
 
 
-@pytest.hookimpl(trylast=True)  # what -k and -m have left takes part
+@pytest.hookimpl(trylast=True)  # after -k and -m have deselected tests
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Prepare our tests, whatever the ini file of this run says; what they lack is a failure of its own, the first."""
+    """Prepare the kit's tests, whatever the ini file says; missing requirements become a first test, which fails."""
     ours = [item for item in items if is_ours(item)]
     if ours or (items and (config.getoption("gpuinterop_require") or config.getoption("gpuinterop_strict"))):
         items[:0] = kit_of(config).prepare(ours, session)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Note that the run is not the whole."""
+    """Note that only part of the tests runs."""
     if items:
         items[0].config.stash[PARTIAL] = True
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """The header, once it is known that our tests take part: versions, drivers, variables."""
+    """Print versions, drivers and variables, once tests of the kit are collected."""
     kit: Kit | None = config.stash.get(_KIT, None)
     return kit.header() if kit is not None and not kit.controls else []
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a declared gap."""
+    """Skip a test that needs a declared gap."""
     if is_ours(item):
         kit_of(item.config).check(item)
 
@@ -264,7 +264,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Judge a skip: one that nothing declares fails where the backend is required."""
+    """Make a skip that is not declared a failure, if the backend is required."""
     report = yield
     ours = is_ours(item)
     if ours:
@@ -287,7 +287,7 @@ def _refuse(report: pytest.TestReport) -> None:
 
 
 class _Listener:
-    """Hears what the tests come to: where one process runs them, and in the controller of pytest-xdist's workers."""
+    """Collects the tests' results, in the only process or in the controller of pytest-xdist's workers."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -313,9 +313,9 @@ class _Listener:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the reports, and end what the kit has started.
+    """Write the reports, and close what the kit has opened.
 
-    A worker of pytest-xdist tells its controller whether it ran a part; what its tests came to is known there.
+    A worker of pytest-xdist reports to its controller only whether it ran part of the tests.
     """
     config = session.config
     if session.shouldstop or session.shouldfail or any("::" in argument for argument in config.args):
@@ -334,14 +334,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Note whether a worker of pytest-xdist ran a part, or crashed: a run that was cut short is not the whole."""
+    """Note whether a worker of pytest-xdist ran part of the tests, or crashed: then the run is not complete."""
     output: dict[str, Any] | None = getattr(node, "workeroutput", None)
     if output is None or output.get("gpuinterop"):
         node.config.stash[PARTIAL] = True
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """One line a device: passed, failed, skipped as declared, skipped otherwise."""
+    """Print one line per device: passed, failed, skipped as declared, skipped otherwise."""
     kit: Kit | None = config.stash.get(_KIT, None)
     if kit is not None:
         terminalreporter.section("gpuinterop conformance")

@@ -1,4 +1,4 @@
-"""``verified.toml``: what runs have shown, written by a command and never by hand."""
+"""``verified.toml``: the results of runs, written by a command and never by hand."""
 
 from __future__ import annotations
 
@@ -15,34 +15,30 @@ from ..errors import InvalidArgumentError
 __all__ = ["format_document", "format_runs", "make_run", "merge_runs", "of_suites", "write_document", "write_report"]
 
 _HEADER = """\
-# What runs have shown, on the devices and with the drivers named: of the conformance suite, written by
-# `gpuinterop selftest --report`, and of multicast alone, by `gpuinterop selftest multicast --report`. Only cells named
-# here are called SUPPORTED. Do not edit.
+# The results of runs on the named devices and drivers: of the conformance suite (`gpuinterop selftest --report`), and
+# of multicast (`gpuinterop selftest multicast --report`). Only the cells listed here are SUPPORTED. Do not edit.
 """
 
 
 def of_suites(cells: Iterable[Cell]) -> set[Cell]:
-    """Cells that a run of the suites can show. It runs multicast on stand-ins alone, which prove nothing.
-
-    On hardware `gpuinterop selftest multicast` shows it, when a user asks for that: a run of its own.
-    """
+    """Cells that a run of the suites can prove: not multicast, which it runs only on test doubles."""
     return {cell for cell in cells if cell.operation not in MULTICAST}
 
 
 def merge_runs(runs: Iterable[VerifiedRun], fresh: Iterable[VerifiedRun]) -> list[VerifiedRun]:
-    """`runs` with `fresh` added; a fresh run replaces an earlier one of the same platform, device and command."""
+    """Add `fresh` to `runs`; a fresh run replaces an earlier one of the same platform, device and command."""
     fresh = list(fresh)
     replaced = set(map(_kind, fresh))
     return [run for run in runs if _kind(run) not in replaced] + fresh
 
 
 def _kind(run: VerifiedRun) -> tuple[str, str, bool]:
-    """A run of the suites has no cell of multicast, one of `gpuinterop selftest multicast` no other."""
+    """Tell runs of the suites from runs of `gpuinterop selftest multicast`, which have only multicast's cells."""
     return run.platform, run.device, bool(of_suites(run.cells))
 
 
 def format_runs(runs: Iterable[VerifiedRun]) -> str:
-    """The text of a ``verified.toml``; `gpuinterop.capabilities.read_verified` reads it back."""
+    """The text of a ``verified.toml``; `gpuinterop.capabilities.read_verified` reads it."""
     import tomli_w
 
     entries = [
@@ -60,7 +56,7 @@ def format_runs(runs: Iterable[VerifiedRun]) -> str:
 
 
 def write_report(path: str | os.PathLike[str], fresh: Iterable[VerifiedRun]) -> None:
-    """Add runs to a file; see `merge_runs`. The file is replaced in one step."""
+    """Add runs to a file (see `merge_runs`) and replace it in one step."""
     target = Path(path)
     text = format_runs(merge_runs(read_verified(target), fresh))
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
@@ -71,7 +67,7 @@ def write_report(path: str | os.PathLike[str], fresh: Iterable[VerifiedRun]) -> 
 def make_run(
     device: str, versions: Mapping[str, str], cells: Iterable[Cell], tests: Mapping[str, int] | None = None
 ) -> VerifiedRun:
-    """A run of today, on this platform."""
+    """Make a run of today, on this platform."""
     return VerifiedRun(
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         platform=sys.platform,
@@ -87,13 +83,7 @@ _END = "<!-- The end of what is written. -->"
 
 
 def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
-    """The runs of several files, for people: Markdown, one section a run.
-
-    Parameters
-    ----------
-    runs : Mapping
-        The heading, by what has run: a backend's name, or another text.
-    """
+    """Format the runs of several files as Markdown, a section per run; the keys of `runs` are headings."""
     lines = []
     for owner, entries in sorted(runs.items()):
         for run in entries:
@@ -117,12 +107,9 @@ def _cells_by_operation(run: VerifiedRun) -> list[str]:
 
 
 def write_document(path: str | os.PathLike[str], runs: Mapping[str, Iterable[VerifiedRun]]) -> None:
-    """Replace what stands between the two marks of a Markdown file; what a person wrote round them stays.
+    """Replace the text between the two marks of a Markdown file.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The file has no such marks.
+    Raises `InvalidArgumentError` if the file has no such marks.
     """
     target = Path(path)
     text = target.read_text(encoding="utf-8") if target.is_file() else ""

@@ -15,7 +15,7 @@ from .results import DECLARED
 __all__ = ["HANDLE_TYPES", "KIND", "cells_of", "params_of", "requires", "skip_declared"]
 
 KIND: Final = "kind"
-"""Stands in `requires` for the handle type of the semaphore kind that the test is parametrized with as ``kind``.
+"""In `requires`, the handle type of the semaphore kind in the test's ``kind`` parameter.
 
 Examples
 --------
@@ -24,26 +24,26 @@ Examples
 """
 
 HANDLE_TYPES: Final[dict[Any, Any]] = {Binary: OpaqueFd, Timeline: TimelineFd}
-"""What an exporter's semaphore of a kind is exported as."""
+"""The handle type of an exporter's semaphore, by kind."""
 
 
 def requires(*cells: Any) -> pytest.MarkDecorator:
     """Declare the capabilities that a test, or every test of a class, exercises.
 
-    On a device where one of them is a gap the test is skipped with the gap's reason; where the tests that claim a
-    cell have all passed, it counts as exercised.
+    The test is skipped on a device where one of them is a gap, with the gap's reason. A cell counts as exercised when
+    all tests that declare it have passed.
 
     Parameters
     ----------
     *cells : Operation, Cell or (Operation, handle type)
-        `KIND` as a handle type stands for that of the test's ``kind`` parameter.
+        `KIND` as a handle type means the type of the test's ``kind`` parameter.
 
     Raises
     ------
     ArgumentTypeError
-        A string, or a handle type by itself.
+        An argument is a string, or a handle type without an operation.
     InvalidArgumentError
-        No table has this cell.
+        There is no such cell.
 
     Examples
     --------
@@ -77,24 +77,24 @@ def requires(*cells: Any) -> pytest.MarkDecorator:
 
 
 def _name(cell: Cell) -> str:
-    """The handle type of a cell, which may be anything that was written there."""
+    """The handle type of a cell, or whatever the caller wrote there."""
     kind: Any = cell.handle_type
     return "no handle type" if kind is None else getattr(kind, "__name__", str(kind))
 
 
 def skip_declared(reason: str) -> Any:
-    """Skip for a reason that a table or the documentation states: no failure where the backend is required."""
+    """Skip for a reason that a table or the documentation states, which is no failure on a required backend."""
     pytest.skip(DECLARED + reason)
 
 
 def params_of(item: pytest.Item) -> dict[str, Any]:
-    """What a test is parametrized with."""
+    """The test's parameters."""
     params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
     return params
 
 
 def cells_of(item: pytest.Item) -> list[Cell]:
-    """The cells that a test requires, `KIND` resolved."""
+    """The cells that a test requires, with `KIND` resolved."""
     params = params_of(item)
     instead: Mapping[Operation, Operation] = getattr(getattr(item, "cls", None), "gpuinterop_instead", {})
     cells: dict[Cell, None] = {}

@@ -1,4 +1,4 @@
-"""What the tests of a run came to: heard from their reports, written as JSON meanwhile, read by `gpuinterop matrix`."""
+"""Results of a run's tests: collected from their reports, written as JSON, and read by `gpuinterop matrix`."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = [
 DEVICE, PARTY, DRIVER, CELLS, SKIP = (
     f"gpuinterop.{name}" for name in ("device", "exporter", "driver", "cells", "skip")
 )
-"""Properties of a test's report, which JUnit's XML has as well: how a test that ran elsewhere says what it was of."""
+"""Properties of a test's report, and of JUnit's XML: a worker's report has the test's device, exporter and cells."""
 
 OUTCOMES: Final = ("unfinished", "failed", "undeclared", "passed", "xfailed", "skipped", "gap")
-"""What a test may come to. A failure counts most, then what ran, and a skip least: see `Result`."""
+"""Outcomes of a test. Failures come first, then what ran, then skips: see `Result`."""
 
 DECLARED: Final = "declared: "
-"""What the reason of a declared skip begins with."""
+"""The start of a declared skip's reason."""
 
 FORMAT: Final = 1
 _UNFINISHED: Final = ', "outcome": "unfinished"}'
@@ -39,22 +39,13 @@ _UNFINISHED: Final = ', "outcome": "unfinished"}'
 
 @dataclass(slots=True)
 class Result:
-    """What one test came to.
+    """Result of one test.
 
-    Attributes
-    ----------
-    id, test : str
-        pytest's name of it, and the same without the device and the party, so that machines can be compared.
-    device, party, driver : str
-        ``cuda:0``, ``vulkan:nvidia@process`` and that driver with its version; empty for a test that uses none.
-    cells : list of str
-        The capabilities that it exercises.
-    outcome : str
-        ``passed``, ``failed``, ``gap`` (skipped as declared), ``undeclared`` (skipped by the kit for another reason),
-        ``skipped`` (by itself), ``xfailed``, ``unfinished``.
-    reason : str
-        Why it failed or was skipped, in a line.
-    seconds : float
+    `id` is pytest's; `test` is the ID without device and exporter, to compare machines. `device` (``cuda:0``), `party`
+    (the exporter, ``vulkan:nvidia@process``) and `driver` (that exporter's, with version) are empty if the test uses
+    none. `cells` are the capabilities that it exercises. `outcome` is ``passed``, ``failed``, ``gap`` (skipped as
+    declared), ``undeclared`` (skipped by the kit for another reason), ``skipped`` (by itself), ``xfailed`` or
+    ``unfinished``. `reason` is why it failed or was skipped, in one line.
     """
 
     id: str
@@ -68,7 +59,7 @@ class Result:
     seconds: float = 0.0
 
     def hear(self, report: pytest.TestReport) -> None:
-        """Take one of the test's reports: set-up, call, tear-down. A failed one counts, whatever comes after."""
+        """Add one of the test's reports: setup, call or teardown. A failed one counts, whatever follows."""
         said = _ours(report)
         self.device, self.party, self.driver = (said.get(name, "") for name in (DEVICE, PARTY, DRIVER))
         self.cells = said.get(CELLS, "").split()
@@ -86,7 +77,7 @@ class Result:
 
 
 def _ours(report: pytest.TestReport) -> dict[str, str]:
-    """The properties of a report that the kit has set; a test may have set others, of any kind."""
+    """The properties of a report that the kit has set; a test can have others, of any kind."""
     found: dict[str, str] = {}
     entries: list[Any] = list(report.user_properties)
     for entry in entries:
@@ -97,7 +88,7 @@ def _ours(report: pytest.TestReport) -> dict[str, str]:
 
 
 def _without(name: str, device: str, party: str) -> str:
-    """The name of a test, less what pytest has put into its brackets for the device and the party."""
+    """The name of a test without the parameters of device and exporter."""
     base, bracket, inside = name.partition("[")
     for one in (f"{device}-{party}", device, device.partition(":")[0]) if device else ():
         text = inside.removesuffix("]")
@@ -111,17 +102,17 @@ def _without(name: str, device: str, party: str) -> str:
 
 
 def reason_of(report: Any) -> str:
-    """Why a test failed or was skipped, in a line."""
+    """Why a test failed or was skipped, in one line."""
     found = report.longrepr
     crash = getattr(found, "reprcrash", None)
     text = found[2] if isinstance(found, tuple) else crash.message if crash else found
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    # A doctest ends with what was raised; the others begin with it.
+    # A doctest's text ends with the exception; all others begin with it.
     return lines[0 if isinstance(text, str) else -1].removeprefix("Skipped: ")[:500] if lines else ""
 
 
 class Results:
-    """Results of a run so far, by the test's id."""
+    """Results of a run so far, by the test's ID."""
 
     def __init__(self) -> None:
         self.by_id: dict[str, Result] = {}
@@ -132,7 +123,7 @@ class Results:
         return result
 
     def hear_collection(self, report: pytest.CollectReport) -> None:
-        """Take a module that could not be collected, or skipped itself."""
+        """Add a module that could not be collected, or skipped itself."""
         outcome, reason = "skipped", reason_of(report)
         if report.failed:
             outcome, reason = "failed", (str(report.longrepr).strip().splitlines() or [""])[-1]
@@ -144,7 +135,7 @@ class Results:
 
 
 def exercised(results: Iterable[Result]) -> set[Cell]:
-    """The cells that the suites can show, and whose tests have all passed."""
+    """The cells that the suites can prove, and whose tests have all passed."""
     shown: set[str] = set()
     failed: set[str] = set()
     for result in results:
@@ -156,7 +147,7 @@ def exercised(results: Iterable[Result]) -> set[Cell]:
 
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
-    """How many there are of each outcome, in the words of the summary line."""
+    """Numbers of each outcome, by the words of the summary line."""
     found = Counter(result.outcome for result in results)
     words = {"passed": "passed", "failed": "failed", "gap": "skipped as declared", "undeclared": "unexpected skips"}
     others = {"skipped": "skipped by themselves", "xfailed": "failed as expected", "unfinished": "unfinished"}
@@ -166,13 +157,9 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
 
 
 class Document:
-    """The JSON of a run, line by line: what a run has written that was killed says how far it came.
+    """The JSON of a run, written line by line, so that a killed run leaves its results so far.
 
-    Parameters
-    ----------
-    file : Path
-    header : Mapping
-        What is known before the first test.
+    `header` has the facts known before the first test.
     """
 
     def __init__(self, file: Path, header: Mapping[str, Any]) -> None:
@@ -181,11 +168,11 @@ class Document:
         self._open = ""
         self._written: set[str] = set()
         self.problem = ""
-        """Why the file could not be written further: the disk is full, for example. The tests go on."""
+        """Why writing stopped, such as a full disk; the tests continue."""
         self._write(json.dumps({"format": FORMAT, **header})[:-1] + ', "tests": [')
 
     def begin(self, name: str) -> None:
-        """Say which test runs now. Where several do at a time, `add` alone is called."""
+        """Write which test runs now. If several run at a time, only `add` is called."""
         if name in self._written:  # a test that runs twice counts once: see `Result.hear`
             return
         self._open = json.dumps({"id": name})[:-1]
@@ -193,7 +180,7 @@ class Document:
         self._separator = ","
 
     def add(self, result: Result) -> None:
-        """Write what a test came to, once."""
+        """Write a test's result, once."""
         if result.id in self._written:
             return
         self._written.add(result.id)
@@ -207,7 +194,7 @@ class Document:
         self._write(text)
 
     def end(self, **facts: Any) -> None:
-        """Write the end, without which a run counts as killed."""
+        """Write the end; without it, a run counts as killed."""
         left = _UNFINISHED if self._open else ""
         self._write(f'{left}\n], "end": {json.dumps(facts)}}}\n')
         with suppress(OSError):
@@ -225,15 +212,11 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run that was read back.
+    """The report of a run.
 
-    Attributes
-    ----------
-    facts : dict
-        ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices``, ``drivers``.
-    results : list of Result
-    end : dict, optional
-        ``status`` of pytest, and whether a ``partial`` selection of the tests was run; None for a run that was killed.
+    `facts` are ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices`` and
+    ``drivers``. `end` has pytest's ``status``, and whether only ``partial`` tests were run; it is None for a run that
+    was killed.
     """
 
     facts: dict[str, Any]
@@ -242,13 +225,7 @@ class Run:
 
 
 def read_run(file: Path) -> Run:
-    """Read what ``--gpuinterop-json`` has written.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read, or has something else in it.
-    """
+    """Read a file of ``--gpuinterop-json``. Raises `InvalidArgumentError` if that is not possible."""
     if file.is_dir():
         raise InvalidArgumentError("report", f"expected a file, got the folder {file}; give {file / '*.json'}.")
     try:
@@ -280,7 +257,7 @@ def read_run(file: Path) -> Run:
 
 
 def _parse(text: str) -> dict[str, Any]:
-    """The JSON, also of a run that was killed: its last line may be a test that did not end, or a part of a line."""
+    """Parse the JSON; the last line of a killed run may be an unfinished test, or half a line."""
     cut = text.rpartition("\n")[0].rstrip(",") + "]}"
     for one in (text, text + "]}", text + _UNFINISHED + "]}", cut):
         with suppress(ValueError):

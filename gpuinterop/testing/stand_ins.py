@@ -1,4 +1,4 @@
-"""Detects whether a backend's driver is, or stands on, one of our test doubles: each exports a symbol that says so."""
+"""Detect test doubles that replace a backend's driver, or are below it: each exports a symbol for that."""
 
 from __future__ import annotations
 
@@ -12,20 +12,15 @@ from .. import system
 
 _SIMULATED: Final = "gpuinterop_simulated_driver"
 _DEVICE: Final = "gpuinterop_stand_in_device"
-_EMULATOR: Final = "librocjitsu_kmd"  # AMD's, which preloads it
+_EMULATOR: Final = "librocjitsu_kmd"  # AMD's, loaded with LD_PRELOAD
 
 
 def stand_in(libraries: Mapping[str, str]) -> str:
-    """Name the test double in place of a backend's driver, or of the device below it; empty without one.
+    """Name the test double in place of a backend's driver or below it; empty if there is none.
 
-    Runs on a test double are not recorded. One that is loaded beside a real driver is enough. The name of our drivers
-    is their file. AMD's own runtime is linked with the library below it, so a symbol of that library is found through
-    it.
-
-    Parameters
-    ----------
-    libraries : Mapping
-        Native libraries of the backend (`LoadedBackend.libraries`).
+    One test double is enough, even if a real driver is loaded too: the run is not recorded. gpuinterop's simulated
+    drivers are named after their file. AMD's own runtime is linked to the library below it, so it exports a symbol of
+    that library. `libraries` are the backend's native libraries (`LoadedBackend.libraries`).
     """
     for path in _drivers(libraries):
         if _exports(path, _SIMULATED):
@@ -38,16 +33,16 @@ def stand_in(libraries: Mapping[str, str]) -> str:
 
 
 def simulated_driver(libraries: Mapping[str, str]) -> str:
-    """Name a simulated driver, which has no hardware behind it; empty without one.
+    """Name a simulated driver, which uses no hardware; empty if there is none.
 
-    Every loaded driver of that name must be simulated, because we cannot tell which one is called.
+    Every loaded driver of that name must be simulated, because it is unknown which one is called.
     """
     drivers = _drivers(libraries)
     return drivers[0] if drivers and all(_exports(path, _SIMULATED) for path in drivers) else ""
 
 
 def _drivers(libraries: Mapping[str, str]) -> list[str]:
-    """The files of the driver that a backend calls, and of all loaded drivers of the same name."""
+    """The files of the driver that a backend calls, and of all loaded drivers with its name."""
     names = {_name(path) for path in libraries.values()}
     loaded = (one.path for one in system.mappings() if _name(one.path) in names)
     return list(dict.fromkeys([*libraries.values(), *loaded]))

@@ -44,7 +44,7 @@ def test_memory_is_written_and_read(writing: VulkanExporter) -> None:
             assert memory.read(offset, size) == data
         assert memory.read(0, memory.size) == expected
         for offset, size in ((memory.size, 1), (-1, 1), (0, memory.size + 1)):
-            with pytest.raises(gi.InvalidArgumentError, match="do not lie in"):
+            with pytest.raises(gi.InvalidArgumentError, match="offset"):
                 memory.read(offset, size)
     with pytest.raises(gi.ResourceClosedError):
         memory.read(0, 1)
@@ -79,7 +79,7 @@ def test_fill(writing: VulkanExporter) -> None:
         assert memory.read(0, 4096) == expected
         with pytest.raises(gi.InvalidArgumentError, match="multiples of 4"):
             writing.submit(fill=[Fill(memory=memory, offset=2, size=4, word=0)])
-        with pytest.raises(gi.InvalidArgumentError, match="do not lie in"):
+        with pytest.raises(gi.InvalidArgumentError, match="offset"):
             writing.submit(fill=[Fill(memory=memory, offset=memory.size // 4 * 4, size=4, word=0)])
 
 

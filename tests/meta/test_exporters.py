@@ -129,9 +129,9 @@ def test_a_stopped_child_holds_nobody_up_and_its_death_is_told(monkeypatch: pyte
 
 def test_what_is_too_large_for_a_message_is_refused_and_the_rest_goes_on() -> None:
     with open_exporter("memfd", process=True) as exporter, exporter.create_memory((64 << 20) + 1) as memory:
-        with pytest.raises(InvalidArgumentError, match="expected 67108864 bytes or fewer"):
+        with pytest.raises(InvalidArgumentError, match="67108864"):
             memory.write(0, bytes(memory.size))
-        with pytest.raises(PeerError, match="expected 67108864 bytes or fewer"):
+        with pytest.raises(PeerError, match="67108864"):
             memory.read(0, memory.size)
         memory.write(0, b"fits")
         assert memory.read(0, 4) == b"fits"

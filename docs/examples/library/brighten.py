@@ -1,6 +1,6 @@
-"""A library that takes any backend: it brightens a renderer's pixels in the renderer's own memory.
+"""A library for any backend: it brightens a renderer's pixels in the renderer's own memory.
 
-It asks the capability table, never for a vendor's name, and takes another path where a device has a gap.
+It never asks for a vendor's name, only the capability table, and uses another path if a device has a gap.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Brightener:
     ----------
     device : gpuinterop.Device
     memory : gpuinterop.OpaqueFd
-        The renderer's memory; consumed.
+        The renderer's memory, which this consumes.
     size : int
-        Bytes of that memory.
+        Size of that memory in bytes.
     ready : gpuinterop.OpaqueFd, optional
-        A binary semaphore that the renderer signals when it has drawn, if it shares one. Consumed if the device can
-        wait for it.
+        A binary semaphore that the renderer signals after drawing, if it shares one. Consumed if the device can wait
+        for it.
 
     Raises
     ------
@@ -42,13 +42,13 @@ class Brightener:
         self.memory = device.import_memory(memory, size=size)
         self.buffer = self.memory.map_buffer()
         if ready is not None and device.capabilities.missing(*ON_DEVICE):
-            ready = None  # the caller's still, and open
+            ready = None  # the caller still owns it, open
         self.ready = None if ready is None else device.import_semaphore(ready)
 
     def run(self, amount: int, wait_on_host: Callable[[], object]) -> None:
         """Add `amount` to each byte, up to 255, once the renderer has drawn.
 
-        Where the device cannot wait for the renderer, `wait_on_host` does: a fence of the renderer's, for example.
+        If the device cannot wait for the renderer, `wait_on_host` must, for example with the renderer's fence.
         """
         if self.ready is None:
             wait_on_host()
@@ -61,7 +61,7 @@ class Brightener:
         self.buffer.copy_from_host(np.minimum(pixels.astype(np.uint16) + amount, 255).astype(np.uint8))
 
     def close(self) -> None:
-        """Give the memory and the semaphore back, when the device is done with them."""
+        """Release the memory and the semaphore when the device is done with them."""
         self.memory.close()
         if self.ready is not None:
             self.ready.close()

@@ -1,1 +1,1 @@
-"""``gpuinterop bench``: what calls, frames and sharing cost, each beside the same by hand."""
+"""``gpuinterop bench``: what calls, frames and sharing cost, compared with hand-written code."""

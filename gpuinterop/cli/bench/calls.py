@@ -1,4 +1,4 @@
-"""Cost of single calls: signals, waits, batches, imports, views; and what threads and other objects add."""
+"""Measure single calls: signals, waits, batches, imports, views; and the effect of threads and of many objects."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SHAPE: Final = (512, 512)
 
 
 def _timeline(bench: Bench, scope: ExitStack) -> TimelineFd:
-    """A new timeline of an independent party, which stays open."""
+    """Create a timeline of the independent exporter; it stays open."""
     handle = scope.enter_context(bench.party.create_semaphore(Timeline)).export()
     assert isinstance(handle, TimelineFd)
     return handle
 
 
 class _Pair:
-    """Semaphores and a stream of ours, and the same by hand where the backend has yardsticks."""
+    """Semaphores and a stream of gpuinterop's, and hand-written ones if the backend has yardsticks."""
 
     def __init__(self, bench: Bench, scope: ExitStack, count: int) -> None:
         bench.device.capabilities.require(*((operation, TimelineFd) for operation in _OPERATIONS))
@@ -56,14 +56,13 @@ class _Pair:
             self.others = Values(self.theirs.signalled)
 
     def settle(self) -> None:
-        """Wait for both streams."""
         self.stream.synchronize()
         if self.theirs is not None:
             self.by_hand.synchronize(self.their_stream)
 
 
 def semaphores(bench: Bench) -> Iterator[Figure]:
-    """A signal and a wait of a semaphore that was imported."""
+    """A signal and a wait of an imported semaphore."""
     with ExitStack() as scope:
         pair = _Pair(bench, scope, 1)
         (ours,), stream, theirs = pair.ours, pair.stream, pair.theirs
@@ -89,13 +88,13 @@ def semaphores(bench: Bench) -> Iterator[Figure]:
 
 
 def done(status: int) -> None:
-    """Refuse a yardstick that has failed: what fails is fast."""
+    """Raise if a yardstick has failed: a failed call is fast."""
     if status:
         raise DriverError("a call of the yardstick in C", status, "a status that is not 0")
 
 
 def batch(bench: Bench) -> Iterator[Figure]:
-    """Sixteen semaphores that one call signals, or waits for."""
+    """One call that signals, or waits for, sixteen semaphores."""
     with ExitStack() as scope:
         pair = _Pair(bench, scope, BATCH)
         ours, stream, theirs = SemaphoreBatch(*pair.ours), pair.stream, pair.theirs
@@ -119,7 +118,7 @@ def batch(bench: Bench) -> Iterator[Figure]:
 
 
 def own_timeline(bench: Bench) -> Iterator[Figure]:
-    """A timeline of our own: a stream writes a word in pinned memory, and waits for it."""
+    """A timeline of gpuinterop's own: a stream writes a word in pinned memory, and waits for it."""
     with ExitStack() as scope:
         stream = scope.enter_context(bench.device.create_stream())
         ours = scope.enter_context(bench.device.create_semaphore(TimelineFd))
@@ -151,7 +150,7 @@ def own_timeline(bench: Bench) -> Iterator[Figure]:
 
 
 def threads(bench: Bench) -> Iterator[Figure]:
-    """Threads that each signal a semaphore of their own on a stream of their own, all at once."""
+    """Threads that signal at the same time, each its own semaphore on its own stream."""
     with ExitStack() as scope:
         pairs = [_Pair(bench, scope, 1) for _ in range(THREADS)]
 
@@ -186,7 +185,7 @@ def _at_once(contenders: Sequence[Contender]) -> Contender:
 
 
 def imports(bench: Bench) -> Iterator[Figure]:
-    """Import, map and close a memory: alone, and among many other objects."""
+    """Import, map and close a memory: with few other objects, and with many."""
     with ExitStack() as scope:
         device = bench.device
         device.capabilities.require((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
@@ -202,7 +201,7 @@ def imports(bench: Bench) -> Iterator[Figure]:
                     memory = device.import_memory(mine, size=size)
                 buffer = memory.map_buffer()
                 memory.close()
-                del buffer  # not before the memory has closed the buffer
+                del buffer  # not before the memory has closed it
 
         contenders: dict[str, Contender] = {OURS: ours}
         if bench.by_hand is not None:
@@ -224,7 +223,7 @@ def imports(bench: Bench) -> Iterator[Figure]:
 
 
 def views(bench: Bench) -> Iterator[Figure]:
-    """Hand a buffer to an array library; another array library's own is the yardstick."""
+    """Hand a buffer to an array library, compared with another array library's own export."""
     device = bench.device
     with ExitStack() as scope:
         buffer = scope.enter_context(device.allocate(4 * SHAPE[0] * SHAPE[1])).buffer
@@ -265,7 +264,7 @@ def views(bench: Bench) -> Iterator[Figure]:
 
 
 def package(bench: Bench) -> Iterator[Figure]:
-    """How long ``import gpuinterop`` takes in a new process, beside ``import numpy``."""
+    """``import gpuinterop`` in a new process, compared with ``import numpy``."""
     program = "import time; began = time.perf_counter_ns(); import {}; print(time.perf_counter_ns() - began)"
     times: dict[str, list[float]] = {"gpuinterop": [], "numpy": []}
     for _ in range(bench.rounds(20)):
@@ -285,4 +284,3 @@ PARTS: Final = {
     "views": views,
     "import of the package": package,
 }
-"""Functions that measure the figures."""

@@ -1,4 +1,4 @@
-"""Frames between processes of the bench: by this library, by memory with a sequence lock, and a byte in a pipe."""
+"""Send frames between the bench's processes: with gpuinterop, with a sequence lock in memory, and with a pipe."""
 
 from __future__ import annotations
 
@@ -14,24 +14,18 @@ if TYPE_CHECKING:
 
 LOCK, PIPE = "shared memory, sequence lock", "a byte in a pipe"
 SMALL: Final = 1024
-"""Size in bytes of a small frame."""
 RATE: Final = 60
-"""Frames that a camera makes in a second."""
+"""Frames per second of a camera."""
 WORDS: Final = 3
 _CAME, _TAKEN, _SEQUENCE = range(WORDS)
-"""What two processes tell each other: when the reader had a frame, which one it has read, and the lock."""
+"""Shared words: when the reader had a frame, which frame it has read, and the sequence lock."""
 
 
 class Camera:
     """A writer of frames, a reader, or both.
 
-    Parameters
-    ----------
-    bench : Bench
-    words, pixels : ctypes.Array
-        Memory that two processes have in common: `WORDS` words, and the bytes of a small frame.
-    ends : tuple of Connection
-        Both ends of a pipe that they have in common, the one to read first.
+    `words` and `pixels` are memory that two processes share: `WORDS` words, and the bytes of a small frame. `ends` are
+    both ends of a pipe between them, the reading end first.
     """
 
     _writer: Any = None
@@ -44,7 +38,7 @@ class Camera:
         self._words, self._pixels, self._ends = words, pixels, ends
 
     def camera(self, writes: bool, name: str, *shape: int) -> None:
-        """Begin to write frames, or to read them."""
+        """Start to write frames, or to read them."""
         import numpy as np
 
         if writes:
@@ -54,12 +48,12 @@ class Camera:
         self._picture = np.full(shape, 7, np.uint8)
 
     def sends(self, way: str, numbers: range, pause: float) -> Times:
-        """Send frames, each after the one before was read: how long until then, and from a release until it came."""
+        """Send frames one by one; time each until it was read, and from a release until the next frame arrived."""
         times, send = Times(), {OURS: self._send, LOCK: self._write, PIPE: self._tell}[way]
         for number in numbers:
             began = time.perf_counter_ns()
             sent = send(number)
-            if pause:  # the reader has long read it, and waits for the next
+            if pause:  # the reader has read the frame and waits for the next
                 time.sleep(pause)
             while self._words[_TAKEN] != number:
                 pass
@@ -68,14 +62,14 @@ class Camera:
         return times
 
     def takes(self, way: str, numbers: range) -> None:
-        """Read those frames, and answer each."""
+        """Read those frames and answer each."""
         take = {OURS: self._take, LOCK: self._read, PIPE: self._hear}[way]
         for number in numbers:
             self._words[_CAME] = take(number)
             self._words[_TAKEN] = number
 
     def films(self, frames: int) -> list[float]:
-        """Write so many frames, `RATE` a second, and close: the microseconds from each to the next."""
+        """Write this many frames, `RATE` a second, then close; return the microseconds between frames."""
         ends = [time.perf_counter()]
         for number in range(1, frames + 1):
             time.sleep(max(0.0, ends[0] + number / RATE - time.perf_counter()))
@@ -87,7 +81,7 @@ class Camera:
         return [(end - before) * 1e6 for before, end in pairwise(ends)]
 
     def watches(self, seconds: float) -> int:
-        """Read frames until the writer closes, and use each for so long: how many."""
+        """Read frames until the writer closes, using each for `seconds`; return how many."""
         taken = 0
         for frame in self._reader:
             self._look(frame, seconds)
@@ -95,13 +89,13 @@ class Camera:
         return taken
 
     def both(self, stream: Any) -> None:
-        """Write a frame, and read it, without bytes."""
+        """Write and read a frame without bytes."""
         with self._writer.write(stream):
             pass
         with self._reader.next().read(stream):
             pass
 
-    # -- a frame some way: when it was sent, or came -----------------------------------------------------------------
+    # -- one frame, each way: returns when it was sent, or arrived -----------------------------------------------------
 
     def _send(self, _: int) -> int:
         with self._writer.write(self._stream) as frame:
@@ -118,7 +112,7 @@ class Camera:
         return came
 
     def _look(self, frame: Any, seconds: float = 0.0) -> None:
-        """Have a frame's bytes on the host, and keep the frame for so long."""
+        """Copy a frame's bytes to the host, and hold the frame for this long."""
         with frame.read(self._stream) as picture:
             if self.is_host:
                 self._picture[:] = picture.__array__()

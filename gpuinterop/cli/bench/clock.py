@@ -1,4 +1,4 @@
-"""Measures contenders in turns, so that what disturbs one disturbs the others as well."""
+"""Measure contenders alternately, so that a disturbance affects all of them."""
 
 from __future__ import annotations
 
@@ -18,24 +18,17 @@ __all__ = [
 ]  # fmt: skip
 
 OURS: Final = "gpuinterop"
-"""This library among the contenders; the others are yardsticks."""
+"""gpuinterop's name among the contenders; the others are yardsticks."""
 BUDGET_S: Final = 2.0
-"""How long a figure may go on whose rounds take some ms on one machine, and seconds on another (`Times.rounds`)."""
+"""Longest time for the rounds of a figure (`Times.rounds`): a round takes milliseconds or seconds, by machine."""
 
 Contender: TypeAlias = Callable[[int], object]
-"""Makes so many calls, one after the other."""
+"""Makes this many calls, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Microseconds of a call, or of a frame.
-
-    Attributes
-    ----------
-    median, p10, p90, p99 : float
-    samples : int
-        How many times were taken; each may be the mean of several calls.
-    """
+    """Microseconds per call or frame. Each of the `samples` can be the mean of several calls."""
 
     median: float
     p10: float
@@ -53,21 +46,11 @@ class Spread:
 
 @dataclass(slots=True)
 class Figure:
-    """Cost of a call, frame or batch here, and beside it by other means.
+    """What a call, frame or batch (the `unit`) costs with gpuinterop and with other means.
 
-    Attributes
-    ----------
-    name : str
-    unit : str
-        What is counted: a call, a frame, a batch.
-    times : dict of str to Spread
-        Each contender's, this library's first.
-    judged_by : str
-        Which part of the spread the ratio compares: ``median`` or ``p99``.
-    problem : str
-        Why there are no times, or not those of all, or what was counted beside them; else empty.
-    failed : bool
-        Whether the reason is a failure, and not that the device cannot do it, or that something is not installed.
+    `times` has gpuinterop's first. The ratio compares the part of the spread that `judged_by` names, ``median`` or
+    ``p99``. `problem` is why times are missing, or what was counted besides; `failed` is True if that was a failure,
+    and False if the device cannot do it or something is not installed.
     """
 
     name: str
@@ -78,7 +61,7 @@ class Figure:
     failed: bool = False
 
     def ratio(self, yardstick: str) -> float | None:
-        """How often this library's time holds the yardstick's; None for this library's own, or without one."""
+        """The ratio of gpuinterop's time to the yardstick's; None for gpuinterop itself, or without its time."""
         if yardstick == OURS or OURS not in self.times:
             return None
         ours, theirs = (float(getattr(self.times[name], self.judged_by)) for name in (OURS, yardstick))
@@ -86,14 +69,7 @@ class Figure:
 
 
 class NotMeasured(Exception):
-    """A contender has no times.
-
-    Parameters
-    ----------
-    problem : str
-    failed : bool
-        See `Figure`.
-    """
+    """A contender has no times, with the `problem` and `failed` of its `Figure`."""
 
     def __init__(self, problem: str, failed: bool) -> None:
         super().__init__(problem, failed)
@@ -101,7 +77,7 @@ class NotMeasured(Exception):
 
 
 def why(error: Exception) -> tuple[str, bool]:
-    """Why there are no times, and whether that is a failure (see `Figure`)."""
+    """Return `problem` and `failed` of a `Figure`."""
     if isinstance(error, NotMeasured):
         return error.problem, error.failed
     if isinstance(error, UnsupportedError):
@@ -112,7 +88,7 @@ def why(error: Exception) -> tuple[str, bool]:
 
 
 class Times:
-    """Microseconds by figure and contender, and why some are missing. Processes send them to each other."""
+    """Microseconds by figure and contender, and why some are missing. Processes send these objects to each other."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, list[float]]] = {}
@@ -121,21 +97,20 @@ class Times:
 
     @contextmanager
     def measuring(self, contender: str) -> Iterator[None]:
-        """Note why a contender cannot be measured, and go on."""
+        """Note why a contender cannot be measured, and continue with the others."""
         try:
             yield
-        except Exception as error:  # of whatever kind: the others are worth more
+        except Exception as error:
             self._problems.setdefault(contender, why(error))
 
     def add(self, contender: str, took: Mapping[str, float]) -> None:
-        """Add a time of each of these figures."""
         for figure, microseconds in took.items():
             self._found.setdefault(figure, {}).setdefault(contender, []).append(microseconds)
 
     def rounds(self, wanted: int, contenders: Mapping[str, Callable[[], Mapping[str, float]]]) -> Self:
-        """Let contenders take turns, until `BUDGET_S` have passed; each returns times by figure.
+        """Run the contenders alternately until `BUDGET_S` is over; each returns times by figure.
 
-        One that cannot is asked no more.
+        A contender that raises is not run again.
         """
         turns, until = list(contenders.items()), time.monotonic() + BUDGET_S
         with _undisturbed():
@@ -150,7 +125,7 @@ class Times:
         return self
 
     def update(self, other: Times) -> None:
-        """Add another process's."""
+        """Add another process's times."""
         self._short = other._short or self._short
         self._problems = other._problems | self._problems
         for figure, contenders in other._found.items():
@@ -158,13 +133,13 @@ class Times:
                 self._found.setdefault(figure, {}).setdefault(name, []).extend(took)
 
     def sums(self, *figures: str) -> list[float]:
-        """Sums of this library's times of these figures. Raises `NotMeasured` where it has a problem."""
+        """Sum gpuinterop's times of these figures. Raises `NotMeasured` if gpuinterop has a problem."""
         if OURS in self._problems:
             raise NotMeasured(*self._problems[OURS])
         return [sum(times) for times in zip(*(self._found[figure][OURS] for figure in figures), strict=False)]
 
     def figure(self, key: str, name: str, unit: str = "call") -> Figure:
-        """The figure of this key; without the first time of each contender, if there are more."""
+        """Make the figure of this key, without each contender's first time if it has more."""
         found = self._found.get(key, {})
         times = {one: Spread.of(found[one][1:] or found[one]) for one in sorted(found, key=lambda one: one != OURS)}
         lacking = {text: one for one, (text, _) in sorted(self._problems.items(), key=lambda one: one[0] == OURS)}
@@ -174,26 +149,20 @@ class Times:
 
 
 class Values:
-    """The values of a timeline, which only grow.
-
-    Parameters
-    ----------
-    taken : int
-        How many of them were signalled before.
-    """
+    """The values of a timeline, which only grow; `taken` values were signalled before."""
 
     def __init__(self, taken: int = 0) -> None:
         self._next = taken + 1
 
     def take(self, count: int, step: int = 1) -> range:
-        """The next values, `step` apart."""
+        """Take the next values, `step` apart."""
         taken = range(self._next, self._next + count * step, step)
         self._next = taken.stop
         return taken
 
 
 def calls_of(call: Callable[[int], object], values: Values | None = None) -> Contender:
-    """Calls with growing values; without `values`, with 2, which was signalled before."""
+    """Make calls with growing values; without `values`, with 2, which was signalled before."""
 
     def run(count: int) -> None:
         for value in (2,) * count if values is None else values.take(count):
@@ -205,21 +174,10 @@ def calls_of(call: Callable[[int], object], values: Values | None = None) -> Con
 def in_turns(
     contenders: Mapping[str, Contender], *, calls: int, rounds: int, settle: Callable[[], Any] = lambda: None
 ) -> dict[str, Spread]:
-    """Time each contender in each round.
+    """Time each contender in each round; one time is the mean of `calls` calls.
 
-    Parameters
-    ----------
-    contenders : mapping of str to callable
-    calls : int
-        How many calls one time is the mean of.
-    rounds : int
-        How many times are taken of each, after some that are not counted.
-    settle : callable
-        Called behind each contender, outside of the time: it empties queues.
-
-    Returns
-    -------
-    dict of str to Spread
+    A few more rounds run first and are not counted. `settle` is called after each contender, untimed: it empties
+    queues.
     """
     times: dict[str, list[float]] = {name: [] for name in contenders}
     turns = list(contenders.items())
@@ -233,13 +191,13 @@ def in_turns(
                 settle()
                 if number >= early:
                     times[name].append(took / calls / 1000)
-            turns.append(turns.pop(0))  # so that each is the first in turn
+            turns.append(turns.pop(0))  # each contender is the first once in a while
     return {name: Spread.of(found) for name, found in times.items()}
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep the garbage collector away, as `timeit` does."""
+    """Turn the garbage collector off, as `timeit` does."""
     was_on = gc.isenabled()
     gc.collect()
     gc.disable()

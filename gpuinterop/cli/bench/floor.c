@@ -1,7 +1,7 @@
-/* The floor: frames and calls in C, by the drivers' functions and by structs that Python has made.
+/* The baseline: frames and calls in C, through the drivers' functions and structs that Python has made.
  *
- * It needs no header of a driver. Timelines: frame k waits in Vulkan for `value`, signals value + 1 there, and the
- * compute side waits for that and signals value + 2.
+ * It needs no driver's header. Timelines: frame k waits in Vulkan for `value` and signals value + 1; the compute side
+ * waits for that and signals value + 2.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -43,7 +43,7 @@ static int call(const struct compute *it, uint64_t value)
     return it->call(&it->semaphore, it->params, 1, it->stream);
 }
 
-/* So many calls; returns the first status that is not 0. */
+/* Makes `count` calls; returns the first status that is not 0. */
 int calls(const struct compute *it, uint64_t value, uint64_t step, uint64_t count)
 {
     for (; count; count--, value += step) {
@@ -68,7 +68,7 @@ static int reach(const struct graphics *it, uint64_t value)
     return 0;
 }
 
-/* Frames, until the last one's work is done. */
+/* Runs frames until the last one's work is done. */
 int frames(const struct graphics *graphics, const struct compute *wait, const struct compute *signal, uint64_t value,
            uint64_t count)
 {
@@ -108,7 +108,7 @@ static int set(const struct node *it, uint64_t value)
     return it->call(it->executable, it->node, it->params);
 }
 
-/* The same frames, in which the compute side launches a graph whose values are set before. */
+/* The same frames, but the compute side launches a graph whose values are set before each launch. */
 int launches(const struct graphics *graphics, const struct node *wait, const struct node *signal,
              const struct launch *launch, uint64_t value, uint64_t count)
 {
@@ -138,7 +138,7 @@ struct memory {
     int (*destroy)(void *memory);
 };
 
-/* So many memories, each imported, mapped and released; an import takes a duplicate of `fd`, which the driver closes.
+/* Imports, maps and releases `count` memories; an import uses a duplicate of `fd`, which the driver closes.
  * Returns the first status that is not 0. */
 int memories(const struct memory *it, int fd, uint64_t count)
 {

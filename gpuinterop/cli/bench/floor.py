@@ -1,4 +1,4 @@
-"""The same frames and calls in C: how ``floor.c`` is built, and the structs that it takes."""
+"""Build ``floor.c``, the same frames and calls in C, and define its structs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Compute(ctypes.Structure):
 
 
 class Graphics(ctypes.Structure):
-    """``struct graphics``: a submission, and the counter that tells its end."""
+    """``struct graphics``: a submission, and the counter that shows its end."""
 
     _fields_ = [
         (name, ctypes.c_void_p)
@@ -54,7 +54,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def load() -> Any:
-    """The compiled functions; None, and a note that says why, where they cannot be built."""
+    """Build and load the functions. If that fails, print a note and return None."""
     if sys.platform == "win32":
         return _left_out("it is written for POSIX systems.")
     with tempfile.TemporaryDirectory(prefix="gpuinterop-bench-") as folder:
@@ -76,4 +76,4 @@ def load() -> Any:
 
 
 def _left_out(why: str) -> None:
-    note(f"the same in C is left out: {why}")
+    note(f"there are no times in C: {why}")

@@ -1,4 +1,4 @@
-"""What a frame costs: Vulkan submits, the compute side waits, works and signals, and Vulkan waits for that."""
+"""Measure frames: Vulkan submits; the compute side waits, works and signals; Vulkan waits for that signal."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ AHEAD: Final = 200
 """Frames that are queued ahead."""
 SIZES: Final = {"no work": 0, "1 MiB": 1 << 20}
 PATIENCE_S: Final = 30
-"""How long frames may take."""
+"""Longest time for frames to finish."""
 _AT_ONCE: Final = 0x4  # VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
 
 
 def on_transfer_queue(bench: Bench) -> Iterator[Figure]:
-    """Frames on a queue of a family that only transfers."""
+    """Frames on a transfer-only queue family."""
     return _on_queue(bench, "transfer queue", c.QUEUE_TRANSFER)
 
 
 def on_compute_queue(bench: Bench) -> Iterator[Figure]:
-    """Frames on a queue of a family that draws and computes."""
+    """Frames on a queue family that draws and computes."""
     return _on_queue(bench, "compute queue", c.QUEUE_GRAPHICS | c.QUEUE_COMPUTE)
 
 
@@ -70,7 +70,7 @@ def _on_queue(bench: Bench, name: str, wanted: int) -> Iterator[Figure]:
 
 
 class _Rig:
-    """A VkDevice with a queue, what is shared with it, and a stream."""
+    """A VkDevice with a queue, a stream, and the memory and semaphores they share."""
 
     def __init__(self, bench: Bench, scope: ExitStack, device: VulkanDevice) -> None:
         self.bench = bench
@@ -85,7 +85,7 @@ class _Rig:
         self.buffer = scope.enter_context(share_buffer(vk, bench.device, max(SIZES.values())))
 
     def commands(self, nbytes: int) -> list[Any]:
-        """A frame's work in Vulkan: fill so many bytes."""
+        """Record a frame's work in Vulkan: fill `nbytes` bytes."""
         if not nbytes:
             return []
         api, vk = self.api, self.vk
@@ -100,13 +100,13 @@ class _Rig:
         return [out[0]]
 
     def fill(self, nbytes: int) -> None:
-        """A frame's work on the compute side."""
+        """Enqueue a frame's work on the compute side."""
         if nbytes:
             self.buffer.fill(7, size=nbytes, stream=self.stream)
 
 
 class _Frames:
-    """Frames with so much work, by several means."""
+    """Frames with `nbytes` of work, by several means."""
 
     def __init__(self, rig: _Rig, scope: ExitStack, nbytes: int) -> None:
         self.rig, self.bench, self.nbytes = rig, rig.bench, nbytes
@@ -122,7 +122,7 @@ class _Frames:
                 self.graph = self._captured(scope)
 
     def frames(self, count: int) -> None:
-        """Frames as an application writes them."""
+        """Run frames as an application writes them."""
         handoff, stream, queue, commands = self.handoff, self.rig.stream, self.rig.queue, self.commands
         for _ in range(count):
             handoff.submit(queue, commands)
@@ -131,7 +131,7 @@ class _Frames:
             handoff.release(stream)
 
     def _captured(self, scope: ExitStack) -> Contender:
-        """Frames whose compute side is a graph that is captured once."""
+        """Run frames whose compute side is a graph, captured once."""
         stream = self.rig.stream
         timeline = scope.enter_context(share_semaphore(self.rig.vk, self.bench.device, Timeline))
         with stream.capture() as graph:
@@ -152,7 +152,7 @@ class _Frames:
         return frames
 
     def calls(self, name: str) -> Figure:
-        """The calls of a frame; the time ends with the last one, not with its work."""
+        """Time the calls of a frame, without its work."""
         contenders: dict[str, Contender] = {OURS: self.frames}
         if self.by_hand is not None:
             contenders[PREPARED] = self.by_hand.frames
@@ -161,7 +161,7 @@ class _Frames:
         return Figure(name, "frame", times)
 
     def ahead(self, name: str) -> Figure:
-        """Frames that are queued ahead; the time ends with the work of the last one."""
+        """Time frames that are queued ahead, until the last one's work is done."""
 
         def ours(count: int) -> None:
             self.frames(count)
@@ -180,7 +180,7 @@ class _Frames:
         return Figure(name, "frame", times)
 
     def each(self, name: str) -> Figure:
-        """Frames of which the host waits for each."""
+        """Time frames when the host waits for each."""
 
         def ours(count: int) -> None:
             for _ in range(count):
@@ -196,10 +196,10 @@ class _Frames:
         return Figure(name, "frame", times, judged_by="p99")
 
     def _staged(self) -> Contender:
-        """The same bytes without sharing: Vulkan's and the compute side's copies, with a wait for each."""
+        """Copy the same bytes without sharing: Vulkan and the compute side each copy, and the host waits for each."""
         theirs = self._scope.enter_context(self.bench.graphics.create_memory(self.nbytes))
         buffer = self._scope.enter_context(self.bench.device.allocate(self.nbytes)).buffer
-        pages = mmap.mmap(-1, self.nbytes)  # memory as NumPy has it
+        pages = mmap.mmap(-1, self.nbytes)  # the memory that NumPy allocates for this size
 
         def frames(count: int) -> None:
             for _ in range(count):
@@ -219,7 +219,7 @@ class _Frames:
 
 
 class _Submission:
-    """``vkQueueSubmit`` by structs that are made once; without a semaphore, of the commands alone."""
+    """``vkQueueSubmit`` with structs that are made once; without semaphores it submits only the commands."""
 
     def __init__(self, rig: _Rig, semaphore: Any, commands: Sequence[Any]) -> None:
         api = rig.api
@@ -247,29 +247,28 @@ class _Submission:
         self._call, self._queue, self._fence = rig.vk.functions.vkQueueSubmit, rig.queue, api.ffi.NULL
 
     def checked(self) -> _Submission:
-        """The same, which has been submitted once, and did not fail: what fails is fast."""
+        """Submit once and check that it worked: a failed call is fast. Returns self."""
         check("vkQueueSubmit", self._call(self._queue, 1, self.info, self._fence))
         return self
 
     def submit(self, wait: int, signal: int) -> None:
-        """Submit with these values."""
         self.waits[0] = wait
         self.signals[0] = signal
         self._call(self._queue, 1, self.info, self._fence)
 
     def submits(self, count: int) -> None:
-        """Submit so often."""
+        """Submit `count` times."""
         for _ in range(count):
             self._call(self._queue, 1, self.info, self._fence)
 
 
 class _ByHand:
-    """Frames by the backend's yardstick, and in C."""
+    """Frames through the backend's yardstick, and in C."""
 
     def __init__(self, rig: _Rig, scope: ExitStack, commands: Sequence[Any]) -> None:
         bench, api, vk = rig.bench, rig.api, rig.vk
         self.stream, self._floor = bench.by_hand.stream(), bench.in_c
-        # The pair's Vulkan half alone is used.
+        # Only the pair's Vulkan half is used.
         self._shared = scope.enter_context(share_semaphore(vk, bench.device, Timeline))
         semaphore = self._shared.vulkan_object.handle
         info = api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
@@ -298,12 +297,12 @@ class _ByHand:
         self._wait, self._signal = (Compute(*self._timelines.addresses(signal=signals)) for signals in (False, True))
 
     def _take(self, count: int) -> range:
-        """What each frame waits for: what the one before has signalled."""
+        """The value that each frame waits for: the last signal of the frame before."""
         first, *_ = taken = self._values.take(count, 2)
         return range(first - 1, first - 1 + 2 * len(taken), 2)
 
     def frames(self, count: int) -> None:
-        """Frames by the bindings."""
+        """Run frames through the vendor's bindings."""
         submit, wait, signal = self._submission.submit, self._timelines.wait, self._timelines.signal
         for value in self._take(count):
             submit(value, value + 1)
@@ -312,7 +311,7 @@ class _ByHand:
             self._last = value + 2
 
     def ahead(self, count: int) -> None:
-        """The same, until the last one's work is done."""
+        """Run them until the last one's work is done."""
         self.frames(count)
         limit = time.monotonic() + PATIENCE_S
         while self._out[0] < self._last:
@@ -323,16 +322,16 @@ class _ByHand:
                 )
 
     def in_c(self, count: int) -> None:
-        """Frames in C, until the last one's work is done."""
+        """Run frames in C until the last one's work is done."""
         first = self._take(count).start
         done(self._floor.frames(self._graphics, self._wait, self._signal, first, count))
 
     def graph(self) -> Contender:
-        """Frames in C whose compute side is a graph."""
+        """Run frames in C whose compute side is a graph."""
         graph = self._timelines.graph()
         wait, signal, launch = Node(*graph.wait), Node(*graph.signal), Launch(*graph.launch)
 
-        def run(count: int, graph: Any = graph) -> None:  # `graph` keeps what the addresses name
+        def run(count: int, graph: Any = graph) -> None:  # `graph` keeps alive what the addresses point to
             done(self._floor.launches(self._graphics, wait, signal, launch, self._take(count).start, count))
 
         return run
@@ -342,4 +341,3 @@ PARTS: Final = {
     "frames on a transfer queue": on_transfer_queue,
     "frames on a compute queue": on_compute_queue,
 }
-"""Functions that measure the figures."""

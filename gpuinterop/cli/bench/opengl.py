@@ -1,4 +1,4 @@
-"""What frames with OpenGL cost: their calls, and the way of 1 MiB from the compute side to the screen."""
+"""Measure frames with OpenGL: their calls, and how long 1 MiB takes from the compute side to the screen."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLOR_BUFFER_BIT, _NEAREST = 0x4000, 0x2600
 
 
 def frames(bench: Bench) -> Iterator[Figure]:
-    """The calls of a frame; and frames of 1 MiB by several ways."""
+    """The calls of a frame; and frames of 1 MiB, several ways."""
     with ExitStack() as scope:
         rig, times, calls, ways = _Rig(bench, scope), Times(), {}, {}
         calls[OURS] = rig.timed(rig.calls, calls=AHEAD)
@@ -55,7 +55,7 @@ def frames(bench: Bench) -> Iterator[Figure]:
 
 
 class _Rig:
-    """A context, a stream, and what they share."""
+    """A context, a stream, and the memory and order they share."""
 
     def __init__(self, bench: Bench, scope: ExitStack) -> None:
         self.bench, self.gl, self.functions = bench, bench.opengl, current_context().functions
@@ -66,7 +66,7 @@ class _Rig:
         self._screen, self._drawn = self._surface()
 
     def timed(self, run: Contender, **figures: int) -> Callable[[], Mapping[str, float]]:
-        """Make what takes the time of so many frames for each of these figures."""
+        """Make a function that times this many frames for each of these figures."""
 
         def once() -> Mapping[str, float]:
             times = {}
@@ -81,7 +81,7 @@ class _Rig:
         return once
 
     def calls(self, count: int) -> None:
-        """Frames without work."""
+        """Run frames without work."""
         handoff, stream, shared = self.handoff, self.stream, self.shared
         for _ in range(count):
             handoff.acquire(stream)
@@ -89,10 +89,10 @@ class _Rig:
             with handoff.gl(shared):
                 pass
 
-    # -- ways of 1 MiB: frames whose bytes all have one value ----------------------------------------------------------
+    # -- ways to move 1 MiB: in each frame all bytes have one value ----------------------------------------------------
 
     def shared_way(self, scope: ExitStack) -> Contender:
-        """The compute side fills what OpenGL reads."""
+        """The compute side fills the memory that OpenGL reads."""
         handoff, stream, shared = self.handoff, self.stream, self.shared
 
         def way(byte: int) -> None:
@@ -105,9 +105,9 @@ class _Rig:
         return way
 
     def staged_way(self, scope: ExitStack) -> Contender:
-        """Without sharing: to the host, and from there into a buffer of OpenGL's."""
+        """Without sharing: copy to the host, and from there into an OpenGL buffer."""
         buffer, stream = scope.enter_context(self.bench.device.allocate(SIZE)).buffer, self.stream
-        pages, name = mmap.mmap(-1, SIZE), self.gl.buffer(SIZE)  # memory as NumPy has it
+        pages, name = mmap.mmap(-1, SIZE), self.gl.buffer(SIZE)  # the memory that NumPy allocates for this size
         data = ctypes.addressof(ctypes.c_char.from_buffer(pages))
 
         def way(byte: int) -> None:
@@ -119,7 +119,7 @@ class _Rig:
         return way
 
     def registered_way(self, scope: ExitStack) -> Contender:
-        """A buffer of OpenGL's, which the vendor's own calls register once, and map for each frame."""
+        """An OpenGL buffer that the vendor's own calls register once, and map for each frame."""
         by_hand, name = self.bench.by_hand, self.gl.buffer(SIZE)
         fill = scope.enter_context(by_hand.registered(name, SIZE, by_hand.stream()))
 
@@ -130,7 +130,7 @@ class _Rig:
         return way
 
     def _surface(self) -> tuple[int, int]:
-        """A framebuffer of 1 MiB, and its texture."""
+        """Create a framebuffer of 1 MiB, and its texture."""
         texture, framebuffer = ctypes.c_uint(), self.gl.new("Framebuffers")
         self.gl.call("glCreateTextures", gl.TEXTURE_2D, 1, ctypes.byref(texture))
         self.gl.call("glTextureStorage2D", texture.value, 1, _RGBA8, SIDE, SIDE)
@@ -138,7 +138,7 @@ class _Rig:
         return framebuffer, texture.value
 
     def _show(self, name: int) -> None:
-        """Bring a buffer to the screen: as texels, which are drawn; each frame is handed to the GPU."""
+        """Draw a buffer's bytes as texels, and flush the frame to the GPU."""
         call, area = self.gl.call, (0, 0, SIDE, SIDE)
         call("glBindBuffer", gl.PIXEL_UNPACK_BUFFER, name)
         call("glTextureSubImage2D", self._image, 0, *area, _RGBA, _UNSIGNED_BYTE, None)
@@ -147,7 +147,7 @@ class _Rig:
         call("glFlush")
 
     def checked(self, way: Contender) -> Contender:
-        """Frames by a way, until the last one is done; it has been seen to carry the bytes: what does not is fast."""
+        """Run frames one way until the last is done, once the bytes have arrived: frames without bytes are fast."""
 
         def run(count: int, byte: int = 7) -> None:
             for _ in range(count):
@@ -168,7 +168,7 @@ class _Rig:
 
 
 def _by_hand(rig: _Rig, scope: ExitStack) -> Contender:
-    """The calls of a frame by the backend's yardstick, and OpenGL's own by ctypes."""
+    """Run the calls of a frame through the backend's yardstick, and OpenGL's own through ctypes."""
     by_hand, functions = rig.bench.by_hand, rig.functions
     # Only the pair's Vulkan half is used.
     pair = scope.enter_context(share_semaphore(current_context().vulkan(None), rig.bench.device, Timeline))
@@ -208,4 +208,3 @@ def _by_hand(rig: _Rig, scope: ExitStack) -> Contender:
 
 
 PARTS: Final = {"opengl": frames}
-"""Functions that measure the figures."""

@@ -1,6 +1,6 @@
-"""Another process of the bench. It shares or attaches, by this library and by other means, and takes the times.
+"""A second process of the bench: it shares or attaches with gpuinterop or other means, and takes the times.
 
-A process has torch's reductions or this library's in their place, and a driver opens memory of other processes only.
+It is a process because torch's reductions are per process, and a driver opens memory of other processes only.
 """
 
 from __future__ import annotations
@@ -29,43 +29,32 @@ from .rig import Bench
 __all__ = ["BY_HAND", "BY_NAME", "START_S", "TORCH", "Party"]
 
 PATIENCE_S: Final = 10.0
-"""How long an answer may take. A process that takes longer prints its stacks, and ends."""
+"""Seconds until an answer. A process that takes longer prints its stacks and exits."""
 START_S: Final = 60.0
-"""How long it may take where the process starts, or imports torch."""
+"""Seconds until an answer if the process starts, or imports torch."""
 TURNS: Final = 50
-"""Calls on arrays that one time of `Work.turns` is the mean of."""
+"""Calls on arrays per time of `Work.turns`."""
 BY_HAND, BY_NAME, TORCH = "by hand", "shared_memory", "torch"
 Calls: TypeAlias = Mapping[str, Callable[[], Any]]
-"""What is called, by figure."""
+"""Calls by figure."""
 _work: Work
 
 
 class Party:
-    """A process of its own, which does what it is asked.
+    """A process with this backend that runs the methods of `Work`.
 
-    Parameters
-    ----------
-    backend : str
-        Its backend.
-    *common
-        What it has in common with another process (see `Camera`).
+    `common` is what it shares with another process (see `Camera`).
     """
 
     def __init__(self, backend: str, *common: object) -> None:
         self._process = ProcessPoolExecutor(1, get_context("spawn"), _start, (backend, common))
 
     def ask(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Future[Any]:
-        """Ask for a method of `Work`; the result may take so long."""
+        """Start a method of `Work`; its result must arrive within `seconds`."""
         return self._process.submit(_do, what, arguments, seconds)
 
     def __call__(self, what: str, *arguments: object, seconds: float = PATIENCE_S) -> Any:
-        """Ask, and wait.
-
-        Raises
-        ------
-        NotMeasured
-            The method has failed there, or the process has ended.
-        """
+        """Run a method of `Work`. Raises `NotMeasured` if it failed, or the process has ended."""
         try:
             return self.ask(what, *arguments, seconds=seconds).result()
         except BrokenProcessPool:
@@ -87,10 +76,10 @@ def _start(backend: str, common: Sequence[Any]) -> None:
         import resource
 
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a block of the host is a descriptor
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each block on the host is a descriptor
     gc.disable()
     _work = Work(Bench(backend, quick=True), *common)
-    gc.freeze()  # so that later collections are quick
+    gc.freeze()  # makes later collections quick
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -99,14 +88,14 @@ def _do(what: str, arguments: Sequence[object], seconds: float) -> Any:
     try:
         gc.collect()
         return getattr(_work, what)(*arguments)
-    except Exception as error:  # as text: not every error can be sent
+    except Exception as error:  # sent as text: not every error can be pickled
         raise NotMeasured(*why(error)) from None
     finally:
         faulthandler.cancel_dump_traceback_later()
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Microseconds of a call, and what it returns."""
+    """Call, and return the microseconds and the result."""
     began = time.perf_counter_ns()
     found = call()
     return (time.perf_counter_ns() - began) / 1000, found
@@ -122,7 +111,7 @@ class _Array:
 
 
 class _Pages:
-    """Calls by hand on the host: ``multiprocessing.shared_memory``."""
+    """The host's calls by hand: ``multiprocessing.shared_memory``."""
 
     def allocate(self, nbytes: int) -> SharedMemory:
         return SharedMemory(create=True, size=nbytes)
@@ -141,14 +130,14 @@ class _Pages:
 
 
 class Work(Camera):
-    """What a party does."""
+    """The methods that the process runs."""
 
     def __init__(self, bench: Bench, *common: Any) -> None:
         super().__init__(bench, *common)
         self.by_hand = bench.by_hand
         self._hand: Any = _Pages() if self.is_host else self.by_hand if hasattr(self.by_hand, "export") else None
         self._blocks: list[Any] = []
-        """Blocks by hand. On a GPU our arrays lie in them, too."""
+        """Blocks by hand. On a GPU, gpuinterop's arrays are in them too."""
         self._allocations: list[Any] = []
         self._arrays: dict[str, Any] = {}
         self._shares: list[ArrayShare] = []
@@ -157,7 +146,7 @@ class Work(Camera):
         self._events: list[Any] = []
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
         for one in filter(None, (self._reader, self._writer, *self._held, *self._shares)):
             one.close()
         for block in self._blocks:
@@ -166,7 +155,7 @@ class Work(Camera):
     # -- the sharing process ---------------------------------------------------------------------------------------
 
     def make(self, blocks: int, parts: int, nbytes: int) -> None:
-        """Allocate blocks of so many bytes, with so many arrays each."""
+        """Allocate blocks of `nbytes` bytes, each with this many arrays."""
         step = nbytes // parts
         if self._hand is not None:
             self._blocks = [self._hand.allocate(nbytes) for _ in range(blocks)]
@@ -181,7 +170,7 @@ class Work(Camera):
                 )
 
     def share(self, name: str = "") -> bytes:
-        """Share the array of this name, or all in one share; the descriptor."""
+        """Share the array of this name, or all in one share; return the descriptor."""
         self._shares.append(share(self._arrays[name] if name else self._arrays))
         return bytes(self._shares[-1])
 
@@ -197,17 +186,17 @@ class Work(Camera):
         return Times().rounds(rounds, {OURS: ours, **by_hand})
 
     def handles(self) -> list[Any]:
-        """The handle of each block, by hand; none where its backend has no calls by hand for this."""
+        """The handle of each block, by hand; empty if its backend has no such calls."""
         return [self._hand.export(block) for block in self._blocks]
 
     # -- the attaching process -------------------------------------------------------------------------------------
 
     def hold(self, descriptor: bytes) -> None:
-        """Attach, and stay attached."""
+        """Attach and stay attached."""
         self._held.append(attach(descriptor))
 
     def opens(self, key: str, descriptor: bytes, handles: Sequence[Any], rounds: int) -> Times:
-        """Attach all of a share, make all views, and close; and open and close handles by hand, if there are any."""
+        """Attach to all of a share, make all views, close; and open and close the handles by hand, if any."""
 
         def ours() -> Mapping[str, float]:
             took, attached = timed(lambda: attach(descriptor))
@@ -224,21 +213,16 @@ class Work(Camera):
     # -- the order -------------------------------------------------------------------------------------------------
 
     def event(self) -> bytes:
-        """The handle of an IPC event of torch's."""
+        """Make an IPC event with torch, and return its handle."""
         self._events.append(self._torch().cuda.Event(interprocess=True))
         self._events[0].record()
         return bytes(self._events[0].ipc_handle())
 
     def turns(self, event: bytes | None, rounds: int, each: int = TURNS) -> Times:
-        """Acquire and release what is held or shared, or write and read frames; and make the calls that do as much.
+        """Acquire and release the held or shared array, or write and read frames; and make equivalent calls by hand.
 
-        Parameters
-        ----------
-        event : bytes, optional
-            The other process's. Without it, this process's own is used, if there is one.
-        rounds : int
-        each : int
-            How many calls one time is the mean of. Frames that are queued ahead are in slots of their own.
+        `event` is the other process's; without it this process uses its own, if it has one. One time is the mean of
+        `each` calls. Frames that are queued ahead use separate slots.
         """
 
         def run(calls: Calls, settle: Callable[[], Any]) -> Mapping[str, float]:
@@ -255,7 +239,7 @@ class Work(Camera):
         arrays: Any = next(iter((*self._held, *self._shares)), None)
 
         def calls(acquire: Callable[[], Any], release: Callable[[], Any]) -> Calls:
-            """Those of one side; for a frame those of both."""
+            """The calls of one side; for a frame, of both sides."""
             if arrays:
                 return {"acquire": acquire, "release": release}
             return {"frame": lambda: (acquire(), release(), acquire(), release())}
@@ -285,7 +269,7 @@ class Work(Camera):
     # -- tensors of torch ------------------------------------------------------------------------------------------
 
     def _torch(self) -> Any:
-        """torch, on this GPU."""
+        """Import torch, and check that it has this GPU."""
         try:
             import torch
         except ImportError as error:
@@ -296,31 +280,30 @@ class Work(Camera):
         return torch
 
     def torch(self, drop_in: bool) -> None:
-        """Begin with torch; from now on by its own reductions, or by this library's."""
+        """Start torch; from now on use its own reductions, or gpuinterop's."""
         self._torch().zeros(1, device="cuda")
         _reduce_by(drop_in)
         gc.freeze()
 
     def dump(self, count: int, nbytes: int) -> tuple[float, bytes]:
-        """New tensors, pickled; how long that takes, and the bytes."""
+        """Pickle new tensors; return how long that took, and the bytes."""
         torch = self._torch()
         self._tensors = [torch.full((nbytes,), 7, dtype=torch.uint8, device="cuda") for _ in range(count)]
         torch.cuda.synchronize()
         return timed(lambda: bytes(ForkingPickler.dumps(self._tensors)))
 
     def load(self, data: bytes) -> float:
-        """Unpickle tensors, look at them, and drop them; how long the first takes."""
+        """Unpickle tensors, look at them and drop them; return how long the first took."""
         took, tensors = timed(lambda: pickle.loads(data))
         _check(tensors[0][0], tensors[-1][-1])
         return took
 
     def drop(self) -> None:
-        """Drop the tensors that were sent."""
         self._tensors = None
         self._torch().cuda.ipc_collect()
 
     def pool(self, drop_in: bool, rounds: int) -> Times:
-        """Give a pool of one process tasks with a tensor, which it answers with a tensor."""
+        """Send tasks with a tensor to a pool of one process, which answers each with a tensor."""
         torch = self._torch()
         with torch.multiprocessing.get_context("spawn").Pool(1, _reduce_by, (drop_in,)) as pool:
 
@@ -331,7 +314,7 @@ class Work(Camera):
                 _check(found[-1])
                 return {"pool": took}
 
-            run()  # the pool's process imports torch, and opens its GPU
+            run()  # the pool's process imports torch and opens its GPU
             return Times().rounds(rounds, {OURS if drop_in else TORCH: run})
 
 

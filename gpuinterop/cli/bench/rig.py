@@ -1,4 +1,4 @@
-"""What the figures are taken of: a backend's device, an independent party, and the yardsticks."""
+"""What the bench measures: a backend's device, an independent exporter, and the yardsticks."""
 
 from __future__ import annotations
 
@@ -30,23 +30,9 @@ _SEMAPHORES: Final = (TimelineFd, OpaqueFd)
 class Bench:
     """A device to measure.
 
-    Parameters
-    ----------
-    backend : str, optional
-        Its backend; by default the one that gpuinterop chooses here.
-    quick : bool
-        Whether few times are enough: to see that it works.
-
-    Attributes
-    ----------
-    backend : LoadedBackend
-    device : Device
-    quick : bool
-    stand_in : str
-        The test double in place of the driver or below it; empty without one.
-    by_hand : object or None
-        The same calls by the vendor's binding alone: ``Yardsticks`` of the module ``yardsticks`` beside the backend's
-        code. None if the backend has none.
+    `backend` defaults to the one that gpuinterop chooses; `quick` takes only a few times, to see that it works.
+    `stand_in` names the test double that replaces the driver, or is below it; empty without one. `by_hand` makes the
+    same calls with the vendor's binding: ``Yardsticks`` in the module ``yardsticks`` of the backend's package, or None.
     """
 
     def __init__(self, backend: str | None, *, quick: bool) -> None:
@@ -69,7 +55,6 @@ class Bench:
                 yield room.Yardsticks(self.device.ordinal)
 
     def rounds(self, wanted: int) -> int:
-        """How many times to take."""
         return max(3, wanted // 30) if self.quick else wanted
 
     @cached_property
@@ -78,9 +63,9 @@ class Bench:
         return None if self.by_hand is None else floor.load()
 
     def _own(self, found: DriverList, api: str) -> tuple[list[Driver], str]:
-        """The drivers of the device, those that share semaphores first; and what is said if there is none.
+        """Return the device's drivers, those that share semaphores first, and a message in case there are none.
 
-        SwiftShader, which a stand-in's device passes for, is measured on the host.
+        With a stand-in there are none: its device has SwiftShader's identity, which the host backend measures.
         """
         own = [one for one in found if one.identity.matches(self.device.identity) and not self.stand_in]
         own.sort(
@@ -95,35 +80,23 @@ class Bench:
 
     @property
     def vulkan(self) -> Driver | None:
-        """The Vulkan driver of the device; None if there is none."""
+        """The device's Vulkan driver, or None."""
         return next(iter(self._drivers[0]), None)
 
     def need_vulkan(self) -> Driver:
-        """The same.
-
-        Raises
-        ------
-        DeviceNotFoundError
-            There is none.
-        """
+        """Return the device's Vulkan driver. Raises `DeviceNotFoundError` if there is none."""
         if self.vulkan is None:
             raise DeviceNotFoundError(self._drivers[1])
         return self.vulkan
 
     @cached_property
     def graphics(self) -> Exporter:
-        """Vulkan on the device, as an independent party."""
+        """Vulkan on the device, as an independent exporter."""
         return self._scope.enter_context(open_exporter("vulkan", device_index=self.need_vulkan().index))
 
     @cached_property
     def opengl(self) -> opengl.HeadlessContext:
-        """OpenGL on the device: a context that is current in this thread.
-
-        Raises
-        ------
-        DeviceNotFoundError
-            There is none.
-        """
+        """OpenGL on the device: a context that is current in this thread. Raises `DeviceNotFoundError` without one."""
         own, missing = self._own(opengl.list_drivers(), "an OpenGL driver")
         if not own:
             raise DeviceNotFoundError(missing)
@@ -131,7 +104,7 @@ class Bench:
 
     @cached_property
     def party(self) -> Exporter:
-        """An independent party that makes memory and semaphores: Vulkan, or without a GPU memfds."""
+        """An independent exporter of memory and semaphores: Vulkan, or memfds without a GPU."""
         own = self.device.identity
         if own.is_cpu or self.stand_in:
             return self._scope.enter_context(open_exporter("memfd", identity=None if own.is_cpu else own))

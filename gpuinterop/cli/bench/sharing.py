@@ -1,4 +1,4 @@
-"""What it costs to share arrays with another process, beside torch's way, the driver's calls and shared memory."""
+"""Measure sharing arrays with another process, compared with torch, the driver's calls and shared memory."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 MIB: Final = 1 << 20
 PART, PER_BLOCK = 4096, 500
-"""Size in bytes of an array where many lie in a block, and how many do."""
+"""Size in bytes of an array when many are in one block, and how many are."""
 
 
 def _start(scope: ExitStack, bench: Bench, count: int, *common: object) -> list[Party]:
-    """Make so many processes, which start when they are asked, and end with the scope."""
+    """Make this many processes, which start on their first call and end with the scope."""
     if sys.platform != "linux":
         raise DeviceNotFoundError("expected Linux, where processes share arrays")
     return [scope.enter_context(Party(bench.backend.name, *common)) for _ in range(count)]
 
 
 def _begin(parties: Sequence[Party], what: str, *arguments: object) -> None:
-    """Let processes do what takes each long, side by side."""
+    """Run a slow method in all processes at the same time."""
     for answer in [party.ask(what, *arguments, seconds=START_S) for party in parties]:
         answer.result()
 
 
 def tensors(bench: Bench) -> Iterator[Figure]:
-    """Queues of torch send tensors by its own reductions, or by this library's in their place."""
+    """Send tensors through torch's queues with torch's own reductions, or with gpuinterop's."""
     if bench.device.info.is_cpu or find_spec("torch") is None:
         raise DeviceNotFoundError("expected torch and a GPU, whose tensors its reductions send as handles")
     counts = (40, 160) if bench.quick else (400, 1600)
@@ -76,13 +76,13 @@ def _send(pair: Sequence[Party], count: int, size: str) -> Mapping[str, float]:
 
 
 def many(bench: Bench) -> Iterator[Figure]:
-    """One share of many arrays, each in a block of its own, or many in each block."""
+    """One share of many arrays, each in its own block, or many in each block."""
     yield from _share_many(bench, *((25, 100) if bench.quick else (50, 1000)), 1, 2 * MIB)
     yield from _share_many(bench, *((1, 4) if bench.quick else (2, 40)), PER_BLOCK, PER_BLOCK * PART)
 
 
 def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> Iterator[Figure]:
-    """A share of many blocks, beside those by hand; and the time for each array, beside that of a few blocks."""
+    """Share many blocks, with and without gpuinterop; and compare the time per array with that of few blocks."""
     rounds, each, times = bench.rounds(10), Times(), Times()
     for blocks in (few, many):
         count, times = blocks * parts, Times()
@@ -102,7 +102,7 @@ def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> I
 
 
 def one(bench: Bench) -> Iterator[Figure]:
-    """An array is attached, as the first between two processes and later, and closed."""
+    """Attach an array, as the first between two processes and later, and close it."""
     rounds, times = bench.rounds(300), Times()
     with ExitStack() as scope, times.measuring(OURS):
         receiver, *senders = _start(scope, bench, 4 if bench.quick else 9)
@@ -125,7 +125,7 @@ def one(bench: Bench) -> Iterator[Figure]:
 
 
 def order(bench: Bench) -> Iterator[Figure]:
-    """The writer and a reader acquire and release."""
+    """A writer and a reader acquire and release."""
     setting, theirs = Times(), None
     with ExitStack() as scope:
         sender, receiver = _start(scope, bench, 2)
@@ -146,7 +146,7 @@ def order(bench: Bench) -> Iterator[Figure]:
 
 
 def frames(bench: Bench) -> Iterator[Figure]:
-    """Frames by name: from process to process, their calls, and at a camera's rate beside a reader that is slow."""
+    """Frames by name: between processes, their calls, and at a camera's rate with a slow reader."""
     name = f"bench-{os.getpid()}"
     with ExitStack() as scope:
         common = RawArray("q", WORDS), RawArray("c", SMALL), [scope.enter_context(end) for end in Pipe(duplex=False)]
@@ -190,7 +190,7 @@ def frames(bench: Bench) -> Iterator[Figure]:
 
 
 def into_vulkan(bench: Bench) -> Iterator[Figure]:
-    """Arrays become VkBuffers."""
+    """Import arrays as VkBuffers."""
     driver = bench.need_vulkan()
     few, many = (1, 4) if bench.quick else (2, 20)  # a GPU takes 0.5 ms for each
 
@@ -222,4 +222,3 @@ PARTS: Final = {
     "sharing frames": frames,
     "sharing with vulkan": into_vulkan,
 }
-"""Functions that measure the figures."""

@@ -24,47 +24,43 @@ from .wave import Sabotage, WaveRun, choose_sync, run_wave
 __all__ = ["add_arguments", "command"]
 
 DAMPING = 0.9955
-"""Echoes from the border have faded before they come back to the middle: rings, and no clutter."""
+"""Damping: waves fade before their echoes return from the border to the middle, so the rings stay clear."""
 _BAR: Final = 40
-"""Characters of a whole bar."""
+"""Characters of a full bar."""
 _CHEAP: Final = 1.2
-"""Copies that take less than this many times as long are as cheap, within what runs differ by."""
+"""Copies that take less than this many times as long count as equally fast: runs differ that much."""
 _LABEL: Final = 15
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Arguments of ``gpuinterop demo``."""
+    """Add the arguments of ``gpuinterop demo``."""
     parser.add_argument(
-        "--backend", metavar="NAME", help="the compute side; by default the one that matches the exporter"
+        "--backend", metavar="NAME", help="the compute side; by default the backend that matches the exporter"
     )
     parser.add_argument(
         "--exporter",
         choices=["vulkan", "opengl", "process"],
-        help="the other side: a compute shader of Vulkan or OpenGL, which draws the picture too, or a child process "
+        help="the other side: a compute shader in Vulkan or OpenGL, which also draws the picture, or a child process "
         "with NumPy; by default Vulkan if there is a driver",
     )
-    parser.add_argument(
-        "--driver", metavar="NAME", help="which driver, by part of its name: swiftshader, lavapipe, nvidia"
-    )
+    parser.add_argument("--driver", metavar="NAME", help="part of the driver's name: swiftshader, lavapipe, nvidia")
     parser.add_argument(
         "--sync",
         choices=["auto", "native", "bridged"],
         default="auto",
-        help="what keeps the two in order. native: semaphores that both drivers know; "
-        "bridged: the exporter's, whose signals a CPU thread carries to the stream and back; OpenGL's are fences that "
-        "the host polls; auto (the default): the first that works, else the host waits for each side",
+        help="how the two take turns. native: semaphores that both drivers support; bridged: the exporter's, whose "
+        "signals a CPU thread passes to the stream and back (in OpenGL, the host polls fences); "
+        "auto (the default): the first mode that works, otherwise the host waits for each side",
     )
+    parser.add_argument("--frames", metavar="N", type=_frames, default=600, help="frames on each side (default: 600)")
     parser.add_argument(
-        "--frames", metavar="N", type=_frames, default=600, help="how many, on each side (default: 600)"
-    )
-    parser.add_argument(
-        "--size", metavar="WxH", type=_size, default=(512, 512), help="of the field, in cells (default: 512x512)"
+        "--size", metavar="WxH", type=_size, default=(512, 512), help="the field's size in cells (default: 512x512)"
     )
     parser.add_argument(
         "--output", metavar="FILE", type=Path, default=Path("wave.png"),
-        help="where the picture goes (default: wave.png)",
+        help="file of the picture (default: wave.png)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print only the result, as JSON")
     parser.add_argument("--sabotage", choices=[entry.value for entry in Sabotage], help=argparse.SUPPRESS)
     parser.add_argument("--timeout", type=float, default=10.0, help=argparse.SUPPRESS)
 
@@ -82,20 +78,20 @@ def _size(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"expected a size such as 512x512, got {text!r}.")
     size = int(width), int(height)
     if not all(16 <= edge <= 8192 for edge in size):
-        raise argparse.ArgumentTypeError(f"{text!r} is out of range; each edge has 16 to 8192 cells.")
+        raise argparse.ArgumentTypeError(f"expected 16 to 8192 cells along each edge, got {text!r}.")
     return size
 
 
 def command(given: argparse.Namespace) -> int:
-    """Step a wave in shared memory, a frame on each side in turn, and check every number.
+    """Run a wave in shared memory, alternating between both sides, and check every number.
 
-    Each frame the exporter steps the field and signals; the backend's stream waits for that, reads the field through a
-    view without a copy, writes a disturbance that depends on it, and signals back. The final field is compared with a
-    NumPy simulation of the same frames: the exit status is 0 only when they agree.
+    In each frame the exporter steps the field and signals. The backend's stream waits for the signal, reads the field
+    through a view without a copy, writes a disturbance that depends on it, and signals back. The final field is
+    compared with a NumPy simulation of the same frames; the exit status is 0 only if they agree.
     """
     draws = importlib.util.find_spec("PIL") is not None
     if not draws:
-        note(f"no picture is drawn, which needs PIL. {system.pip_install('cli')}")
+        note(f"no picture is drawn: that needs PIL. {system.pip_install('cli')}")
     _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():
@@ -122,7 +118,7 @@ def command(given: argparse.Namespace) -> int:
 
             image = render(run.field) if run.picture is None else Image.fromarray(run.picture).convert("RGB")
             image.save(given.output, format="PNG", optimize=True)
-    except Exception as error:  # of whatever kind: the result is worth more than its picture, and is told first
+    except Exception as error:  # of any kind: the result matters more than its picture, and is printed first
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         failure = f"error: {given.output} cannot be written: {why}."
     if given.json:
@@ -138,11 +134,11 @@ def command(given: argparse.Namespace) -> int:
 
 
 def _check_target(output: Path) -> None:
-    """Check the options before the run, which may take long."""
+    """Check the options before the run, which can take long."""
     if output.is_dir():
         raise InvalidArgumentError("--output", f"{str(output)!r} is a directory.")
     if not output.parent.is_dir():
-        raise InvalidArgumentError("--output", f"there is no folder {str(output.parent)!r}.")
+        raise InvalidArgumentError("--output", f"expected an existing folder, got {str(output.parent)!r}.")
     if not output.exists() and not os.access(output.parent, os.W_OK | os.X_OK):
         raise InvalidArgumentError("--output", f"the folder {str(output.parent)!r} is not writable.")
     if output.exists() and not os.access(output, os.W_OK):
@@ -151,10 +147,7 @@ def _check_target(output: Path) -> None:
 
 @contextmanager
 def _noted_warnings() -> Iterator[None]:
-    """Turn warnings into notes, also before an error.
-
-    For the choice of who takes part alone: those of the run go through Python's filters, as any program's.
-    """
+    """Print warnings as notes, before an error too, while exporter and device are chosen; not during the run."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         try:
@@ -165,7 +158,7 @@ def _noted_warnings() -> Iterator[None]:
 
 
 def _show_progress(done: int, frames: int) -> None:
-    """Show a bar on a terminal; only where it grows, because to print takes longer than a frame."""
+    """Show a bar on a terminal, but only when it grows: printing takes longer than a frame."""
     if done * _BAR // frames != (done - 1) * _BAR // frames:
         progress(f"wave {bar(done / frames, _BAR):{_BAR}} {done} of {frames} frames")
 
@@ -185,7 +178,7 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
     if (ratio := run.staging_ratio) is not None:
         assert run.median_us is not None
         if is_cpu and ratio < _CHEAP:
-            line("with copies", "no GPU here, and next to no difference: a GPU's copies cost more")
+            line("with copies", "no GPU here, and almost no difference: a GPU's copies cost more")
         else:
             for name, times in (("  shared", 1.0), ("  with copies", ratio)):
                 length = times / max(1.0, ratio)
@@ -193,7 +186,7 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
     if output is not None:
         line("picture", str(output))
     if run.correct:
-        off = f"within {run.max_error:.1g} of" if run.max_error else "in every cell that of"
+        off = f"within {run.max_error:.1g} of" if run.max_error else "equal in every cell to"
         line("field", "", ("correct", "green"), (f": {off} the NumPy simulation", ""))
     else:
         line("field", "", ("WRONG", "red"), (f": {run.max_error:.3g} off the NumPy simulation", ""))
@@ -201,13 +194,13 @@ def _show(run: WaveRun, output: Path | None, *, is_cpu: bool) -> None:
 
 def _semaphores(run: WaveRun) -> str:
     if run.sync.name == "host":
-        return f"none are shared, so the host waits for each side in turn. {run.sync.reason}"
+        return f"none are shared, so the host waits for each side. {run.sync.reason}"
     if run.sync.name == "bridged":
-        how = "a timeline of the exporter's, bridged: a CPU thread carries its signals to the stream and back."
+        how = "a timeline of the exporter's, bridged: a CPU thread passes its signals to the stream and back."
         if run.exporter == OpenGLParty.name:
-            how = "none are shared; bridged: the host polls a fence of OpenGL's, and waits for the stream."
+            how = "none are shared; bridged: the host polls an OpenGL fence, and waits for the stream."
         return f"{how} {run.sync.reason}".strip()
-    what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary ones, one each way"
+    what = "one timeline for both ways" if run.sync.name == "timeline" else "two binary semaphores, one each way"
     assert run.semaphore_handle is not None
     return f"{handle_name(run.semaphore_handle)}, {what}, shared"
 

@@ -1,7 +1,7 @@
-"""The compute side of the demo's frame: what reads the field and writes into it, with whatever array library is there.
+"""The compute side of a demo frame: it reads the field and writes into it, with the array library that is installed.
 
-Where the CPU can address the memory, NumPy works on it in place. On a GPU, CuPy or torch does, on the stream itself and
-without the host in between. Without either, the rows that a source touches are copied to the host and back.
+If the CPU can address the memory, NumPy works on it in place. On a GPU, CuPy or torch works on the stream, without the
+host. Without them, the rows under a source are copied to the host and back.
 """
 
 from __future__ import annotations
@@ -22,21 +22,10 @@ __all__ = ["Consumer", "open_consumer"]
 
 
 class Consumer(ABC):
-    """Reads and writes one frame's field.
-
-    Parameters
-    ----------
-    stream : Stream
-        What orders the work.
-    buffer : Buffer
-        The shared memory: two slots of float32.
-    parameters : WaveParameters
-    sources : Sources
-        What is written.
-    """
+    """Reads and writes the field of each frame: two slots of float32 in `buffer`, in the order of `stream`."""
 
     description: str = ""
-    """Describe to people which library it is, and how it sees the memory."""
+    """The library, and how it reaches the memory."""
 
     def __init__(self, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> None:
         self._stream = stream
@@ -48,33 +37,31 @@ class Consumer(ABC):
 
     @abstractmethod
     def work(self, frame: int, timeout: float) -> None:
-        """Read the field of `frame` in the shared memory, and write into it, behind what the stream waits for.
+        """Enqueue the frame's work on the shared memory, after what the stream already waits for.
 
-        Raises
-        ------
-        SemaphoreTimeoutError
-            The stream did not get there in `timeout` seconds; only where the calling thread does the work.
+        If the calling thread does the work, it raises `SemaphoreTimeoutError` when the stream is not ready within
+        `timeout` seconds.
         """
 
     def work_on_copy(self, frame: int, data: bytes) -> bytes:
-        """The same work on memory of its own: the copies in and out that sharing saves."""
+        """Do the same work on separate memory, with the copies in and out that sharing saves."""
         field = np.frombuffer(data, np.float32).reshape(self._shape).copy()
         self._apply(field, self._sources.window, frame)
         return field.tobytes()
 
     def close(self) -> None:
-        """Let go of the shared memory."""
+        """Release the shared memory."""
         self._slots = None
 
     def _apply(self, field: Any, window: Any, frame: int) -> None:
-        """Operator by operator, so that every library rounds as the simulation does."""
+        """Apply each operator separately, so that every library rounds as the simulation does."""
         for patch in self._sources.patches(frame):
             cells = field[patch.top : patch.top + patch.size, patch.left : patch.left + patch.size]
             cells += window * (patch.target - cells)
 
 
 class NumpyConsumer(Consumer):
-    """NumPy, on the shared bytes themselves."""
+    """NumPy on the shared bytes."""
 
     def __init__(self, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> None:
         super().__init__(stream, buffer, parameters, sources)
@@ -87,7 +74,7 @@ class NumpyConsumer(Consumer):
 
 
 class ArrayConsumer(Consumer):
-    """CuPy or torch, on the stream. Named by what they offer, not by whose GPU it is."""
+    """CuPy or torch on the stream, found by their functions and not by the GPU's vendor."""
 
     def __init__(
         self, library: str, stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources
@@ -102,15 +89,15 @@ class ArrayConsumer(Consumer):
         with self._on_stream():
             self._slots = self._library.from_dlpack(view)
             self._window: Any = self._upload(sources.window)
-            # A kernel is compiled and loaded when it is first used, and loading waits for the whole device: behind a
-            # semaphore that is signalled later on, for ever. So all are used once before the first wait.
+            # A kernel is loaded on first use, and loading waits for the whole device: for ever, if a stream waits for
+            # a later signal. So use every kernel before the first wait.
             self._apply(self._upload(np.zeros(self._shape, np.float32)), self._window, 0)
         stream.synchronize()
 
     def _external(self, stream: Stream) -> Any:
-        """The stream as the library's own."""
+        """The stream as the library's own object."""
         cuda = self._library.cuda
-        adopt = getattr(getattr(cuda, "Stream", None), "from_external", None)  # CuPy, from 14 on
+        adopt = getattr(getattr(cuda, "Stream", None), "from_external", None)  # CuPy 14 and later
         if adopt is None:
             return cuda.ExternalStream(stream.ptr, self._ordinal)
         with cuda.Device(self._ordinal):
@@ -119,7 +106,7 @@ class ArrayConsumer(Consumer):
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
         cuda = self._library.cuda
-        if self._torch:  # makes the stream's device the current one, too
+        if self._torch:  # also makes the stream's device the current one
             with cuda.stream(self._foreign):
                 yield
         else:
@@ -144,7 +131,7 @@ class ArrayConsumer(Consumer):
 
 
 class CopyConsumer(Consumer):
-    """No array library for the device: the rows under a source are copied to the host and back."""
+    """Copies the rows under a source to the host and back; for devices without an array library."""
 
     description = "NumPy, on copies of the rows it touches (install CuPy or torch to work in place)"
 
@@ -163,23 +150,15 @@ class CopyConsumer(Consumer):
 
 
 def open_consumer(stream: Stream, buffer: Buffer, parameters: WaveParameters, sources: Sources) -> Consumer:
-    """Choose by what the memory offers: NumPy in place, an array library on the stream, or copies.
+    """Choose what the memory allows: NumPy in place, an array library on the stream, or copies.
 
-    Parameters
-    ----------
-    stream, buffer, parameters, sources
-        As `Consumer`.
-
-    Returns
-    -------
-    Consumer
-        Close it before the buffer: it holds arrays of the shared memory.
+    Close the consumer before the buffer, because it holds arrays of the shared memory.
     """
     if buffer.device.info.array_interface == "__array_interface__":
         return NumpyConsumer(stream, buffer, parameters, sources)
     for library in ("cupy", "torch"):
         try:
             return ArrayConsumer(library, stream, buffer, parameters, sources)
-        except Exception:  # absent, or built for another vendor: the next, and in the end copies, which always work
+        except Exception:  # absent, or built for another vendor: try the next, and in the end copies
             continue
     return CopyConsumer(stream, buffer, parameters, sources)

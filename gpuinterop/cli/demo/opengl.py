@@ -1,4 +1,4 @@
-"""OpenGL as the demo's other side: a shader steps the wave in a shared buffer, and another draws its picture."""
+"""OpenGL as the demo's other side: one shader steps the wave in a shared buffer, another draws its picture."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _Dispatch(Submission):
         return True
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is nothing to release."""
 
 
 class _Producer(Producer):
@@ -92,7 +92,7 @@ class _Producer(Producer):
         return program
 
     def _uniforms(self, form: str, *values: float) -> int:
-        data = struct.pack(form, *values).ljust(32, b"\0")  # std140 may end a block at the next 16 bytes
+        data = struct.pack(form, *values).ljust(32, b"\0")  # std140 pads a block to 16 bytes
         return self._party.buffer(len(data), data)
 
     def _use(self, program: int, parameters: int) -> None:
@@ -116,7 +116,7 @@ class _Producer(Producer):
         self._party.call("glNamedBufferSubData", self.shared.name, slot * len(data), len(data), data)
 
     def draw(self, slot: int, field: Field) -> NDArray[np.uint8]:
-        """Draw the field of a slot into a framebuffer, and read that back."""
+        """Draw the field of a slot into a framebuffer, and read the pixels back."""
         call, new, factor, (height, width) = self._party.call, self._party.new, factor_of(field), field.shape
         frame, colour, size = new("Framebuffers"), new("Renderbuffers"), (width * factor, height * factor)
         call("glNamedRenderbufferStorage", colour, _RGBA8, *size)
@@ -137,7 +137,7 @@ class _Producer(Producer):
         return pixels
 
     def abort(self) -> None:
-        """Nothing waits: what OpenGL submits, it has flushed."""
+        """Do nothing: OpenGL flushes what it submits, so nothing waits."""
 
 
 class _Run(Run):
@@ -159,7 +159,7 @@ class _Run(Run):
         problem = super().go()
         if not problem:
             with self.producer.handoff.gl(self.producer.shared):
-                pass  # what OpenGL reads from here on is what the device has written last
+                pass  # from here on OpenGL reads what the device has written last
         return problem
 
     def draw(self, field: Field) -> NDArray[np.uint8]:
@@ -171,4 +171,4 @@ def _source(name: str) -> str:
 
 
 run_wave_in_opengl: Final = partial(run_wave, make_producer=_Producer, make_run=_Run)
-"""`run_wave` with an `OpenGLParty` in the exporter's place."""
+"""`run_wave` with an `OpenGLParty` as the exporter."""

@@ -1,4 +1,4 @@
-"""Who takes part in a demo: an exporter, and the device that matches it."""
+"""Open the two sides of a demo: an exporter, and the device that matches it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ __all__ = ["find_device", "open_party"]
 
 
 def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
-    """Find the device that an exporter's identity means.
+    """Find the device of an exporter's identity: among `backend`'s devices, or with `gpuinterop.match_device`.
 
-    Parameters
-    ----------
-    identity : DeviceIdentity
-        `Exporter.identity`.
-    backend : str, optional
-        Only this backend's devices. By default `gpuinterop.match_device` decides.
-
-    Raises
-    ------
-    DeviceNotFoundError, BackendNotFoundError, BackendUnavailableError
+    Raises `DeviceNotFoundError`, `BackendNotFoundError` or `BackendUnavailableError`.
     """
     if backend is None:
         return match_device(identity)
@@ -37,7 +28,7 @@ def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
             return device
     names = ", ".join(device.name for device in devices) or "none"
     raise DeviceNotFoundError(
-        f"backend: {backend!r} has no device that is {identity.name or 'the exporter'}; its devices: {names}. "
+        f"expected backend {backend!r} to have the device {identity.name or 'of the exporter'}; it has: {names}. "
         "Choose another exporter or driver."
     )
 
@@ -45,26 +36,15 @@ def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
 def open_party(exporter: str | None, driver: str | None, backend: str | None) -> Exporter | OpenGLParty:
     """Open the other side.
 
-    Parameters
-    ----------
-    exporter : str, optional
-        ``vulkan``, ``opengl`` or ``process``. By default Vulkan where a driver matches a device, else a process,
-        which is said.
-    driver : str, optional
-        The driver of Vulkan or OpenGL, by part of its name.
-    backend : str, optional
-        The backend that it is to match.
+    `exporter` is ``vulkan``, ``opengl`` or ``process``; by default Vulkan if a driver matches a device of `backend`,
+    otherwise a process, with a note. `driver` is part of the name of a Vulkan or OpenGL driver.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A driver for an exporter that has none.
-    BackendUnavailableError
-        Vulkan or OpenGL was asked for, and there is none.
+    Raises `InvalidArgumentError` for a driver of an exporter that has none, and `BackendUnavailableError` if the chosen
+    API is missing.
     """
     if exporter == "process":
         if driver is not None:
-            raise InvalidArgumentError("--driver", "goes with --exporter vulkan or opengl; a process has no drivers.")
+            raise InvalidArgumentError("--driver", "needs --exporter vulkan or opengl; a process has no drivers.")
         return open_exporter("memfd", process=True)
     if driver is not None and exporter != "opengl":
         return open_exporter("vulkan", driver=driver)
@@ -80,18 +60,18 @@ def open_party(exporter: str | None, driver: str | None, backend: str | None) ->
             continue
         if exporter == "opengl":
             return OpenGLParty(candidate, device)
-        return open_exporter("vulkan", device_index=candidate.index)  # two GPUs may have one name
+        return open_exporter("vulkan", device_index=candidate.index)  # two GPUs can have the same name
     reason = " ".join(filter(None, (drivers.reason, unmatched)))
     if exporter is not None:
         if unmatched:
             raise DeviceNotFoundError(reason)
-        raise BackendUnavailableError(reason, fix="Without a driver there is `gpuinterop demo --exporter process`.")
+        raise BackendUnavailableError(reason, fix="`gpuinterop demo --exporter process` needs no driver.")
     note(f"no Vulkan driver to share with ({reason}) The other side is a process with NumPy instead.")
     return open_exporter("memfd", process=True)
 
 
 def _rank(driver: Driver) -> tuple[bool, bool]:
-    """GPUs first; then who shares semaphores."""
+    """GPUs first; then drivers that share semaphores."""
     shares = any(
         driver.capabilities.supports((Operation.IMPORT_SEMAPHORE, handle_type))
         for handle_type in (TimelineFd, OpaqueFd, TimelineWin32, OpaqueWin32)

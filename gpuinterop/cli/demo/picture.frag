@@ -1,6 +1,6 @@
 #version 450
 
-// What picture.render draws, of a slot of the shared field: each pixel reads its cells in place.
+// Draws a slot of the shared field as picture.render does: each pixel reads its cells in place.
 
 layout(std430, binding = 0) readonly buffer Field {
     float field[];

@@ -1,4 +1,4 @@
-"""The picture of a field: a diverging colour map, lit from the upper left, on a dark ground."""
+"""Draw a field: a diverging colour map, lit from the upper left, on a dark ground."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SHADER_VALUES", "factor_of", "render", "scale_of"]
 
 _Array: TypeAlias = NDArray[np.float64]
 
-# From trough through stillness to crest: equal steps of lightness to both sides of a dark middle, cold to warm.
+# From trough to crest: cold to warm, in equal steps of lightness on both sides of a dark middle.
 _STOPS = (
     (-1.00, 0xE9FBFF),
     (-0.78, 0x8FDDF2),
@@ -33,7 +33,7 @@ _LIGHT = np.array([-0.55, -0.65, 0.52])
 
 
 def _channels(colour: int) -> list[float]:
-    """Red, green and blue in linear light, where mixtures stay clean."""
+    """Red, green and blue in linear light, in which colours mix well."""
     return [((colour >> shift & 255) / 255.0) ** 2.2 for shift in (16, 8, 0)]
 
 
@@ -45,31 +45,21 @@ SHADER_VALUES: Final = {
     "/* LIGHT */": _vector(*_LIGHT),
     "/* STOPS */": ", ".join(f"vec4({_vector(*_channels(colour), place)})" for place, colour in _STOPS),
 }
-"""What ``picture.frag`` has marks for."""
+"""Replacements for the marks in ``picture.frag``."""
 
 
 def factor_of(field: NDArray[np.float32]) -> int:
-    """How many pixels a cell's edge has."""
+    """Pixels along a cell's edge."""
     return max(1, -(-_SMALLEST // int(max(field.shape))))
 
 
 def scale_of(field: NDArray[np.floating]) -> float:
-    """The height that is drawn as a crest. The highest near a source are many times as high as the rings far off."""
+    """The height to draw as a crest; cells near a source are many times higher than distant rings."""
     return float(np.percentile(np.abs(field), 99.5)) or 1.0
 
 
 def render(field: NDArray[np.float32]) -> Image.Image:
-    """Draw a field.
-
-    Parameters
-    ----------
-    field : ndarray
-        ``(height, width)``; a small one is drawn larger.
-
-    Returns
-    -------
-    PIL.Image.Image
-    """
+    """Draw a ``(height, width)`` field; a small one is drawn larger."""
     from PIL import Image
 
     height, width = field.shape
@@ -80,7 +70,7 @@ def render(field: NDArray[np.float32]) -> Image.Image:
         image = image.resize((width * factor, height * factor), Image.Resampling.BICUBIC)
         values = np.asarray(image, dtype=np.float64)
     level = np.clip(values / scale_of(values), -1.35, 1.35)
-    # A root shows what is high and what is low, and stays symmetric.
+    # A root makes small heights visible, and stays symmetric.
     tone = np.sign(level) * np.abs(level / 1.35) ** 0.82
     colours = _colours(tone)
     shade, gloss = _relief(level, factor)
@@ -96,7 +86,7 @@ def _colours(tone: _Array) -> _Array:
 
 
 def _relief(level: _Array, factor: int) -> tuple[_Array, _Array]:
-    """Diffuse light on the field as a landscape, and the glint on the slopes that face the light."""
+    """Diffuse light on the field as a landscape, and the glint on slopes that face the light."""
     down, right = np.gradient(level * 5.0 * factor)
     length = np.sqrt(down**2 + right**2 + 1.0)
     light = _LIGHT / np.linalg.norm(_LIGHT)

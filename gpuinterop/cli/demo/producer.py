@@ -1,4 +1,4 @@
-"""The exporter's half of the demo: it steps the field by its own means, frame by frame."""
+"""The exporter's half of the demo: it steps the field, frame by frame."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _FIRST_STEP_S = 30.0
 
 
 def step(slots: Any, width: int, height: int, courant2: float, damping: float, current: int, following: int) -> None:
-    """What a party without shaders does in the shader's place, in its own mapping of both slots.
+    """Step the field without a shader, in this process's own mapping of both slots.
 
-    It is written otherwise than the simulation, which checks it.
+    It is written differently from the simulation, which checks it.
     """
     import numpy as np
 
@@ -36,27 +36,12 @@ def step(slots: Any, width: int, height: int, courant2: float, damping: float, c
 
 
 class Producer:
-    """The wave, in memory of an exporter; still at first. Close it.
+    """The wave in an exporter's memory, all zero at first.
 
-    Frame k (from 0): wait for the consumer's signal of frame k - 1 (none for k = 0), step slot ``k % 2`` into slot
-    ``(k + 1) % 2``, signal. Binary: one semaphore each way. Timeline: one semaphore; the exporter signals
-    ``2 k + 1``, the consumer ``2 k + 2``.
-
-    Parameters
-    ----------
-    exporter : Exporter
-    parameters : WaveParameters
-    kind : type or None
-        ``Binary`` or ``Timeline``; None: no semaphores, the host orders the frames.
-    exportable : bool
-        False: the timeline is reached by its endpoint alone.
-
-    Attributes
-    ----------
-    memory : ExporterMemory
-        Both slots.
-    forth, back : ExporterSemaphore or None
-        Signalled by the exporter, and by the consumer; the same for a timeline.
+    In frame k (from 0) the exporter waits for the consumer's signal of frame k - 1 (not for k = 0), steps slot
+    ``k % 2`` into slot ``(k + 1) % 2``, and signals. With `kind` Binary, `forth` and `back` are two semaphores. With
+    Timeline they are one: the exporter signals ``2 k + 1``, the consumer ``2 k + 2``. With None there are no
+    semaphores, and the host orders the frames. If `exportable` is False, a timeline has only an endpoint.
     """
 
     def __init__(
@@ -78,13 +63,13 @@ class Producer:
             if kind is Binary:
                 self.back = undo.enter_context(exporter.create_semaphore(kind))
             self.memory.write(0, bytes(parameters.size))
-            # A step of a field that is still changes nothing, and makes ready what the first frame needs.
+            # A step of an all-zero field changes nothing, and prepares what the first frame needs.
             if not self.submit(0, wait=False, signal=False).done(_FIRST_STEP_S):
                 raise SemaphoreTimeoutError(f"the exporter's first step is not done after {_FIRST_STEP_S:g} s.")
             self._undo = undo.pop_all()
 
     def submit(self, frame: int, *, wait: bool = True, signal: bool = True) -> Submission:
-        """Enqueue a frame and return at once. `wait` and `signal` are taken out only to prove that they matter."""
+        """Enqueue a frame and return at once. Only tests that remove a wait or a signal pass False."""
         p = self.parameters
         timeline = self.forth is not None and self.forth.kind is Timeline
         kernel = Kernel(
@@ -101,21 +86,21 @@ class Producer:
         )
 
     def read(self, slot: int) -> bytes:
-        """Copy a slot out by the exporter's own means: what a program without sharing does each frame."""
+        """Copy a slot out through the exporter, as a program without sharing does in each frame."""
         return self.memory.read(slot * self.parameters.slot_bytes, self.parameters.slot_bytes)
 
     def write(self, slot: int, data: bytes) -> None:
-        """Replace a slot by the exporter's own means; returns when the bytes are there."""
+        """Replace a slot through the exporter; returns when the bytes are there."""
         self.memory.write(slot * self.parameters.slot_bytes, data)
 
     def abort(self) -> None:
-        """Release whatever waits for a signal that will never come; nothing can be submitted any more."""
-        for semaphore in (self.back, self.forth):  # frames wait for `back`: its end releases them
+        """Release every wait for a signal that will never be sent; nothing can be submitted afterwards."""
+        for semaphore in (self.back, self.forth):  # frames wait for `back`: closing it releases them
             if semaphore is not None:
                 semaphore.close()
 
     def close(self) -> None:
-        """Release what waits, and free the memory."""
+        """Release pending waits, and free the memory."""
         self._undo.close()
 
     def __enter__(self) -> Self:

@@ -1,8 +1,7 @@
-"""What the demo computes: a step of the wave, the sources that the consumer writes, and the whole run in NumPy alone.
+"""What the demo computes: a step of the wave, the consumer's sources, and the whole run with NumPy.
 
-The simulation has a memory and a step of its own: it is the oracle, and shares no code with what it checks. A step
-rounds as the shader does, operation by operation in float32, so that a correct run differs from the simulation by
-nothing at all.
+The simulation is the oracle: it shares no memory and no step with what it checks. It rounds as the shader does,
+operation by operation in float32, so a correct run agrees with it exactly.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ Field: TypeAlias = NDArray[np.float32]
 class WaveParameters:
     """Two slots of ``height x width`` float32, the field of frame k in slot ``k % 2``.
 
-    A step computes slot ``(k + 1) % 2`` in place over frame k - 1:
+    A step computes slot ``(k + 1) % 2`` in place over frame k - 1; the border stays zero:
     ``next = damping * (2 * u - previous + courant2 * (north + south + west + east - 4 * u))``
-    with the border held at zero.
     """
 
     width: int = 512
@@ -43,22 +41,15 @@ class WaveParameters:
         return 2 * self.slot_bytes
 
     def step(self, frame: int) -> tuple[int, int, float, float, int, int]:
-        """The arguments of a frame's step, as the producer's shader and function take them."""
+        """The arguments of a frame's step, for the producer's shader and function."""
         return self.width, self.height, self.courant2, self.damping, frame % 2, (frame + 1) % 2
 
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """A square of the field that one source moves in one frame, and where to.
+    """A square of the field that one source moves in one frame; the cell `top`, `left` is its first.
 
-    Attributes
-    ----------
-    top, left : int
-        The position of the first cell.
-    size : int
-        Cells along each edge.
-    target : float
-        A float32 value: the window pulls the cells towards it, in the middle all the way.
+    The window pulls the cells towards `target`, a float32 value, and all the way in the middle.
     """
 
     top: int
@@ -69,15 +60,10 @@ class Patch:
 
 @dataclass(frozen=True)
 class Sources:
-    """Paddles that travel along Lissajous curves and beat up and down; what the consumer writes into the field.
+    """Paddles that travel along Lissajous curves and beat up and down: what the consumer writes into the field.
 
-    A paddle reads the cells under it and writes ``cells += window * (target - cells)``: what it writes depends on what
-    it read, so a field that is stale in either direction becomes a wrong one.
-
-    Parameters
-    ----------
-    width, height : int
-        The field's size in cells; 16 or more.
+    A paddle reads the cells under it and writes ``cells += window * (target - cells)``. What it writes depends on what
+    it reads, so a stale field in either direction makes the result wrong. A field has at least 16 x 16 cells.
     """
 
     width: int
@@ -85,25 +71,25 @@ class Sources:
 
     @property
     def radius(self) -> int:
-        """The size of a paddle in cells."""
+        """A paddle's radius in cells."""
         return max(2, min(self.width, self.height) // 48)
 
     @cached_property
     def window(self) -> Field:
-        """How strongly a paddle holds each cell under it: a bell, 1 in the middle."""
+        """How strongly a paddle pulls each cell under it: a bell, 1 in the middle."""
         reach = np.arange(-self.radius, self.radius + 1, dtype=np.float64) / (self.radius + 1)
         distance = np.minimum(np.hypot(reach[:, None], reach[None, :]), 1.0)
         return np.ascontiguousarray(np.cos(distance * (math.pi / 2)) ** 2, dtype=np.float32)
 
     def patches(self, frame: int) -> list[Patch]:
-        """The paddles of a frame, none of them over the border, which is held at zero."""
+        """The paddles of a frame; none touches the border, which stays zero."""
         span = 2 * self.radius + 1
         edge = min(self.width, self.height)
-        scale = min(1.0, edge / 512)  # smaller fields have shorter waves, of 7 cells at least, and shorter journeys
+        scale = min(1.0, edge / 512)  # smaller fields have shorter journeys and waves, of at least 7 cells
         found = []
         for paddle in _PADDLES:
             angle = 2 * math.pi * frame / (paddle.journey * scale)
-            # The reach is a share of the shorter edge, so that no paddle outruns its own waves.
+            # The reach is a share of the shorter edge, so that no paddle overtakes its own waves.
             x = paddle.x * self.width + paddle.reach * edge * math.sin(paddle.turns[0] * angle + paddle.phase)
             y = paddle.y * self.height + paddle.reach * edge * math.cos(paddle.turns[1] * angle + paddle.phase)
             beat = paddle.strength * math.cos(2 * math.pi * frame / max(14.0, paddle.period * scale))
@@ -138,20 +124,7 @@ _PADDLES = (
 
 
 def simulate(parameters: WaveParameters, frames: int, sources: Sources) -> Field:
-    """Compute the two slots after `frames` frames, with NumPy alone.
-
-    Parameters
-    ----------
-    parameters : WaveParameters
-    frames : int
-    sources : Sources
-        What the consumer writes.
-
-    Returns
-    -------
-    ndarray
-        ``(2, height, width)`` float32.
-    """
+    """Compute both slots after `frames` frames with NumPy: ``(2, height, width)`` float32."""
     slots = np.zeros((2, parameters.height, parameters.width), np.float32)
     for frame in range(frames):
         _step(parameters, slots[frame % 2], slots[(frame + 1) % 2])
@@ -163,7 +136,7 @@ def simulate(parameters: WaveParameters, frames: int, sources: Sources) -> Field
 
 
 def _step(p: WaveParameters, now: Field, after: Field) -> None:
-    """Step the field `now` into `after`, which holds the frame before. The border stays as it is: zero."""
+    """Step the field `now` into `after`, which holds the frame before. The border stays zero."""
     u, previous = now[1:-1, 1:-1], after[1:-1, 1:-1]
     around = now[:-2, 1:-1] + now[2:, 1:-1] + now[1:-1, :-2] + now[1:-1, 2:]
     laplacian = around - np.float32(4) * u

@@ -1,6 +1,6 @@
 """The demo's engine: an exporter steps a wave in shared memory, a consumer disturbs it, and a simulation checks both.
 
-The demo shows it, and the tests take its waits and signals out one by one.
+Tests remove its waits and signals one by one.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 __all__ = ["Run", "Sabotage", "Sync", "WaveRun", "choose_sync", "run_wave"]
 
 TOLERANCE = 1e-4
-"""The field's tolerance; its sources beat with amplitude 1. A right run is off by 0, or by flushed denormals."""
+"""The field's tolerance; its sources have amplitude 1. A correct run differs by 0, or by flushed denormals."""
 _STAGED_FRAMES = 100
-_RESCUES = 10  # signals, at most, for what a stream still waits for
+_RESCUES = 10  # most signals sent for a wait that is still pending
 
 
 class Sabotage(Enum):
-    """One of the four things that keep the two sides in order, taken out to prove that it does.
+    """Leave out one of the four waits and signals, to prove that the demo needs it.
 
-    The other three stay. Without the exporter's wait a timeline has passed 2 k + 2 before the consumer signals for
-    frame k, and must not go back: the consumer signals every frame all the same, with 2 k + 4. No wait ends by that:
-    the exporter has none, and the consumer's next are for 2 k + 3, signalled by then, and for 2 k + 5.
+    The other three stay. Without the exporter's wait, a timeline has passed 2 k + 2 before the consumer signals for
+    frame k, and must not go back, so the consumer signals 2 k + 4 instead. That ends no wait: the exporter has none,
+    and the consumer waits for 2 k + 3, which is signalled by then, and for 2 k + 5.
     """
 
     EXPORTER_SIGNAL = "exporter_signal"
@@ -61,17 +61,11 @@ class Sabotage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """How the two sides keep in order.
+    """How the two sides take turns.
 
-    Attributes
-    ----------
-    name : str
-        ``timeline`` or ``binary``; ``bridged``: a timeline of the exporter's, which streams reach through a bridge; or
-        ``host``: no semaphore is shared, the calling thread waits for either side.
-    kind : type or None
-        What `Producer` takes.
-    reason : str
-        Why it is no better; empty for a timeline.
+    `name` is ``timeline``; ``binary``; ``bridged``, a timeline of the exporter's that streams reach through a bridge;
+    or ``host``: no semaphore is shared, and the calling thread waits for each side. `kind` is `Producer`'s argument;
+    `reason` says why no better mode works, and is empty for a timeline.
     """
 
     name: str
@@ -87,26 +81,11 @@ Gaps: TypeAlias = Callable[[Any, Device], Mapping[str, UnsupportedError | None]]
 
 
 def choose_sync(exporter: Graphics, device: Device, mode: str = "auto", *, gaps_of: Gaps = mode_gaps) -> Sync:
-    """Take the best that both sides have: a timeline, binary semaphores, a bridged timeline, or the host.
+    """Choose the best mode that both sides support: a timeline, binary semaphores, a bridged timeline, or the host.
 
-    Parameters
-    ----------
-    exporter : Exporter
-    device : Device
-    mode : str
-        ``native``: a timeline or binary semaphores. ``bridged``: that. ``auto``: the first that works.
-    gaps_of : callable
-        `gpuinterop.handoff.mode_gaps`, or what the exporter's API has in its place.
-
-    Returns
-    -------
-    Sync
-        With the reason of the capability table for what is missing.
-
-    Raises
-    ------
-    UnsupportedError
-        What `mode` names does not work here.
+    `mode` ``native`` allows a timeline and binary semaphores, ``bridged`` a bridge, and ``auto`` everything; if none of
+    those works, it raises `UnsupportedError`. `gaps_of` is `gpuinterop.handoff.mode_gaps`, or its equivalent for the
+    exporter's API. The result's reason is from the capability table.
     """
     gaps = gaps_of(exporter, device)
     worse: list[UnsupportedError] = []
@@ -129,31 +108,12 @@ def _reasons(gaps: Sequence[UnsupportedError]) -> str:
 class WaveRun:
     """Result of a run.
 
-    Attributes
-    ----------
-    backend, device, exporter, driver, consumer : str
-        Who took part.
-    sync : Sync
-    memory_handle : str
-    semaphore_handle : str or None
-        Handle types by name.
-    frames : int
-        The number of frames that was asked for.
-    parameters : WaveParameters
-    shared_bytes : int
-        The size in bytes of the memory that both sides work in.
-    frame_us : list of float
-        Microseconds of each frame that was done.
-    staged_us : list of float
-        The same frames with copies through the host in place of sharing.
-    max_error : float
-        The largest error of the final field against the simulation, both slots; infinite without a field to compare.
-    problem : str
-        What ended the run early; empty otherwise.
-    picture : ndarray or None
-        The final field as OpenGL has drawn it, RGBA; None elsewhere.
-    field : ndarray
-        The final field, as the exporter reads it.
+    `frames` is the number asked for, and `frame_us` has the microseconds of each frame that was done; `staged_us` has
+    those of the same frames with copies through the host. `shared_bytes` is the size of the shared memory.
+
+    `max_error` is the largest error of the final field (both slots) against the simulation, infinite without a field.
+    `problem` is what ended the run early, or empty. `picture` is the final field as OpenGL drew it, RGBA, or None;
+    `field` is the final field as the exporter reads it.
     """
 
     backend: str
@@ -176,7 +136,7 @@ class WaveRun:
 
     @property
     def correct(self) -> bool:
-        """Whether every frame was done and the field is the simulation's."""
+        """Whether every frame was done and the field equals the simulation's."""
         return not self.problem and self.max_error <= TOLERANCE
 
     @property
@@ -195,13 +155,7 @@ class WaveRun:
         return float(np.median(self.staged_us)) / self.median_us
 
     def as_dict(self, output: str | None = None) -> dict[str, Any]:
-        """Return what ``gpuinterop demo --json`` prints.
-
-        Parameters
-        ----------
-        output : str, optional
-            The file of the picture.
-        """
+        """Return what ``gpuinterop demo --json`` prints; `output` is the picture's file."""
         return {
             "backend": self.backend,
             "device": self.device,
@@ -215,7 +169,7 @@ class WaveRun:
             "shared_bytes": self.shared_bytes,
             "frame_us": {"median": _rounded(self.median_us, 1), "p99": _rounded(self.p99_us, 1)},
             "staging_ratio": _rounded(self.staging_ratio, 3),
-            # JSON has no infinity: without a field to compare there is no number.
+            # JSON has no infinity.
             "max_error": self.max_error if math.isfinite(self.max_error) else None,
             "correct": self.correct,
             "output": output,
@@ -242,41 +196,23 @@ def run_wave(
 ) -> WaveRun:
     """Run the wave and check it.
 
-    Frame k: the exporter steps slot ``k % 2`` into slot ``(k + 1) % 2`` and signals; the consumer's stream waits, reads
-    the new field and writes into it, and signals back.
+    In frame k the exporter steps slot ``k % 2`` into slot ``(k + 1) % 2`` and signals. The consumer's stream waits,
+    reads the new field, writes into it, and signals back.
 
-    Parameters
-    ----------
-    exporter : Exporter
-    device : Device
-        The consumer's backend and device.
-    parameters : WaveParameters
-    frames : int
-    sync : Sync, optional
-        The default is what `choose_sync` gives.
-    timeout : float
-        Seconds that any one wait may take. A missing signal ends the run: `WaveRun.problem` says which.
-    staging : bool
-        Whether to time the frames with copies, too.
-    tick : callable, optional
-        Called after each frame, with how many are done, of how many.
-    sabotage : Sabotage, optional
-        Take this out. Where it is a wait, the other side is held back in each frame until the side without the wait
-        is done, so that it shows every time instead of sometimes.
-    make_producer, make_run : callable
-        `Producer` and `Run`, or what the exporter has in their place.
+    `sync` defaults to the result of `choose_sync`. Each wait takes at most `timeout` seconds: if a signal is missing,
+    the run ends, and `WaveRun.problem` names it. `staging` also times the frames with copies. `tick` is called after
+    each frame with the number done and the total. `make_producer` and `make_run` replace `Producer` and `Run`.
 
-    Raises
-    ------
-    InvalidArgumentError
-        A sabotage where no semaphore is shared, or no frame.
-    GpuInteropError
-        The memory or the semaphores could not be shared. What goes wrong later is told in `WaveRun.problem`.
+    `sabotage` leaves a wait or signal out. If it is a wait, each frame delays the other side until the side without the
+    wait is done, so the error shows every time.
+
+    Raises `InvalidArgumentError` for less than one frame, or a sabotage without a shared semaphore, and
+    `GpuInteropError` if memory or semaphores cannot be shared. Later errors are in `WaveRun.problem`.
     """
     _check(parameters, frames)
     chosen = choose_sync(exporter, device) if sync is None else sync
     if chosen.name == "host" and sabotage:
-        raise InvalidArgumentError("sabotage", f"there is no semaphore to take out: {chosen.reason}")
+        raise InvalidArgumentError("sabotage", f"there is no semaphore to leave out: {chosen.reason}")
     with ExitStack() as cleanup:
         exportable = chosen.name != "bridged"
         producer = cleanup.enter_context(make_producer(exporter, parameters, chosen.kind, exportable=exportable))
@@ -294,7 +230,7 @@ def _check(parameters: WaveParameters, frames: int) -> None:
 
 
 def _result(run: Run, exporter: Exporter, parameters: WaveParameters, *, staging: bool) -> WaveRun:
-    """Let the run go, and compare what it has left with the wave that NumPy makes."""
+    """Do the run, and compare its final field with NumPy's wave."""
     problem = run.go()
     found = run.read()
     expected = simulate(parameters, run.frames, run.sources)
@@ -323,13 +259,13 @@ def _result(run: Run, exporter: Exporter, parameters: WaveParameters, *, staging
 
 
 def _difference(found: Field | None, expected: Field) -> float:
-    worst = math.inf if found is None else float(np.max(np.abs(found - expected)))  # np.max hands on a NaN
+    worst = math.inf if found is None else float(np.max(np.abs(found - expected)))  # np.max propagates a NaN
     return worst if math.isfinite(worst) else math.inf
 
 
 @dataclass(eq=False)
 class Run:
-    """The frames of a run, which begin with `go`."""
+    """The frames of a run; `go` starts them."""
 
     producer: Producer
     device: Device
@@ -346,7 +282,7 @@ class Run:
         self.frame_us: list[float] = []
         self.semaphore_handle: str | None = None
         self._submissions: dict[int, Submission] = {}
-        self._awaited: int | None = None  # the frame that the stream was last told to wait for
+        self._awaited: int | None = None  # the last frame that the stream waits for
         self.shared: tuple[ExternalSemaphore[Any], ExternalSemaphore[Any] | None] | None = None
         self.bridge: Bridge | None = None
         self.handoff: Handoff | SharedHandoff | None = None
@@ -357,18 +293,18 @@ class Run:
         cleanup.callback(self.consumer.close)
 
     def _connect(self, cleanup: ExitStack) -> Callable[[], Buffer]:
-        """Share memory and semaphores with the exporter; returns what maps the memory."""
+        """Share memory and semaphores with the exporter; returns a function that maps the memory."""
         producer, device, timeout, sync = self.producer, self.device, self.timeout, self.sync
         theirs = producer.memory
         with theirs.export() as handle:
             self.memory_handle = handle.type_name
             memory = device.import_memory(handle, size=theirs.size, dedicated=theirs.dedicated)
-        # The exporter frees its memory only when the device is done with it, hence the time; a run that has failed
-        # may leave a stream that never is, which has been reported by then.
+        # The exporter frees its memory when the device is done with it, so wait for a while. After a failed run the
+        # stream may never be done; that has been reported by then.
         cleanup.callback(_close_in_time, memory, timeout)
         if sync.name == "bridged":
             self.bridge = Bridge(device)
-            # The watcher uses the exporter's semaphore: it is to be done with it before that goes.
+            # The watcher uses the exporter's semaphore, so it must stop first.
             cleanup.callback(_close_in_time, self.bridge, timeout)
             assert producer.forth is not None
             self.shared = cleanup.enter_context(_bridged(self.bridge, producer.forth)), None
@@ -386,7 +322,7 @@ class Run:
     # -- the frames --------------------------------------------------------------------------------------------
 
     def go(self) -> str:
-        """Do all frames; returns what ended them early, if anything did."""
+        """Do all frames; returns what ended them early, or an empty text."""
         try:
             self._frames()
             self.stream.synchronize(self.timeout)
@@ -396,7 +332,7 @@ class Run:
         except GpuInteropError as error:
             self._release_all()
             return f"frame {len(self.frame_us)}: {error}"
-        except BaseException:  # Ctrl-C, most of all: what is pending would hold up the cleanup
+        except BaseException:  # above all Ctrl-C: pending work would block the cleanup
             self._release_all()
             raise
         return ""
@@ -419,7 +355,7 @@ class Run:
                 self._release(frame)
                 event = self.stream.record()
                 if previous is not None:
-                    previous.wait(self.timeout)  # one frame ahead of the device, and no more
+                    previous.wait(self.timeout)  # at most one frame ahead of the device
                 previous = event
             self.frame_us.append((time.perf_counter() - start) * 1e6)
             if self.tick is not None:
@@ -432,12 +368,12 @@ class Run:
             signal=self.sabotage is not Sabotage.EXPORTER_SIGNAL,
         )
         self._submissions[frame] = submission
-        if frame - 2 in self._submissions:  # done: the consumer's frame after it was
+        if frame - 2 in self._submissions:  # it is done, because the consumer's next frame was
             self._submissions.pop(frame - 2).close()
         return submission
 
     def _finish(self, submission: Submission, what: str = "frame") -> None:
-        """Wait until the exporter has done a frame."""
+        """Wait for the exporter to do a frame."""
         if not submission.done(self.timeout):
             raise SemaphoreTimeoutError(f"the exporter's {what} is not done after {self.timeout:g} s.")
 
@@ -449,7 +385,7 @@ class Run:
             return
         assert self.shared is not None
         forth, back = self.shared
-        # With something taken out, by hand: the handoff would refuse what is out of turn, before anything goes wrong.
+        # With something left out, signal by hand: the handoff refuses calls in the wrong order.
         if back is None:
             forth.wait(self.stream, 2 * frame + 1)
         else:
@@ -467,7 +403,7 @@ class Run:
         if back is not None:
             back.signal(self.stream)
         else:
-            # Without the wait the exporter's next frame has signalled 2 k + 3 already.
+            # Without the wait, the exporter's next frame has already signalled 2 k + 3.
             forth.signal(self.stream, 2 * frame + (4 if self.sabotage is Sabotage.EXPORTER_WAIT else 2))
 
     def _by_host(self, frame: int) -> None:
@@ -476,7 +412,7 @@ class Run:
         self.stream.synchronize(self.timeout)
 
     def _with_producer_held(self, frame: int) -> None:
-        """Submit the exporter's frame when the consumer, which does not wait for it, is idle."""
+        """Submit the exporter's frame once the consumer, which does not wait for it, is idle."""
         idle = threading.Event()
 
         def submit() -> Submission:
@@ -495,7 +431,7 @@ class Run:
         self._release(frame)
 
     def _until_next_is_done(self, frame: int) -> None:
-        """Hold the consumer, which was admitted to `frame`, until the exporter has done the next: it does not wait."""
+        """Hold the consumer in `frame` until the exporter, which does not wait, has done the next one."""
         self.stream.synchronize(self.timeout)
         if frame:
             self._settle_at(2 * frame + 2)
@@ -503,10 +439,10 @@ class Run:
         self._settle_at(2 * frame + 3)
 
     def _settle_at(self, value: int) -> None:
-        """Wait until a bridged timeline has come to `value`, with a wait taken out that would have seen to that.
+        """Wait until a bridged timeline has reached `value`, because the wait that would do so is left out.
 
-        The watcher signals when the stream has, a little later; and a driver may have done a frame, a little before its
-        semaphore says so. Neither must be overtaken by the next signal: a timeline that is set back stays there.
+        The watcher signals a little after the stream has, and a driver's semaphore may show a frame's end a little
+        late. The next signal must not come before either: a timeline that is set back stays there.
         """
         if self.bridge is not None and self.shared is not None:
             self.shared[0].host_wait(value, timeout=self.timeout)
@@ -514,20 +450,20 @@ class Run:
     # -- afterwards --------------------------------------------------------------------------------------------
 
     def _release_all(self) -> None:
-        """Give every pending wait its signal, so that nothing hangs: no GPU cancels one."""
+        """Signal every pending wait so that nothing hangs: no GPU cancels a wait."""
         if self.bridge is not None:
-            _close_in_time(self.bridge, 0)  # lets every stream go, and the stream fails
+            _close_in_time(self.bridge, 0)  # releases every stream, and the stream fails
             with contextlib.suppress(GpuInteropError):
                 self.stream.synchronize(self.timeout)
-            _close_in_time(self.bridge, self.timeout)  # the watcher looks at the exporter's semaphore no more
+            _close_in_time(self.bridge, self.timeout)  # the watcher does not read the exporter's semaphore any more
         with contextlib.suppress(GpuInteropError):
             self.producer.abort()
         if self.bridge is not None or self.shared is None or self._awaited is None:
             return
         forth, back = self.shared
         with contextlib.suppress(GpuInteropError), self.device.create_stream() as rescue:
-            # One signal may not be enough. A binary one lets one wait pass, and is lost when it meets a late one of the
-            # exporter's; a timeline is set back by a lower value that the consumer's stream signals behind its wait.
+            # One signal may not be enough. A binary signal releases one wait, and is lost if it meets a late one of the
+            # exporter's; a timeline goes back when the consumer's stream signals a lower value after its wait.
             for attempt in range(_RESCUES):
                 forth.signal(rescue, *(() if back is not None else (2 * self._awaited + 1 + attempt,)))
                 with contextlib.suppress(SemaphoreTimeoutError):
@@ -535,11 +471,11 @@ class Run:
                     return
 
     def draw(self, field: Field) -> NDArray[np.uint8] | None:
-        """Have the exporter draw the final field; None if it draws nothing."""
+        """Let the exporter draw the final field; None if it draws nothing."""
         return None
 
     def read(self) -> Field | None:
-        """Both slots as the exporter sees them; None where even that fails."""
+        """Both slots as the exporter sees them; None if even that fails."""
         p = self.producer.parameters
         try:
             data = self.producer.read(0) + self.producer.read(1)
@@ -548,7 +484,7 @@ class Run:
         return np.frombuffer(data, np.float32).reshape(2, p.height, p.width).copy()
 
     def staged(self) -> list[float]:
-        """Time the same frames without sharing: the exporter copies out and in, and so does the consumer."""
+        """Time the same frames without sharing: exporter and consumer both copy out and in."""
         times = []
         for frame in range(self.frames, self.frames + min(self.frames, _STAGED_FRAMES)):
             start = time.perf_counter()

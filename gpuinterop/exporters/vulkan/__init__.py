@@ -1,6 +1,6 @@
-"""Vulkan as the independent party, on an instance and a device of its own.
+"""Vulkan as the independent exporter, on its own instance and device.
 
-Importable without cffi; only making a :class:`VulkanExporter` needs it.
+You can import this without cffi; only :class:`VulkanExporter` needs it.
 """
 
 from __future__ import annotations

@@ -18,13 +18,9 @@ __all__ = ["choose", "list_drivers"]
 
 
 def list_drivers() -> DriverList:
-    """List every physical device that the Vulkan loader finds. Never raises for want of Vulkan.
+    """List every physical device that the Vulkan loader finds. Never raises because Vulkan is missing.
 
-    Returns
-    -------
-    DriverList
-        Empty, with its `reason`, where cffi, the loader or every driver is missing. A device whose driver
-        fails is left out, and stands in the `reason`.
+    A device whose driver fails is left out, and the list's `reason` names it. `reason` also explains why it is empty.
     """
     found = DriverList()
     try:
@@ -54,12 +50,12 @@ def _describe(index: int, physical: PhysicalDevice) -> Driver:
 
 
 def choose(devices: Sequence[PhysicalDevice], driver: str | None, index: int | None) -> PhysicalDevice:
-    """The physical device that `VulkanExporter` is asked for."""
+    """Choose the physical device for `VulkanExporter`'s arguments."""
     if index is not None:
         index = check_int(index, "device_index")
     matching = devices
     if driver is not None:
-        # The driver known as "lavapipe" calls itself llvmpipe.
+        # lavapipe's driver reports the name llvmpipe.
         wanted = check_type(driver, str, "driver", "a str").lower().replace("lavapipe", "llvmpipe")
         matching = [d for d in devices if wanted in f"{d.name}\n{d.driver_name}".lower()]
     elif index is None:

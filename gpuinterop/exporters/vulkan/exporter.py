@@ -1,4 +1,4 @@
-"""Vulkan as the independent party: memory, semaphores and compute shaders on a device of its own."""
+"""Vulkan as the independent exporter: memory, semaphores and compute shaders on its own device."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from .shader import ACCESS, STAGE
 __all__ = ["VulkanExporter"]
 
 _PATIENCE = 5.0
-"""Seconds that a close waits for work before it takes the signals that the work waits for for lost."""
+"""Seconds that a close waits for work before it gives the work the signals it waits for."""
 
 
 @dataclass(eq=False)
 class Pending(Submission):
-    """Work on a queue, with the fence that tells its end."""
+    """Work on a queue, with the fence that shows its end."""
 
     exporter: VulkanExporter
     fence: Any
@@ -62,7 +62,7 @@ class Pending(Submission):
                 return True
             if exporter._closed:
                 raise ResourceClosedError("the Vulkan exporter was closed.")
-            self._waiters += 1  # the fence is not used again while a waiter has it
+            self._waiters += 1  # the fence is not reused while a thread waits for it
         vk = exporter.vk
         try:
             fences = vk.api.array("VkFence", [self.fence])
@@ -80,7 +80,7 @@ class Pending(Submission):
         return self._finished
 
     def close(self) -> None:
-        """Wait for the work. What waits for a signal that never comes stays with the exporter until it closes."""
+        """Wait for the work. Work that waits for a missing signal stays pending until the exporter closes."""
         if not self._finished and not self.exporter._closed:
             self.done(_PATIENCE)
 
@@ -91,27 +91,23 @@ class Pending(Submission):
 
 
 class VulkanExporter(Exporter):
-    """A Vulkan driver as the independent party, on an instance and a device of its own.
+    """A Vulkan driver as the independent exporter, on its own instance and device.
+
+    Raises `BackendUnavailableError` if cffi, the loader or a driver is missing, and `DeviceNotFoundError` if no device
+    matches.
 
     Parameters
     ----------
     driver : str, optional
         Part of the device's or driver's name, in any case: ``swiftshader``, ``lavapipe``, ``nvidia``. Default: a GPU,
-        else a driver that exports semaphores (SwiftShader), else any.
+        otherwise a driver that exports semaphores (SwiftShader), otherwise any.
     device_index : int, optional
-        Which of those that match `driver`, from 0 in the loader's order. Without `driver`: which of all, so that
-        ``VulkanExporter(device_index=found.index)`` opens exactly what :func:`list_drivers` has listed.
+        The index among the devices that match `driver`, in the loader's order. Without `driver`, the index among all,
+        so ``VulkanExporter(device_index=found.index)`` opens exactly the one from :func:`list_drivers`.
     staged : bool, optional
-        Write and read through a staging buffer and the queue, also where the host sees the memory. A GPU always does.
+        Write and read through a staging buffer and the queue even if the host can map the memory. A GPU always does.
     identity : DeviceIdentity, optional
         See :func:`gpuinterop.exporters.open_exporter`.
-
-    Raises
-    ------
-    BackendUnavailableError
-        cffi, the loader or a driver is missing.
-    DeviceNotFoundError
-        No device matches; the message lists those that there are.
     """
 
     name = "vulkan"
@@ -124,7 +120,7 @@ class VulkanExporter(Exporter):
         staged: bool = False,
         identity: DeviceIdentity | None = None,
     ) -> None:
-        self._closed = True  # until all is there: close() may be called on the way out
+        self._closed = True  # until the constructor is done: an error may call close()
         with ExitStack() as undo:
             self._instance = instance = undo.enter_context(Instance())
             self.physical = physical = choose(instance.physical_devices(), driver, device_index)
@@ -139,10 +135,10 @@ class VulkanExporter(Exporter):
         vk.said = identity
         self.identity = vk.identity
         self._staged = staged
-        self._lock = threading.Lock()  # of the queue, the command pool, and the lists below
+        self._lock = threading.Lock()  # for the queue, the command pool, and the lists below
         self._pending: list[Pending] = []
         self._fences: list[Any] = []
-        self.children: dict[Any, None] = {}  # in the order of their making; what is dropped unclosed lives here
+        self.children: dict[Any, None] = {}  # in order of creation; keeps objects that were dropped unclosed
         self._rescuer: _Rescuer | None = None
         self._stuck = False
         self._closed = False
@@ -150,7 +146,7 @@ class VulkanExporter(Exporter):
     # -- the interface ------------------------------------------------------------------------------------------------
 
     @cached_property
-    def capabilities(self) -> Capabilities:  # asked for each test
+    def capabilities(self) -> Capabilities:  # queried for each test
         return self.physical.capabilities
 
     def create_memory(self, size: int) -> VulkanMemory:
@@ -159,14 +155,14 @@ class VulkanExporter(Exporter):
     def import_memory(self, handle: AllocationHandle, size: int) -> VulkanMemory:
         check_type(handle, VmmFd, "handle", "a VmmFd")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, VmmFd))
-        check_size(handle, size)  # SwiftShader maps what is not there, and dies of the first touch
+        check_size(handle, size)  # SwiftShader maps beyond the object, and crashes on the first access
         maker = handle.origin.device if handle.origin is not None else None
         if maker is not None and maker.conflicts(self.identity):
-            raise HandleError(f"handle: was allocated on {maker.name or 'another device'}, and this is {self.device}.")
+            raise HandleError(f"handle: expected one allocated on {self.device}, got {maker.name or 'another device'}.")
         return VulkanMemory(self, size, handle)
 
     def import_array(self, array: object, usage: int = BUFFER_USAGE) -> VulkanMemory:
-        """An array that exists, as memory of this party in place (:func:`gpuinterop.vulkan.import_array`)."""
+        """Import an existing array in place, as this exporter's memory (:func:`gpuinterop.vulkan.import_array`)."""
         return VulkanMemory(self, 0, array=array, usage=usage)
 
     def image_gap(self, parameters: ImageParameters) -> str:
@@ -189,7 +185,7 @@ class VulkanExporter(Exporter):
         for item in fill:
             if item.offset % 4 or item.size % 4 or item.size <= 0:
                 raise InvalidArgumentError(
-                    "fill", f"offset and size are multiples of 4, not {item.offset} and {item.size}."
+                    "fill", f"expected multiples of 4, got offset {item.offset} and size {item.size}."
                 )
             self._own(item.memory, VulkanMemory).check(item.offset, item.size)
         for kernel in run:
@@ -229,7 +225,7 @@ class VulkanExporter(Exporter):
                 self._instance.close()
         self._closed = True
 
-    # -- for the objects ----------------------------------------------------------------------------------------------
+    # -- used by the objects ------------------------------------------------------------------------------------------
 
     def open(self) -> VulkanContext:
         if self._closed:
@@ -238,9 +234,9 @@ class VulkanExporter(Exporter):
 
     def _own(self, thing: Any, kind: type[Any]) -> Any:
         if not isinstance(thing, kind):
-            raise ArgumentTypeError("submit", f"takes objects of this exporter, not {type(thing).__name__}.")
-        if thing.exporter is not self:  # a driver that is given another device's objects crashes
-            raise ArgumentTypeError("submit", f"takes objects of this exporter, not a {kind.__name__} of another.")
+            raise ArgumentTypeError("submit", f"expected objects of this exporter, got {type(thing).__name__}.")
+        if thing.exporter is not self:  # a driver crashes on objects of another device
+            raise ArgumentTypeError("submit", f"expected objects of this exporter, got another's {kind.__name__}.")
         return thing
 
     def submit_to_queue(
@@ -256,7 +252,7 @@ class VulkanExporter(Exporter):
         left = []
         try:
             for semaphore, value in waits:
-                # A wait that is on the queue already holds back what is submitted after it, as this one would.
+                # A wait that is already on the queue delays later work just as this one would.
                 if earlier := semaphore.adopt():
                     adopted.append((semaphore, earlier))
                 else:
@@ -301,8 +297,8 @@ class VulkanExporter(Exporter):
             info = _submit_info(vk.api, what, [] if commands is None else [commands], timeline=timeline)
             fence = self.fence()
             pending = Pending(self, fence, tuple(waits), tuple(signals), uses, commands)
-            # On the list before: after an interrupt, what may be on the queue keeps its fence, its commands and its
-            # semaphores until the fence says so.
+            # Added before the submission: after an interrupt, work that may be on the queue keeps its fence, commands
+            # and semaphores until the fence is signalled.
             self._pending.append(pending)
             try:
                 vk._call("vkQueueSubmit", vk.queue if queue is None else queue, 1, info, fence)
@@ -334,7 +330,7 @@ class VulkanExporter(Exporter):
             vk.functions.vkFreeCommandBuffers(vk.device, self._pool, 1, vk.api.array("VkCommandBuffer", [commands]))
 
     def _retire(self, pending: Pending) -> None:
-        """The fence of `pending` is signalled: take back what the work held."""
+        """Reuse what the work held, because the fence of `pending` is signalled."""
         with self._lock:
             pending._finished = True
             if pending in self._pending and not pending._waiters:
@@ -343,7 +339,7 @@ class VulkanExporter(Exporter):
                 self._free(pending.commands)
 
     def _reap(self) -> None:
-        """Take back what finished work held, whether or not a caller asked for its end."""
+        """Reuse what finished work held, even if no caller waited for it."""
         with self._lock:
             unfinished = list(self._pending)
         for pending in unfinished:
@@ -354,14 +350,14 @@ class VulkanExporter(Exporter):
         return bool(self._pending)
 
     def rescue(self, payload: FdHandle) -> None:
-        """Signal a binary semaphore from a second device, past whatever this device's queue is held up by."""
+        """Signal a binary semaphore from a second device, because work on this device's queue may never end."""
         with self._lock:
             if self._rescuer is None:
                 self._rescuer = _Rescuer(self._instance, self.physical)
             self._rescuer.signal(payload)
 
     def _unblock(self, stuck: Pending) -> bool:
-        """A queue runs in order: release all that waits up to `stuck`."""
+        """Release every wait up to `stuck`, because a queue runs in order."""
         for pending in list(self._pending):
             if not pending.done(0.0):
                 pending.release()
@@ -372,10 +368,10 @@ class VulkanExporter(Exporter):
         return True
 
     def settle(self, *things: VulkanMemory | VulkanImage | VulkanSemaphore) -> bool:
-        """Wait for the work that uses `things` (none: for all), and release what will wait for ever.
+        """Wait for work that uses `things`, or for all work, and release waits that would never end.
 
-        False: nothing may be destroyed. Work that waits for a semaphore among `things` is released at once: the
-        semaphore is being closed.
+        Work that waits for a semaphore among `things` is released at once, because the semaphore is being closed.
+        Returns False if nothing may be destroyed.
         """
         if self._stuck or self._closed:
             return False
@@ -393,7 +389,7 @@ class VulkanExporter(Exporter):
         return True
 
     def _give_up(self) -> bool:
-        # Destroying a device with pending work is undefined; on SwiftShader it hangs for ever. Leave it all be.
+        # Destroying a device with pending work is undefined, and on SwiftShader hangs for ever. Leave everything.
         self._stuck = True
         warnings.warn(
             f"work on {self.device} waits for a signal that cannot come; the Vulkan device is left undestroyed",
@@ -404,11 +400,11 @@ class VulkanExporter(Exporter):
 
 
 class _Rescuer:
-    """A second device on the same physical device that shares the payload of the first one's semaphores."""
+    """A second VkDevice on the physical device, which shares the payload of the first one's semaphores."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice) -> None:
         self._device = Device(instance, physical)
-        # Bare handles: a native's close drains, and the exporter's lock is held here.
+        # Bare handles: closing a native object drains, and the exporter's lock is held here.
         self._garbage: list[tuple[Any, Any]] = []
 
     def signal(self, payload: FdHandle) -> None:
@@ -419,7 +415,7 @@ class _Rescuer:
         except BaseException:
             handle.close()
             raise
-        handle.detach()  # the driver's
+        handle.detach()  # the driver owns it now
         fence = vk._create("vkCreateFence", "VkFence", vk.api.new("VkFenceCreateInfo"))
         self._garbage.append((imported, fence))
         info = vk.api.new(
@@ -441,7 +437,7 @@ class _Rescuer:
         return True
 
     def close(self) -> bool:
-        """False: the device is left undestroyed, and its instance has to be."""
+        """Destroy the device. Returns False if it is left undestroyed; its instance must then stay as well."""
         idle = self._collect(_PATIENCE)
         if idle:
             self._device.close()
@@ -449,7 +445,7 @@ class _Rescuer:
 
 
 def _submit_info(api: Api, what: VulkanSubmit, commands: Sequence[Any], *, timeline: bool) -> Any:
-    """Make a ``VkSubmitInfo``; `timeline` says whether one of the semaphores is a timeline."""
+    """Make a ``VkSubmitInfo``; `timeline` is True if one of the semaphores is a timeline."""
     chain = api.ffi.NULL
     if timeline:
         chain = api.new(

@@ -1,4 +1,4 @@
-"""Images of a Vulkan driver as the independent party's: optimally tiled, exported, copied to and from as a whole."""
+"""Images of the Vulkan exporter: optimally tiled, exported, copied to and from a level at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOURCE, _TARGET = 6, 7  # VK_IMAGE_LAYOUT_TRANSFER_SRC_OPTIMAL, _TRANSFER_DST_O
 
 
 class _Plan(NamedTuple):
-    """What an image is to be, in Vulkan's numbers, and what the driver said of it."""
+    """An image's parameters in Vulkan's numbers, and the driver's answer."""
 
     format: int
     flags: int
@@ -38,7 +38,7 @@ def _image_type(p: ImageParameters) -> int:
 
 
 def _plan(vk: VulkanContext, p: ImageParameters) -> _Plan:
-    """Ask the driver; the first usage that it shares."""
+    """Ask the driver; returns the first usage that it shares."""
     number = vk.api.enumerators("VkFormat")[f"VK_FORMAT_{p.format.removeprefix('VK_FORMAT_')}"]
     flags = _CUBE_COMPATIBLE if p.cube else 0
     for usage in (IMAGE_USAGE, IMAGE_USAGE & ~c.IMAGE_STORAGE) if p.usage is None else (p.usage,):
@@ -61,13 +61,13 @@ def _gap(name: str, p: ImageParameters, support: Support) -> str:
 
 
 def image_gap(vk: VulkanContext, parameters: ImageParameters) -> str:
-    """Say what `Exporter.image_gap` says."""
+    """Implement `Exporter.image_gap`."""
     table = vk.capabilities.of((Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
     return table.reason if not table.usable else _plan(vk, parameters).gap
 
 
 class VulkanImage(Staged, ExporterImage):
-    """An image with exportable memory, in ``GENERAL`` layout and the other side's possession between calls."""
+    """An image with exportable memory; between calls in ``GENERAL`` layout, and owned by the other side."""
 
     def __init__(self, exporter: VulkanExporter, parameters: ImageParameters) -> None:
         super().__init__(exporter)
@@ -91,11 +91,11 @@ class VulkanImage(Staged, ExporterImage):
         try:
             self._hand_over()
         except BaseException:
-            self.close()  # the image may be on the queue already
+            self.close()  # the queue may already use the image
             raise
 
     def _hand_over(self) -> None:
-        """The first transition, which is to the other side."""
+        """Make the first transition, which gives the image to the other side."""
         self._copy(lambda commands: self._release(commands, c.LAYOUT_UNDEFINED))
 
     # -- the interface ------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class VulkanImage(Staged, ExporterImage):
             raise ResourceClosedError("the exporter's image was closed.")
 
     def _region(self, level: int) -> Any:
-        """A whole level, all its layers, tightly packed in the buffer."""
+        """A whole level with all its layers, tightly packed in the buffer."""
         region = self.vk.api.new("VkBufferImageCopy")
         region.imageSubresource.aspectMask = c.ASPECT_COLOR
         region.imageSubresource.mipLevel = level
@@ -164,7 +164,7 @@ class VulkanImage(Staged, ExporterImage):
         return region
 
     def _acquire(self, commands: Any, layout: int) -> None:
-        """Take ownership back from the other side, and make the transition to the copy's layout."""
+        """Take ownership back from the other side, with the transition to the copy's layout."""
         native = self.vulkan_object
         theirs = native.theirs(c.STAGE_TRANSFER, c.LAYOUT_GENERAL)
         native.transfer(commands, theirs, native.ours(c.STAGE_TRANSFER, TRANSFERS, layout))

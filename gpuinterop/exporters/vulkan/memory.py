@@ -1,4 +1,4 @@
-"""Memory of a Vulkan driver, as the independent party's."""
+"""Memory of the Vulkan exporter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["VulkanMemory"]
 class VulkanMemory(Staged, ExporterMemory):
     """A buffer with exportable memory, or on memory that a device has allocated: a handle's, or an array's.
 
-    Written and read through the mapping where the host sees the memory, else through a staging buffer and the queue.
+    It is accessed through its mapping if the host sees it, otherwise through a staging buffer and the queue.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class VulkanMemory(Staged, ExporterMemory):
         host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
         self._bytes: Any = None
         try:
-            # A GPU's caches are its own: also where the host sees its memory, a copy with a barrier to the host's
-            # reads is what makes the bytes certain.
+            # A GPU has its own caches. Even if the host sees its memory, only a copy with a barrier to host reads makes
+            # the bytes certain.
             if array is None and vk.is_cpu and native.flags & host == host and not exporter._staged:
                 self._bytes = map_memory(vk, native.memory, self.size)
             exporter.children[self] = None
@@ -62,7 +62,6 @@ class VulkanMemory(Staged, ExporterMemory):
 
     @property
     def vk_buffer(self) -> Any:
-        """The VkBuffer."""
         return self.vulkan_object.handle
 
     def export(self) -> MemoryHandle:
@@ -107,14 +106,14 @@ class VulkanMemory(Staged, ExporterMemory):
 
     @contextmanager
     def taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
-        """Record in between what needs ownership: it is taken back from the other side, and given away again."""
+        """Take ownership back from the other side, let the caller record, and give ownership away again."""
         native = self.vulkan_object
         native.transfer(commands, native.theirs(stage), native.ours(stage, access))
         yield
         native.transfer(commands, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
 
     def shader(self, name: str) -> Shader:
-        """A shader over this memory, made once; under the exporter's lock."""
+        """A shader over this memory, made once; call it with the exporter's lock held."""
         if name not in self._shaders:
             self._shaders[name] = Shader(self.exporter.vk, name, self.vk_buffer)
         return self._shaders[name]
@@ -124,7 +123,7 @@ class VulkanMemory(Staged, ExporterMemory):
             raise ResourceClosedError("the exporter's memory was closed.")
         if offset < 0 or size < 0 or offset + size > self.size:
             raise InvalidArgumentError(
-                "offset", f"bytes {offset} to {offset + size} do not lie in {self.size} bytes of memory."
+                "offset", f"expected bytes within 0 to {self.size}, got {offset} to {offset + size}."
             )
 
     def close(self) -> None:

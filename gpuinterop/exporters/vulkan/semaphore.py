@@ -1,4 +1,4 @@
-"""Semaphores of a Vulkan driver, as the independent party's."""
+"""Semaphores of the Vulkan exporter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["VulkanSemaphore"]
 
 
 class VulkanSemaphore(ExporterSemaphore):
-    """A semaphore that can be exported; or, with ``exportable=False``, one for this device and its host alone."""
+    """A semaphore that can be exported; with ``exportable=False``, only this device and its host can use it."""
 
     def __init__(self, exporter: VulkanExporter, kind: type, *, exportable: bool = True) -> None:
         self.exporter = exporter
@@ -34,13 +34,13 @@ class VulkanSemaphore(ExporterSemaphore):
         self.vulkan_object = create_semaphore(vk, kind, exportable=exportable)
         self._payload: FdHandle | None = None
         self.unheard: list[Pending] = []
-        """Waits on the queue whose caller ran out of time: each takes a signal, and is whose wait comes next."""
+        """Waits that timed out but are still on the queue. Each consumes a signal, and the next wait takes it over."""
         if not exportable:
             exporter.children[self] = None
             return
         try:
-            # Exported once, while nothing waits: on SwiftShader vkGetSemaphoreFdKHR blocks as long as a queue waits
-            # for the semaphore. Duplicates of the descriptor are the same payload.
+            # Export once, while nothing waits: SwiftShader's vkGetSemaphoreFdKHR blocks while a queue waits for the
+            # semaphore. Duplicates of the descriptor are the same payload.
             self._payload = export_semaphore(vk, self.vulkan_object.handle, kind)
         except BaseException:
             self.vulkan_object.close()
@@ -51,7 +51,7 @@ class VulkanSemaphore(ExporterSemaphore):
         self.vk_handle()
         if self._payload is None:
             self.exporter.capabilities.require((Operation.IMPORT_SEMAPHORE, semaphore_handle_type(self.kind)))
-            raise InvalidArgumentError("semaphore", "was made for this device alone.")
+            raise InvalidArgumentError("semaphore", "was made with exportable=False, only for this device.")
         return cast(AnySemaphoreHandle, self._payload.duplicate())
 
     def vk_handle(self) -> Any:
@@ -64,18 +64,17 @@ class VulkanSemaphore(ExporterSemaphore):
         if self.kind is Timeline:
             self._host_signal(value)
         elif self.exporter._busy():
-            # A queue runs in order: behind a wait for this very signal it would never be reached.
+            # A queue runs in order: after a wait for this signal, the signal would never run.
             self.rescue()
         else:
             self.exporter.submit_to_queue((), None, ((self, 0),))
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
-        """Wait as :meth:`ExporterSemaphore.wait` does, with one difference.
+        """Wait as :meth:`ExporterSemaphore.wait` does, except that a binary wait that timed out stays on the queue.
 
-        A binary wait that ran out of time stays on the queue. The next wait for this semaphore, here or of a
-        submission, takes its place: a signal that came in between is seen, not lost. Until then whatever is submitted
-        later stays behind it, also what has nothing to do with this semaphore, since a queue runs in order; reads and
-        writes of memory pass it where the family has a second queue, which SwiftShader's has not.
+        The next wait for this semaphore, here or in a submission, takes it over, so a signal sent in between is not
+        lost. Until then it delays all later submissions, because a queue runs in order. Reads and writes of memory
+        avoid the delay if the family has a second queue; SwiftShader's has none.
         """
         self.vk_handle()
         if self.kind is Binary:
@@ -87,11 +86,11 @@ class VulkanSemaphore(ExporterSemaphore):
                 if not finished:
                     self.unheard.append(pending)
             return finished
-        # The counter is polled: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
+        # Poll the counter: vkWaitSemaphores sleeps in steps of 10 ms on NVIDIA.
         return system.until(lambda: self.counter() >= value, timeout)
 
     def adopt(self) -> Pending | None:
-        """Take over a wait whose caller ran out of time."""
+        """Take over a wait that timed out."""
         try:
             return self.unheard.pop(0)
         except IndexError:
@@ -103,7 +102,7 @@ class VulkanSemaphore(ExporterSemaphore):
         return TimelineEndpoint(self.exporter.open(), self.vk_handle())
 
     def counter(self) -> int:
-        """A timeline's value now."""
+        """Read a timeline's current value."""
         return counter_reader(self.exporter.vk, self.vulkan_object, self.vk_handle())()
 
     def _host_signal(self, value: int) -> None:
@@ -112,11 +111,11 @@ class VulkanSemaphore(ExporterSemaphore):
         self.vulkan_object._call("vkSignalSemaphore", vk.device, info)
 
     def rescue(self) -> None:
-        assert self._payload is not None  # binary ones are always exported
+        assert self._payload is not None  # binary semaphores are always exported
         self.exporter.rescue(self._payload)
 
     def force(self, value: int) -> None:
-        """Give a pending wait the signal that will never come."""
+        """Signal a pending wait whose own signal will never come."""
         self.vk_handle()
         if self.kind is Binary:
             self.rescue()

@@ -1,4 +1,4 @@
-"""A compute shader of an exporter's kernel."""
+"""The compute shader of a kernel."""
 
 from __future__ import annotations
 
@@ -17,27 +17,19 @@ __all__ = ["Shader"]
 
 _STORAGE_BUFFER = 7  # VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
-_CONSTANTS = 128  # bytes; what every driver has of push constants
+_CONSTANTS = 128  # bytes of push constants, which every driver supports
 STAGE, ACCESS = c.STAGE_COMPUTE_SHADER, c.ACCESS_SHADER_READ | c.ACCESS_SHADER_WRITE
 
 
 class Shader(NoCopy):
-    """A pipeline, and the buffer that it works on.
-
-    Parameters
-    ----------
-    vk : VulkanContext
-    name : str
-        The shader, named as in `Kernel.shader`.
-    buffer : VkBuffer
-    """
+    """A pipeline, and the VkBuffer that it uses; `name` is a shader as in `Kernel.shader`."""
 
     def __init__(self, vk: VulkanContext, name: str, buffer: Any) -> None:
         package, _, file = name.partition(":")
         try:
             code = (files(package) / file).read_bytes()
         except (ImportError, OSError) as error:
-            raise InvalidArgumentError("shader", f"expected one to read here, got {name!r}: {error}.") from error
+            raise InvalidArgumentError("shader", f"expected a readable file, got {name!r}: {error}.") from error
         self.vk = vk
         with ExitStack() as undo:
             self._create(vk, code, buffer, undo)
@@ -90,7 +82,6 @@ class Shader(NoCopy):
         vk.functions.vkUpdateDescriptorSets(vk.device, 1, write, 0, ffi.NULL)
 
     def record(self, commands: Any, groups: Sequence[int], arguments: Sequence[int | float]) -> None:
-        """Record a dispatch."""
         functions, ffi = self.vk.functions, self.vk.api.ffi
         types = "".join("f" if isinstance(argument, float) else "I" for argument in arguments)
         constants = struct.pack(f"={types}", *arguments).ljust(_CONSTANTS, b"\0")
@@ -100,5 +91,5 @@ class Shader(NoCopy):
         functions.vkCmdDispatch(commands, *groups)
 
     def close(self) -> None:
-        """Destroy the shader; no queue may be at work with it."""
+        """Destroy the shader; no queue may be using it."""
         self._undo.close()

@@ -21,7 +21,7 @@ _LIMIT = 30.0
 
 
 def map_memory(vk: VulkanContext, memory: Any, size: int) -> Any:
-    """The bytes of a VkDeviceMemory; freeing it unmaps them."""
+    """Map a VkDeviceMemory and return its bytes; freeing the memory unmaps them."""
     address = vk.api.ffi.new("void **")
     vk._call("vkMapMemory", vk.device, memory, 0, c.WHOLE_SIZE, 0, address)
     return vk.api.ffi.buffer(address[0], size)
@@ -52,7 +52,7 @@ class Staging(VulkanObject):
 
 
 class Staged(NoCopy):
-    """Memory read and written through a staging buffer, which is kept: an interrupted copy may still be at work."""
+    """Memory accessed through a staging buffer, which is kept because an interrupted copy may still use it."""
 
     exporter: VulkanExporter
 
@@ -62,7 +62,7 @@ class Staged(NoCopy):
         self._staging: Staging | None = None
 
     def _stage(self, size: int) -> Staging:
-        """A staging buffer of `size` bytes or more."""
+        """Return a staging buffer of at least `size` bytes."""
         if self._staging is None or self._staging.size < size:
             self._unstage()
             self._staging = Staging(self.exporter.vk, size)
@@ -74,15 +74,15 @@ class Staged(NoCopy):
             staging.close()
 
     def _to_host(self, commands: Any) -> None:
-        """Record: the host sees what the copy has written."""
+        """Record a barrier, so that the host sees what the copy has written."""
         vk = self.exporter.vk
         barrier = vk.api.new("VkMemoryBarrier", srcAccessMask=c.ACCESS_TRANSFER_WRITE, dstAccessMask=c.ACCESS_HOST_READ)
         null = vk.api.ffi.NULL
         vk.functions.vkCmdPipelineBarrier(commands, c.STAGE_TRANSFER, c.STAGE_HOST, 0, 1, barrier, 0, null, 0, null)
 
     def _copy(self, record: Callable[[Any], None]) -> None:
-        """Do what `record` records, and wait for it."""
-        # Not on the queue that waits for semaphores, where there is another: an oracle must not wait behind them.
+        """Submit what `record` records, and wait for it."""
+        # Use a queue that does not wait for semaphores if there is one: an oracle must not wait for them.
         pending = self.exporter.submit_to_queue((), record, (), uses=(self,), queue=self.exporter._device.queues[-1])
         if not pending.done(_LIMIT):
             raise DriverError("vkWaitForFences", c.TIMEOUT, c.result_name(c.TIMEOUT), f"a copy took over {_LIMIT:g} s")

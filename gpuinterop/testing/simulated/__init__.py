@@ -1,24 +1,25 @@
-"""Simulated drivers of CUDA and HIP, for test suites on machines without a GPU.
+"""Simulated CUDA and HIP drivers, to run test suites on machines without a GPU.
 
-They are libraries in C that stand in for NVIDIA's ``libcuda.so.1`` and AMD's ``libamdhip64.so``. The vendor's own
-Python bindings load them. Memory is the host's, and streams are threads. A suite runs on one with::
+They are C libraries that replace NVIDIA's ``libcuda.so.1`` and AMD's ``libamdhip64.so``; the vendor's own Python
+bindings load them. Memory is host memory, and streams are threads. To run a suite on one::
 
     python -m gpuinterop.testing.simulated cuda -- python -m pytest tests
 
-The command compiles the library, once for each version of gpuinterop and of the C compiler. It tries the backend on it,
-and replaces itself by your command. No run on a simulated driver counts for a real device.
+The command compiles the library, once for each version of gpuinterop and of the C compiler. It then tests that the
+backend works with it, and replaces its own process with your command. No run on a simulated driver counts for a real
+device.
 
-CUDA's device 0 has SwiftShader's UUID: a renderer on SwiftShader finds it by :func:`gpuinterop.match_device`. HIP's
+CUDA's device 0 has SwiftShader's UUID, so :func:`gpuinterop.match_device` finds it for a renderer on SwiftShader. HIP's
 devices are matched by their PCI address, which software Vulkan does not have.
 
-These variables change what the drivers say:
+These variables change the drivers:
 
 ``GPUINTEROP_SIM_DEVICES=2``
-    The number of devices; one by default, 16 at most.
+    The number of devices, at most 16. Default: 1.
 ``GPUINTEROP_SIM_CUDA_VERSION=12090``, ``GPUINTEROP_SIM_HIP_VERSION=60300000``
-    The version of the driver or the runtime, in the vendor's own numbers.
+    The version of the driver or the runtime, as the vendor encodes it.
 ``GPUINTEROP_SIM_INIT=803``
-    The error that ``cuInit`` or ``hipInit`` returns: a driver that is installed and does not work.
+    The error that ``cuInit`` or ``hipInit`` returns, to simulate a driver that is installed but does not work.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ __all__ = ["assert_simulated", "build", "environment"]
 
 
 def environment(vendor: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables of a process that finds the simulated driver, and compile it if need be.
+    """Compile the simulated driver if necessary, and return the variables of a process that uses it.
 
     Parameters
     ----------
     vendor : str
         ``cuda`` or ``hip``.
     variables : Mapping, optional
-        The other variables of the process. By default, those of this one.
+        The process's other variables. Default: those of this process.
 
     Returns
     -------
     dict
-        `variables`, with ``GPUINTEROP_BACKEND``, and the paths by which the bindings find the library.
+        `variables` with ``GPUINTEROP_BACKEND``, and the paths with which the bindings find the library.
 
     Raises
     ------
     BackendUnavailableError
-        The machine has no C compiler, the compiler fails, or the cache folder cannot be made.
+        There is no C compiler, the compiler fails, or the cache folder cannot be created.
 
     Examples
     --------
@@ -64,14 +65,14 @@ def environment(vendor: str, variables: Mapping[str, str] | None = None) -> dict
     variables = os.environ if variables is None else variables
     folder = str(build(vendor).parent)
     paths = [folder, *filter(None, [variables.get("LD_LIBRARY_PATH")])]
-    # hip-python 10 looks for the library in ROCM_PATH first, and in /opt/rocm without it.
+    # hip-python 10 searches ROCM_PATH first, or /opt/rocm if it is not set.
     return {
         **variables, "GPUINTEROP_BACKEND": vendor, "LD_LIBRARY_PATH": os.pathsep.join(paths), "ROCM_PATH": folder
     }  # fmt: skip
 
 
 def assert_simulated(vendor: str = "cuda") -> None:
-    """Fail unless the driver that this process finds by its usual name is the simulated one, and the only one.
+    """Check that the driver which this process finds by its usual name is the simulated one, and the only one.
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ def assert_simulated(vendor: str = "cuda") -> None:
     >>> assert_simulated("cuda")
     """
     name = LIBRARIES[vendor].soname
-    advice = f"run this by `python -m gpuinterop.testing.simulated {vendor} -- COMMAND`."
+    advice = f"run this with `python -m gpuinterop.testing.simulated {vendor} -- COMMAND`."
     try:
         library = ctypes.CDLL(name)
     except OSError as error:

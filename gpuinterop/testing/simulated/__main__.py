@@ -36,7 +36,7 @@ def _vendor(name: str) -> str:
 
 
 def main() -> int:
-    """Replace this process by the command; return only where it cannot begin."""
+    """Replace this process with the command; returns only if that cannot start."""
     parser = argparse.ArgumentParser(
         "python -m gpuinterop.testing.simulated",
         description="Run a command on a simulated CUDA driver or HIP runtime: no GPU, no driver, a C compiler.",
@@ -45,15 +45,15 @@ def main() -> int:
     parser.add_argument("--version", action="version", version=f"gpuinterop {__version__}")
     vendors = f"{{{','.join(sorted(LIBRARIES))}}}"
     parser.add_argument("vendor", type=_vendor, metavar=vendors, help="the backend whose driver is simulated")
-    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="what runs on it, with its options")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="COMMAND", help="the command and its options")
     given = parser.parse_args()
     if sys.platform != "linux":
-        parser.error(f"expected Linux, whose memfds the drivers' memory is, got {sys.platform}; use a container.")
+        parser.error(f"expected Linux, because the drivers' memory is in memfds, got {sys.platform}; use a container.")
     try:
         variables = environment(given.vendor)
     except BackendUnavailableError as error:
         parser.exit(1, f"{error}\n")
-    # What the command starts may swallow its errors: a suite that skips what does not work would be green.
+    # Report errors here: the command may hide them, as a suite does that skips what does not work.
     tried = subprocess.run([sys.executable, "-c", _TRY, given.vendor], env=variables, check=False)
     if tried.returncode != 0:
         return tried.returncode

@@ -1,4 +1,4 @@
-"""Compile the simulated drivers. Once: the result is kept under a hash of the sources, the flags and the compiler."""
+"""Compile the simulated drivers, and cache each under a hash of the sources, the flags and the compiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=h
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library: its SONAME, and the folders with its sources."""
+    """A library's SONAME, and its source folders."""
 
     soname: str
     folders: tuple[str, ...]
@@ -38,15 +38,10 @@ LIBRARIES: Final = {
 
 
 def compiler() -> list[str]:
-    """Find a C compiler: the words that a command of it begins with.
+    """Find a C compiler, and return the first words of its command.
 
-    It is the one that ``CC`` names, with its options. Without ``CC`` it is the first of ``cc``, ``gcc``, ``clang`` and
-    the one in PyPI's ``ziglang``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        The machine has none, or ``CC`` names one that is not there; or zig's cache cannot be made.
+    That is ``CC`` with its options, or the first of ``cc``, ``gcc``, ``clang`` and PyPI's ``ziglang``. Raises
+    `BackendUnavailableError` if there is none, ``CC`` names a missing one, or zig's cache cannot be created.
     """
     given = os.environ.get("CC", "").strip()
     for command in [given] if given else ["cc", "gcc", "clang"]:
@@ -54,8 +49,8 @@ def compiler() -> list[str]:
         if path := shutil.which(name):
             return [path, *options]
     if not given and find_spec("ziglang"):
-        # By default zig compiles for this very processor, and stops where C leaves open what happens. Its own cache
-        # would be in the home folder.
+        # By default zig compiles for this exact processor, stops at undefined behaviour, and has its cache in the home
+        # folder.
         zig = [sys.executable, "-m", "ziglang", "cc", "-mcpu=baseline", "-fno-sanitize=undefined"]
         return ["env", f"ZIG_GLOBAL_CACHE_DIR={_cache() / 'zig'}", *zig]
     install = "Run one of: pip install ziglang; apt install gcc libc6-dev; dnf install gcc; pacman -S gcc."
@@ -66,8 +61,8 @@ def compiler() -> list[str]:
 
 
 def _cache() -> Path:
-    """Make ``gpuinterop`` in the user's cache folder; if that cannot be written, in the temporary folder."""
-    with contextlib.suppress(OSError, RuntimeError):  # the second: the user has no home
+    """Create ``gpuinterop`` in the user's cache folder, or in the temporary folder if that is not writable."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gpuinterop")
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
@@ -75,32 +70,22 @@ def _cache() -> Path:
     try:
         return Path(private_folder("XDG_CACHE_HOME"), "gpuinterop")
     except (DriverError, InvalidArgumentError) as error:
-        raise BackendUnavailableError(f"the simulated driver cannot be kept: {error}") from None
+        raise BackendUnavailableError(f"the simulated driver cannot be cached: {error}") from None
 
 
 def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
-    """Compile a vendor's library if need be, and return its path.
+    """Compile a vendor's library (``cuda`` or ``hip``) if necessary, and return its path.
 
-    It is kept in ``gpuinterop`` in the user's cache folder: in ``XDG_CACHE_HOME``, or ``~/.cache``. If that cannot be
-    written, it is kept in ``gpuinterop-UID`` in the temporary folder.
-
-    Parameters
-    ----------
-    vendor : str
-        ``cuda`` or ``hip``.
-    extra : tuple of str
-        Further flags, beside those of GPUINTEROP_SIM_CFLAGS: ``-fsanitize=thread``, with libtsan preloaded.
-
-    Raises
-    ------
-    BackendUnavailableError
-        The machine has no C compiler (`compiler`), the compiler fails, or neither folder can be made.
+    It is cached in ``gpuinterop`` in ``XDG_CACHE_HOME`` or ``~/.cache``, or if neither is writable, in
+    ``gpuinterop-UID`` in the temporary folder. `extra` flags follow those of GPUINTEROP_SIM_CFLAGS, such as
+    ``-fsanitize=thread`` (with libtsan preloaded). Raises `BackendUnavailableError` if there is no C compiler, the
+    compiler fails, or neither folder can be created.
     """
     library = LIBRARIES[vendor]
     name = library.soname
     begin = compiler()
     sources = sorted(source for folder in library.folders for source in (_HERE / folder).glob("*.[ch]"))
-    # A variant is for a test or two: compiling it is most of its time.
+    # Few tests use a variant, and compiling it takes most of their time.
     flags = (*_FLAGS, *(("-O0",) if extra else ()), *os.environ.get("GPUINTEROP_SIM_CFLAGS", "").split(), *extra)
     digest = hashlib.sha256(repr((library, flags, begin, _run(*begin, "--version").stdout)).encode())
     for source in sources:
@@ -109,8 +94,8 @@ def build(vendor: str = "cuda", *, extra: tuple[str, ...] = ()) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Two processes may get here at once: each compiles a file of its own, and the first to be done wins. What the other
-    # may have loaded by then must stay the file of that name: a driver is asked by its path whether it is simulated.
+    # If two processes compile at once, each writes its own file, and the first one is kept. The other process may have
+    # loaded it, and a driver is recognized by its path, so the file must not be replaced.
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / name
         files = [str(source) for source in sources if source.suffix == ".c"]

@@ -1,6 +1,6 @@
-"""The suites, as classes: what every backend must do. The docstrings are the specification.
+"""The suites: classes of tests that every backend must pass. Their docstrings are the specification.
 
-A class named ``Test...`` in a test module that inherits from one of these runs it; see :mod:`gpuinterop.testing`.
+To run a suite, inherit from it in a class named ``Test...`` of a test module; see :mod:`gpuinterop.testing`.
 """
 
 from __future__ import annotations

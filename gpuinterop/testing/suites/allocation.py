@@ -1,4 +1,4 @@
-"""Shareable allocations: made here, imported here and in another process."""
+"""Shareable allocations: made here, and imported here and in another process."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ IMPORT = (Operation.IMPORT_ALLOCATION, VmmFd)
 
 
 class AllocationSuite(Suite):
-    """Allocations passed on as descriptors."""
+    """Allocations that are passed on as descriptors."""
 
     @requires(EXPORT)
     def test_allocate(self, device: Device, scope: ExitStack) -> None:
-        """An allocation has at least the size asked for, and its bytes are the device's to use."""
+        """An allocation has at least the requested size, and the device can use its bytes."""
         allocation = scope.enter_context(device.allocate(5000))
         assert allocation.size >= 5000
         assert allocation.handle_type is VmmFd
@@ -58,7 +58,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_export(self, device: Device, scope: ExitStack) -> None:
-        """An exported handle is the caller's, says where it comes from, and can be had many times."""
+        """An exported handle is the caller's and has an origin; each export returns a new one."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         with allocation.export() as first, allocation.export() as second:
             assert isinstance(first, VmmFd)
@@ -73,12 +73,12 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_bytes_by_other_means(self, device: Device, scope: ExitStack) -> None:
-        """The descriptor's bytes are the allocation's, where it is a memory object of the system."""
+        """The descriptor's bytes are the allocation's, if it is a memory object of the system."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         with allocation.export() as handle:
             assert isinstance(handle, VmmFd)
             if not stat.S_ISREG(os.fstat(handle.fd).st_mode):
-                return  # a driver's own object: only another import can look into it, as the next tests do
+                return  # a driver's own object: only another import can read it, as the next tests do
             with mmap.mmap(handle.fd, allocation.size) as mapped:
                 allocation.buffer.fill(0x29)
                 assert mapped[:] == b"\x29" * allocation.size
@@ -87,7 +87,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_import_here(self, device: Device, scope: ExitStack) -> None:
-        """An import in the same process is the same memory; it consumes the handle."""
+        """An import in the same process is the same memory, and consumes the handle."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         handle = allocation.export()
         again = scope.enter_context(device.import_allocation(handle, allocation.size))
@@ -100,7 +100,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_import_elsewhere(self, device: Device, scope: ExitStack) -> None:
-        """Another process imports it and sees the same bytes, both ways."""
+        """Another process imports it; both see each other's bytes."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         write(allocation.buffer, pattern(allocation.size, 1))
         peer = scope.enter_context(BackendPeer(device))
@@ -113,7 +113,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_import_from_elsewhere(self, device: Device, scope: ExitStack) -> None:
-        """What another process allocated is imported here; it stays when that process dies."""
+        """Memory that another process allocated is imported here, and stays valid when that process is killed."""
         peer = scope.enter_context(BackendPeer(device))
         handle, size = peer.allocate(1 << 16, VmmFd.type_name)
         assert handle.origin is not None
@@ -128,7 +128,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_refused(self, device: Device, scope: ExitStack) -> None:
-        """A size of zero, beyond the object, beside the granularity, and a consumed handle are refused."""
+        """Import refuses zero, a size beyond the object or off the granularity, and a consumed handle."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         handle = allocation.export()
         for size in (0, -1, allocation.size * 2, 1 << 64):
@@ -146,7 +146,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_exporter_may_close_first(self, device: Device, scope: ExitStack) -> None:
-        """The memory lives as long as one party has it."""
+        """The memory stays valid while one side holds it."""
         allocation = device.allocate(1 << 16)
         allocation.buffer.fill(0x2D)
         again = scope.enter_context(device.import_allocation(allocation.export(), allocation.size))
@@ -156,7 +156,6 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_nothing_is_left_over(self, device: Device) -> None:
-        """Round after round leaves no descriptor and no mapping behind."""
 
         def round_trip(_turn: int) -> None:
             allocation = device.allocate(1 << 16)
@@ -172,7 +171,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_granularity(self, device: Device) -> None:
-        """Both are positive, the recommended one is a multiple of the minimum, and sizes are rounded up to that."""
+        """Minimum and recommended granularity are positive; the second is a multiple of the first; sizes round up."""
         found = device.allocation_granularity()
         assert found.minimum > 0
         assert found.recommended >= found.minimum
@@ -182,7 +181,7 @@ class AllocationSuite(Suite):
                 assert allocation.size == -(-size // found.minimum) * found.minimum
 
     def test_peers(self, device: Device) -> None:
-        """A device can use its own memory; its peers are the others of its backend whose memory it can use."""
+        """A device can use its own memory; its peers are the other devices of its backend whose memory it can use."""
         others = [one for one in registry.get_backend(device.backend).devices() if one is not device]
         assert device.can_access(device)
         assert device.peers == [one for one in others if device.can_access(one)]
@@ -191,7 +190,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_access(self, device: Device, scope: ExitStack) -> None:
-        """Every device that was given access sees the same bytes at the same address; each once, its own first."""
+        """Every device with access sees the same bytes at the same address; the list names each once, its own first."""
         others = _that_can_use(device)
         allocation = scope.enter_context(device.allocate(1 << 16, access=[*others, device, *others]))
         assert allocation.device is device
@@ -207,7 +206,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT)
     def test_streams_of_all(self, device: Device, scope: ExitStack) -> None:
-        """Each device's own streams work on it."""
+        """Streams of each device work on it."""
         allocation = scope.enter_context(device.allocate(1 << 16, access=_that_can_use(device)))
         for index, one in enumerate(allocation.devices):
             stream = new_stream(one, scope)
@@ -218,7 +217,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_import_for_several(self, device: Device, scope: ExitStack) -> None:
-        """An import is mapped for several as well, by any device that can use the memory."""
+        """An import can be mapped for several devices too, by any device that can use the memory."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         users = [device, *_that_can_use(device)]
         for one in users:
@@ -231,7 +230,7 @@ class AllocationSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_wrong_access(self, device: Device, scope: ExitStack) -> None:
-        """No device, one of another backend, and one that cannot use the memory are refused; the handle stays."""
+        """Refused: no device, a device of another backend, one that cannot use the memory. The handle stays open."""
         allocation = scope.enter_context(device.allocate(1 << 16))
         handle = scope.enter_context(allocation.export())
         refused: list[tuple[type[GpuInteropError], Any]] = [
@@ -248,7 +247,7 @@ class AllocationSuite(Suite):
             ):
                 found = raises(error, call, argument="access" if error is InvalidArgumentError else None)
                 if error is UnsupportedError:
-                    assert repr(access[0]) in str(found), "both devices are named"
+                    assert repr(access[0]) in str(found), "expected both devices in the message"
         for one in unable:
             raises(UnsupportedError, lambda one=one: one.import_allocation(handle, allocation.size))
         for one in siblings:
@@ -258,7 +257,7 @@ class AllocationSuite(Suite):
 
 
 def _that_can_use(device: Device) -> list[Device]:
-    """The other devices that can use its memory; none where it is alone."""
+    """The other devices that can use its memory."""
     every = registry.get_backend(device.backend).devices()
     return [one for one in every if one is not device and one.can_access(device)]
 
@@ -273,32 +272,32 @@ def _of_others(device: Device) -> list[Device]:
 
 @requires(EXPORT)
 class SharedAllocationSuite(Suite):
-    """Allocations of the device that an exporter imports: the other way round."""
+    """The device's allocations, imported by an exporter."""
 
     def _share(self, harness: Harness, size: int) -> tuple[ExporterMemory, Allocation]:
         ours = harness.scope.enter_context(harness.device.allocate(size))
         handle = ours.export()
         theirs = harness.scope.enter_context(harness.exporter.import_memory(handle, ours.size))
-        assert handle.closed, "the exporter has taken it over"
+        assert handle.closed, "the exporter has consumed it"
         assert theirs.size == ours.size
         return theirs, ours
 
     @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
     def test_device_writes_exporter_reads(self, harness: Harness, size: int) -> None:
-        """What the device writes is what the exporter reads, from the first byte to the last."""
+        """The exporter reads what the device writes, from the first byte to the last."""
         theirs, ours = self._share(harness, size)
         write(ours.buffer, pattern(ours.size, 1))
         assert theirs.read(0, ours.size) == pattern(ours.size, 1)
 
     @pytest.mark.parametrize("size", [1, 1 << 16, (4 << 20) + 1])
     def test_exporter_writes_device_reads(self, harness: Harness, size: int) -> None:
-        """What the exporter writes is what the device reads, from the first byte to the last."""
+        """The device reads what the exporter writes, from the first byte to the last."""
         theirs, ours = self._share(harness, size)
         theirs.write(0, pattern(ours.size, 2))
         assert read(ours.buffer) == pattern(ours.size, 2)
 
     def test_exporters_work(self, harness: Harness) -> None:
-        """The exporter's own work writes where it was told, and nowhere else."""
+        """The exporter's own work writes the requested bytes, and no others."""
         theirs, ours = self._share(harness, 1 << 16)
         ours.buffer.fill(0x11)
         fill = [Fill(memory=theirs, offset=4096, size=256, word=word(0x22))]
@@ -308,7 +307,7 @@ class SharedAllocationSuite(Suite):
         assert read(ours.buffer) == bytes(expected)
 
     def test_streams_work_is_ordered(self, harness: Harness) -> None:
-        """Work behind a pending wait changes the allocation after the signal, and not before."""
+        """Work after a pending wait changes the allocation after the signal, and not before."""
         theirs, ours = self._share(harness, 1 << 16)
         gate, stream = Gate(harness), harness.stream()
         ours.buffer.fill(0x33)
@@ -321,7 +320,7 @@ class SharedAllocationSuite(Suite):
         assert theirs.read(0, ours.size) == b"\x44" * ours.size
 
     def test_several(self, harness: Harness) -> None:
-        """Every export of one allocation is the same memory; an imported one is not exported again."""
+        """Every export of an allocation is the same memory; an imported one cannot be exported again."""
         first, ours = self._share(harness, 1 << 16)
         second = harness.scope.enter_context(harness.exporter.import_memory(ours.export(), ours.size))
         first.write(8, b"abcd")
@@ -329,7 +328,7 @@ class SharedAllocationSuite(Suite):
         raises(InvalidArgumentError, first.export, argument="memory")
 
     def test_device_may_close_first(self, harness: Harness) -> None:
-        """The memory lives as long as the exporter has it."""
+        """The memory stays valid while the exporter holds it."""
         ours = harness.device.allocate(1 << 16)
         write(ours.buffer, pattern(ours.size, 3))
         size = ours.size
@@ -338,7 +337,6 @@ class SharedAllocationSuite(Suite):
         assert theirs.read(0, size) == pattern(size, 3)
 
     def test_nothing_is_left_over(self, harness: Harness) -> None:
-        """Round after round leaves no descriptor and no mapping behind."""
 
         def round_trip(seed: int) -> None:
             ours = harness.device.allocate(1 << 16)

@@ -1,4 +1,4 @@
-"""Mipmapped arrays: an exporter's optimally tiled images, level by level, on the device under test."""
+"""Mipmapped arrays: an exporter's optimally tiled images on the device under test, level by level."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ PLAIN = ImageParameters(format="R8G8B8A8_UNORM", width=37, height=21, levels=4)
 
 @requires(*ARRAYS)
 class ArraySuite(Suite):
-    """Images that an exporter made, on the device under test."""
+    """An exporter's images on the device under test."""
 
     @FORMATS
     @pytest.mark.parametrize("shape", ["2d", "odd"])
     def test_formats(self, harness: Harness, format: str, shape: str) -> None:
-        """Every format's texels come over, both ways, of an image with and without levels."""
+        """Texels of every format are read and written correctly, in images with and without levels."""
         self._both_ways(harness, ImageParameters(format=format, **_SHAPES[shape]))
 
     @SHAPES
     @pytest.mark.parametrize("format", ["R8_UNORM", "R32G32B32A32_SFLOAT"])
     def test_shapes(self, harness: Harness, format: str, shape: str) -> None:
-        """Levels, layers, slices and faces lie where they should: of the smallest texels and of the largest."""
+        """Levels, layers, slices and faces are in the right place, with the smallest and the largest texels."""
         self._both_ways(harness, ImageParameters(format=format, **_SHAPES[shape]))
 
     @staticmethod
@@ -75,7 +75,7 @@ class ArraySuite(Suite):
     @SHAPES
     @requires(BUFFERS)
     def test_buffers(self, harness: Harness, shape: str) -> None:
-        """A level is copied to and from a buffer at an offset, tightly packed, and nothing beside it is touched."""
+        """A level is copied to and from a buffer at an offset, tightly packed, without touching other bytes."""
         parameters = ImageParameters(format="R8G8B8A8_UNORM", **_SHAPES[shape])
         theirs, ours = _image(harness, parameters)
         memory, buffer = _buffer(harness, parameters)
@@ -102,7 +102,7 @@ class ArraySuite(Suite):
         assert not differ([theirs.read(level) for level in range(parameters.levels)], data)
 
     def test_one_level_leaves_the_others(self, harness: Harness) -> None:
-        """Writing one level leaves the others as they were."""
+        """Writing one level leaves the others unchanged."""
         theirs, ours = _image(harness, PLAIN)
         stream = harness.stream()
         data = _levels(PLAIN, 5)
@@ -115,7 +115,7 @@ class ArraySuite(Suite):
             assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data)
 
     def test_levels(self, harness: Harness) -> None:
-        """A level has half the extent of the one before, and the size that the exporter gives it."""
+        """A level has half the extent of the previous one, and the size that the exporter reports."""
         theirs, ours = _image(harness, PLAIN)
         for index in range(PLAIN.levels):
             level = ours.level(index)
@@ -126,7 +126,7 @@ class ArraySuite(Suite):
             raises(InvalidArgumentError, lambda index=index: ours.level(index), argument="n")
 
     def test_dedicated_and_size_come_with_the_handle(self, harness: Harness) -> None:
-        """The import is told the whole allocation, and whether it is the image's only."""
+        """The handle's origin contains the allocation's size, and whether it is dedicated."""
         theirs = _export(harness, PLAIN)
         memory = harness.device.import_memory(theirs.export(), size=theirs.size)
         harness.scope.callback(end, memory)
@@ -134,7 +134,7 @@ class ArraySuite(Suite):
 
     @requires(BUFFERS)
     def test_copies_wait_for_their_turn(self, harness: Harness) -> None:
-        """A copy behind a pending wait runs after the signal: it reads what was written until then."""
+        """A copy after a pending wait runs after the signal, and reads what was written until then."""
         theirs, ours = _image(harness, PLAIN)
         memory, buffer = _buffer(harness, PLAIN)
         gate, stream = Gate(harness), harness.stream()
@@ -144,7 +144,7 @@ class ArraySuite(Suite):
         gate.block(stream)
         ours.level(1).copy_to_buffer(buffer, stream=stream)
         assert held(stream), "the wait did not hold the stream"
-        assert not any(memory.read(0, len(before))), "the copy has run before its turn"
+        assert not any(memory.read(0, len(before))), "the copy has run too early"
         theirs.write(1, after)
         gate.open()
         stream.synchronize(LIMIT)
@@ -152,7 +152,7 @@ class ArraySuite(Suite):
 
     @requires(BUFFERS)
     def test_writes_wait_for_their_turn(self, harness: Harness) -> None:
-        """The same the other way round: the level changes after the signal, and not before."""
+        """Likewise for writes: the level changes after the signal, and not before."""
         theirs, ours = _image(harness, PLAIN)
         memory, buffer = _buffer(harness, PLAIN)
         gate, stream = Gate(harness), harness.stream()
@@ -162,13 +162,13 @@ class ArraySuite(Suite):
         gate.block(stream)
         ours.level(2).copy_from_buffer(buffer, stream=stream)
         assert held(stream), "the wait did not hold the stream"
-        assert not differ(theirs.read(2), before), "the copy has run before its turn"
+        assert not differ(theirs.read(2), before), "the copy has run too early"
         gate.open()
         stream.synchronize(LIMIT)
         assert not differ(theirs.read(2), after)
 
     def test_pageable_copies_behind_a_wait(self, harness: Harness) -> None:
-        """A copy of pageable memory is refused where it would block the caller; elsewhere it waits for its turn."""
+        """A copy of pageable memory after a pending wait waits, or is refused if it would block the caller."""
         theirs, ours = _image(harness, PLAIN)
         gate, stream = Gate(harness), harness.stream()
         data = pattern(PLAIN.level_bytes(0), 10)
@@ -189,7 +189,7 @@ class ArraySuite(Suite):
 
     @requires(BUFFERS)
     def test_wrong_sizes(self, harness: Harness) -> None:
-        """Host memory of another size, a buffer that ends too early, and an object without memory are refused."""
+        """Refused: host memory of another size, a buffer that ends too early, an object without memory."""
         theirs, ours = _image(harness, PLAIN)
         _, buffer = _buffer(harness, PLAIN)
         stream = harness.stream()
@@ -223,7 +223,7 @@ class ArraySuite(Suite):
         assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data), "a refused copy has written"
 
     def test_refused_layouts(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Unknown formats, levels, layers and extents that cannot be: refused before the driver is called."""
+        """Unknown formats and impossible levels, layers and extents are refused before the driver is called."""
         theirs = _export(harness, PLAIN)
         memory = harness.device.import_memory(theirs.export(), size=theirs.size)
         harness.scope.callback(end, memory)
@@ -257,7 +257,7 @@ class ArraySuite(Suite):
             assert array.level(0).nbytes == PLAIN.level_bytes(0)
 
     def test_memory_closes_its_arrays(self, harness: Harness) -> None:
-        """Closing the memory closes its arrays; a closed one says so, whatever is asked of it."""
+        """Closing the memory closes its arrays; every call on a closed array raises."""
         theirs, ours = _image(harness, PLAIN)
         stream, level = harness.stream(), ours.level(0)
         (parent,) = ours._parents
@@ -273,7 +273,7 @@ class ArraySuite(Suite):
 
     @requires(BUFFERS)
     def test_close_while_pending(self, harness: Harness) -> None:
-        """Closing does not take the image from copies that are enqueued: they are done, and then it is released."""
+        """Closing does not affect enqueued copies: the image is released after them."""
         theirs, ours = _image(harness, PLAIN)
         memory, buffer = _buffer(harness, PLAIN)
         gate, stream = Gate(harness), harness.stream()
@@ -295,7 +295,7 @@ class ArraySuite(Suite):
         assert not differ(memory.read(0, len(data)), data)
 
     def test_nothing_is_left_over(self, harness: Harness) -> None:
-        """Round after round of export, import, map, copy and close leaves no descriptor and no mapping behind."""
+        """Repeated rounds of export, import, map, copy and close leave no descriptor and no mapping."""
         stream = harness.stream()
         parameters = ImageParameters(format="R32_SFLOAT", width=33, height=9, levels=2)
         if gap := harness.exporter.image_gap(parameters):
@@ -318,14 +318,14 @@ class ArraySuite(Suite):
 
 
 def _export(harness: Harness, parameters: ImageParameters) -> ExporterImage:
-    """An image of the exporter's; skips where its driver shares none like it."""
+    """Make an image of the exporter's; skips if its driver shares no such image."""
     if gap := harness.exporter.image_gap(parameters):
         skip_declared(gap)
     return harness.scope.enter_context(harness.exporter.create_image(parameters))
 
 
 def _image(harness: Harness, parameters: ImageParameters) -> tuple[ExporterImage, MipmappedArray]:
-    """The same image on both sides."""
+    """Make an image, and the device's array of it."""
     theirs = _export(harness, parameters)
     memory = harness.device.import_memory(theirs.export(), size=theirs.size)
     harness.scope.callback(end, memory)
@@ -340,18 +340,18 @@ def _image(harness: Harness, parameters: ImageParameters) -> tuple[ExporterImage
 
 
 def _buffer(harness: Harness, parameters: ImageParameters) -> tuple[ExporterMemory, Buffer]:
-    """A shared buffer with room for all levels, 64 bytes before, between and behind them."""
+    """Make a shared buffer for all levels, with 64 bytes before, between and after them."""
     room = sum(map(parameters.level_bytes, range(parameters.levels))) + 64 * (parameters.levels + 1)
     return harness.buffer(room)
 
 
 def _levels(parameters: ImageParameters, seed: int) -> list[bytes]:
-    """Something for each level, and something else for each."""
+    """Different bytes for each level."""
     return [pattern(parameters.level_bytes(level), seed * 100 + level) for level in range(parameters.levels)]
 
 
 def _read(harness: Harness, array: MipmappedArray, stream: Any) -> list[bytes]:
-    """Every level, copied out by the device."""
+    """Let the device copy out every level."""
     targets = [np.zeros(array.level(index).nbytes, np.uint8) for index in range(array.layout.levels)]
     for index, target in enumerate(targets):
         array.level(index).copy_to_host(target, stream=stream)

@@ -1,4 +1,4 @@
-"""Bad input gets an error of ours, naming argument and fix, before anything is consumed or enqueued."""
+"""Bad input raises an error that names the argument and a fix, before anything is consumed or enqueued."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ SIZE = 1 << 16
 
 
 class BadArgumentSuite(Suite):
-    """Tests without a shared object: bare numbers, wrong types, unknown names."""
+    """Without a shared object: bare numbers, wrong types, unknown names."""
 
     def test_bare_int(self, device: Device) -> None:
-        """A bare int is refused; the message shows how it is wrapped. The descriptor is untouched."""
+        """A bare int is refused; the message shows how to wrap it. The descriptor stays unchanged."""
         fd, other = os.pipe()
         before = os.fstat(fd)
         calls: list[Any] = [
@@ -74,7 +74,7 @@ class BadArgumentSuite(Suite):
         os.close(other)
 
     def test_handle_of_another_call(self, device: Device) -> None:
-        """A handle that is not for this call is a TypeError, and stays open."""
+        """A handle for another call raises a TypeError, and stays open."""
         fd, other = os.pipe()
         with TimelineFd(fd) as timeline, EventFd(fd) as event, VmmFd(fd) as vmm:
             for handle in (timeline, event, vmm, object(), None, "fd"):
@@ -89,7 +89,7 @@ class BadArgumentSuite(Suite):
         os.close(other)
 
     def test_handle_types(self, device: Device) -> None:
-        """A handle type is a type, and one of those that fit."""
+        """A handle type must be a type, and one that the call accepts."""
         wrong: Any
         for wrong in (OpaqueFd, "vmm_fd", None, 3):
             raises(ArgumentTypeError, lambda wrong=wrong: device.allocate(SIZE, wrong), argument="handle_type")
@@ -104,7 +104,7 @@ class BadMemorySuite(Suite):
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
     def test_sizes(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A size of zero, below, beyond the object or of another type: refused before the driver is called."""
+        """Refused before the driver is called: a size of zero, below, beyond the object, or of another type."""
         theirs = harness.export(SIZE)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
@@ -130,7 +130,7 @@ class BadMemorySuite(Suite):
                 assert theirs.read(0, 1) == b"\x03"
 
     def test_size_beyond_the_object_without_origin(self, harness: Harness) -> None:
-        """A handle without an origin is checked as well, where the system knows the object's size."""
+        """A handle without an origin is checked too, if the system reports the object's size."""
         theirs = harness.export(SIZE)
         with theirs.export() as handle:
             assert isinstance(handle, OpaqueFd)
@@ -143,7 +143,7 @@ class BadMemorySuite(Suite):
             assert same_file(handle.fd, before)
 
     def test_closed_and_detached(self, harness: Harness) -> None:
-        """A closed or detached handle is refused; a detached descriptor is the caller's."""
+        """A closed or detached handle is refused; the caller owns a detached descriptor."""
         theirs = harness.export(SIZE)
         closed = theirs.export()
         closed.close()
@@ -156,7 +156,7 @@ class BadMemorySuite(Suite):
             assert memory.size == theirs.size
 
     def test_used_twice(self, harness: Harness) -> None:
-        """A handle is consumed once."""
+        """A handle can be consumed once."""
         theirs = harness.export(SIZE)
         handle = theirs.export()
         with harness.device.import_memory(handle, size=theirs.size):
@@ -165,7 +165,7 @@ class BadMemorySuite(Suite):
             assert "duplicate" in str(error)
 
     def test_borrowed_number_is_consumed_by_success_only(self, harness: Harness) -> None:
-        """A number of the caller's is closed by an import that succeeds, and by no other."""
+        """A successful import closes a descriptor number of the caller's; a failed one does not."""
         theirs = harness.export(SIZE)
         exported = theirs.export()
         assert isinstance(exported, OpaqueFd)
@@ -176,18 +176,18 @@ class BadMemorySuite(Suite):
         assert same_file(fd, before)
         open_before = fds()
         with harness.device.import_memory(handle, size=theirs.size):
-            # A backend may keep a descriptor of its own, at any number: the caller's is one of theirs or gone.
+            # A backend may keep its own descriptor under any number, so the caller's is either that or closed.
             assert handle.closed
             assert len(fds()) <= len(open_before)
         assert handle.closed
 
     @pytest.mark.parametrize("what", ["pipe", "file", "device", "directory"])
     def test_wrong_descriptor(self, harness: Harness, what: str) -> None:
-        """A descriptor of something else is refused by driver or backend; it stays open, the caller's, and usable."""
+        """The driver or the backend refuses a descriptor of something else; it stays the caller's, open and usable."""
         _refuses(lambda handle: harness.device.import_memory(handle, size=4096), OpaqueFd, what)
 
     def test_semaphore_as_memory(self, harness: Harness) -> None:
-        """A handle of a semaphore is refused as memory, and one of memory as a semaphore, by what its origin says."""
+        """From its origin, a semaphore's handle is refused as memory, and a memory's handle as a semaphore."""
         theirs = harness.export(SIZE)
         origin = HandleOrigin(kind=OriginKind.BINARY, device=harness.exporter.identity)
         with theirs.export() as handle:
@@ -200,7 +200,7 @@ class BadMemorySuite(Suite):
             assert not wrong.closed
 
     def test_another_device(self, harness: Harness) -> None:
-        """A handle that another device exported is refused; the message names both."""
+        """A handle from another device is refused; the message names both devices."""
         theirs = harness.export(SIZE)
         stranger = DeviceIdentity(name="a stranger", uuid=b"\xfe" * 16, pci_bus_id="ffff:ff:1f.7")
         with theirs.export() as handle:
@@ -213,7 +213,7 @@ class BadMemorySuite(Suite):
             assert not wrong.closed
 
     def test_ranges(self, harness: Harness) -> None:
-        """A mapping of zero bytes, outside the memory or overflowing is refused."""
+        """Refused: mappings of zero bytes, outside the memory, or overflowing."""
         theirs, memory = harness.memory(4 * 4096)
         whole = memory.size
         for offset, size, argument in (
@@ -240,7 +240,7 @@ class BadMemorySuite(Suite):
         assert theirs.read(0, 1) == b"\x01"
 
     def test_copies_and_fills(self, harness: Harness) -> None:
-        """Copies and fills outside the buffer, of no numbers, or into read-only memory are refused; nothing moves."""
+        """Copies and fills outside the buffer, without numbers, or into read-only memory are refused; no byte moves."""
         theirs, memory = harness.memory(SIZE)
         theirs.write(0, bytes(theirs.size))
         buffer = harness.scope.enter_context(memory.map_buffer(4096, 4096))
@@ -260,7 +260,7 @@ class BadMemorySuite(Suite):
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
     def test_views(self, harness: Harness) -> None:
-        """A view of an unknown type, a negative shape or another device is refused."""
+        """Refused: views of an unknown type, a negative shape or another device."""
         _, buffer = harness.buffer(SIZE)
         raises(ArgumentTypeError, lambda: buffer.view(4, "no such type"), argument="dtype")
         raises(InvalidArgumentError, lambda: buffer.view(4, "object"), argument="dtype")
@@ -276,14 +276,14 @@ class BadMemorySuite(Suite):
 
 
 class BadSemaphoreSuite(Suite):
-    """Kinds that do not fit, values that go backwards, descriptors of something else."""
+    """Wrong kinds, values that go backwards, descriptors of something else."""
 
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
     def test_kind_that_does_not_fit(self, harness: Harness, kind: type) -> None:
-        """A semaphore imported as the other kind is refused by its origin; the handle stays open and usable."""
+        """A semaphore imported as the other kind is refused from its origin; the handle stays open and usable."""
         theirs = harness.scope.enter_context(harness.exporter.create_semaphore(kind))
         handle: Any = theirs.export()
         other: Any = HANDLE_TYPES[Timeline if kind is Binary else Binary]
@@ -328,7 +328,7 @@ class BadSemaphoreSuite(Suite):
 
     @requires((Operation.IMPORT_SEMAPHORE, TimelineFd), (Operation.SIGNAL_SEMAPHORE, TimelineFd))
     def test_timeline_backwards(self, harness: Harness) -> None:
-        """A timeline that would go backwards on its stream is refused; alone and in a batch, which signals nothing."""
+        """A timeline that would go backwards on its stream is refused, also in a batch, which then signals nothing."""
         theirs, ours = harness.semaphore(Timeline)
         others, second = harness.semaphore(Timeline)
         stream = harness.stream()
@@ -347,7 +347,7 @@ class BadSemaphoreSuite(Suite):
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND))
     def test_batches(self, harness: Harness, kind: type) -> None:
-        """A batch of nothing, of the same one twice, of closed ones, and with values that do not fit is refused."""
+        """Refused batches: empty, with a semaphore twice, with closed ones, with wrong values."""
         _, ours = harness.semaphore(kind)
         stream = harness.stream()
         wrong: Any = "semaphore"
@@ -371,13 +371,13 @@ class BadSemaphoreSuite(Suite):
 
 
 def _refuses(take: Any, handle_type: Any, what: str) -> None:
-    """Check that an import refuses a descriptor of something else, and leaves it alone."""
+    """Check that an import refuses a descriptor of something else, and leaves it unchanged."""
     with ExitStack() as stack:
         fd = _open(what, stack)
         before = os.fstat(fd)
         handle = handle_type(fd)
         raises(GpuInteropError, lambda: take(handle))
-        open_before = fds()  # only now: the first call may make a driver open something for good
+        open_before = fds()  # not earlier: the first call may open something that the driver keeps
         for _ in range(3):
             raises(GpuInteropError, lambda: take(handle))
         assert not handle.closed
@@ -386,7 +386,7 @@ def _refuses(take: Any, handle_type: Any, what: str) -> None:
 
 
 def _open(what: str, stack: ExitStack) -> int:
-    """A descriptor of neither memory nor a semaphore."""
+    """Open a descriptor of neither memory nor a semaphore."""
     if what == "pipe":
         fd, other = os.pipe()
         stack.callback(os.close, other)

@@ -1,4 +1,4 @@
-"""What the suites have in common: the device, the independent party, and objects that are cleaned up."""
+"""What all suites use: the device, the independent exporter, and objects that are cleaned up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _limit(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0
-    if not 0 < seconds <= _A_DAY:  # false for NaN, too
+    if not 0 < seconds <= _A_DAY:  # also refuses NaN
         raise InvalidArgumentError(
             _LIMIT_VARIABLE, f"expected seconds, more than 0 and at most {_A_DAY}, got {text!r}; unset it for 20."
         )
@@ -43,23 +43,22 @@ def _limit(text: str) -> float:
 
 
 LIMIT = _limit(os.environ.get(_LIMIT_VARIABLE) or "20")
-"""Seconds that anything may take that is on its way already. Nothing is asserted about how much less it took.
+"""Longest wait in seconds for something that is under way. No test asserts how much faster it was.
 
-``GPUINTEROP_KIT_LIMIT`` sets it: less for a backend that is known to be broken, more for a slow simulator.
+``GPUINTEROP_KIT_LIMIT`` sets it: lower it for a backend that is known to be broken, raise it for a slow simulator.
 """
 
 GRACE = 0.02
-"""Seconds that something gets to happen that must not. Waiting longer only finds more in what is broken."""
+"""Seconds to wait for something that must not happen. A longer wait only finds more bugs in a broken backend."""
 
 SHORT_GRACE = 0.004
-"""The same, where many rounds find what one does not."""
+"""`GRACE` for tests with many rounds."""
 
 KINDS = pytest.mark.parametrize("kind", [Binary, Timeline], ids=["binary", "timeline"])
-"""Both kinds of semaphore."""
 
 
 class Suite:
-    """Base of the suites. A subclass named ``Test...`` in a test module runs it."""
+    """Base class of the suites. A subclass named ``Test...`` in a test module runs it."""
 
     gpuinterop_suite: ClassVar[bool] = True
 
@@ -70,28 +69,28 @@ class Suite:
 
     @pytest.fixture
     def exporter(self, gpuinterop_exporter: Exporter) -> Exporter:
-        """The independent party; shared by the tests until one of them fails."""
+        """The independent exporter; tests share it until one of them fails."""
         return gpuinterop_exporter
 
     @pytest.fixture
     def exporter_spec(self, _gpuinterop_party: Any) -> Any:
-        """Specification of the independent party, for tests that open another."""
+        """The exporter's specification, for tests that open another one."""
         return _gpuinterop_party
 
     @pytest.fixture
     def scope(self) -> Generator[ExitStack, None, None]:
-        """Closed, in reverse order, at the end of the test."""
+        """A stack that is closed at the end of the test."""
         with ExitStack() as stack:
             yield stack
 
     @pytest.fixture
     def stream(self, device: Device, scope: ExitStack) -> Stream:
-        """A stream of the test's own."""
+        """A stream for this test only."""
         return new_stream(device, scope)
 
     @pytest.fixture
     def harness(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Harness:
-        """Objects that device and exporter share."""
+        """Makes objects that device and exporter share."""
         simulated = kit_of(request.config).is_simulated(device.backend)
         return Harness(device, exporter, scope, simulated=simulated)
 
@@ -106,34 +105,34 @@ class Harness:
         self.simulated = simulated
 
     def export(self, size: int = 1 << 16) -> ExporterMemory:
-        """Memory of the exporter's."""
+        """Make memory of the exporter's."""
         return self.scope.enter_context(self.exporter.create_memory(size))
 
     def memory(self, size: int = 1 << 16) -> tuple[ExporterMemory, ExternalMemory]:
-        """The same memory on both sides, not mapped."""
+        """Make memory on both sides, not mapped."""
         theirs = self.export(size)
         ours = self.device.import_memory(theirs.export(), size=theirs.size)
         self.scope.callback(end, ours)
         return theirs, ours
 
     def buffer(self, size: int = 1 << 16) -> tuple[ExporterMemory, Buffer]:
-        """The same memory on both sides, mapped as a whole."""
+        """Make memory on both sides, mapped completely."""
         theirs, ours = self.memory(size)
         return theirs, self.scope.enter_context(ours.map_buffer())
 
     def semaphore(self, kind: type) -> tuple[ExporterSemaphore, ExternalSemaphore[Any]]:
-        """The same semaphore on both sides."""
+        """Make a semaphore on both sides."""
         theirs = self.scope.enter_context(self.make_semaphore(kind))
         ours = self.import_semaphore(theirs)
         self.scope.callback(end, ours)
         return theirs, ours
 
     def make_semaphore(self, kind: type) -> ExporterSemaphore:
-        """One of the exporter's, for `import_semaphore`; the caller's to close."""
+        """Make a semaphore of the exporter's, for `import_semaphore`; the caller closes it."""
         return self.exporter.create_semaphore(kind)
 
     def import_semaphore(self, theirs: ExporterSemaphore) -> ExternalSemaphore[Any]:
-        """The device's half of the exporter's semaphore; the caller's to close."""
+        """Import the exporter's semaphore; the caller closes the import."""
         ours: ExternalSemaphore[Any] = self.device.import_semaphore(theirs.export())
         return ours
 
@@ -142,21 +141,20 @@ class Harness:
 
 
 def new_stream(device: Device, scope: ExitStack, *, high_priority: bool = False) -> Stream:
-    """A stream that is closed at the end of the test."""
+    """Make a stream that is closed at the end of the test."""
     return scope.enter_context(device.create_stream(high_priority=high_priority))
 
 
 def end(resource: Any) -> None:
-    """Close at the end of a test, whatever a failure has left pending."""
+    """Close at the end of a test, even if a failure has left work pending."""
     with contextlib.suppress(ResourceBusyError):
         resource.close(timeout=LIMIT / 10)
 
 
 def held(stream: Stream, grace: float = GRACE) -> bool:
-    """Whether the stream waits for another party.
+    """Whether the stream still waits after `grace` seconds.
 
-    One that should not wait, and does, cannot pass this, however slow the machine is; one that should wait, and does
-    not, gets some time to show it.
+    A stream that waits is held on a machine of any speed. A stream that does not wait has that time to become idle.
     """
     try:
         stream.record().wait(grace)
@@ -166,10 +164,10 @@ def held(stream: Stream, grace: float = GRACE) -> bool:
 
 
 def becomes_idle(stream: Stream) -> bool:
-    """Whether the stream comes to its end.
+    """Whether the stream becomes idle within `LIMIT` seconds.
 
-    Not asked of `query`, which may lag: it looks at a point in the stream's work that it has only just made. What is
-    asserted of `query` is that it is never true too early.
+    Uses no `query`, which may lag because it looks at a point that it has just added to the stream's work. Tests assert
+    of `query` only that it is never true too early.
     """
     try:
         stream.record().wait(LIMIT)
@@ -179,31 +177,31 @@ def becomes_idle(stream: Stream) -> bool:
 
 
 def args(kind: type, value: int) -> tuple[int, ...]:
-    """`value` as a semaphore of that kind takes it."""
+    """Arguments for `value` with a semaphore of this kind."""
     return (value,) if kind is Timeline else ()
 
 
 def read(buffer: Buffer, offset: int = 0, size: int | None = None) -> bytes:
-    """A buffer's bytes, copied out by the device."""
+    """Let the device copy out a buffer's bytes."""
     target = np.zeros(buffer.size - offset if size is None else size, np.uint8)
     buffer.copy_to_host(target, offset=offset)
     return target.tobytes()
 
 
 def write(buffer: Buffer, data: bytes, offset: int = 0) -> None:
-    """Set a buffer's bytes, copied in by the device."""
+    """Let the device copy bytes into a buffer."""
     buffer.copy_from_host(np.frombuffer(data, np.uint8), offset=offset)
 
 
 def pattern(size: int, seed: int = 0) -> bytes:
-    """Bytes without a period that a wrong offset could fall into."""
+    """Bytes without a period, so that a wrong offset always shows."""
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8).tobytes()
 
 
 def differ(found: bytes | Sequence[bytes], expected: bytes | Sequence[bytes]) -> str:
-    """Tell in a line where the two differ; the empty string where they do not.
+    """Describe in one line where the two differ; empty if they are equal.
 
-    For what is long: pytest's own comparison, which is not cut short where CI is set, takes minutes.
+    For long data: if CI is set, pytest does not truncate its own comparison, which then takes minutes.
     """
     ours = [found] if isinstance(found, bytes) else list(found)
     others = [expected] if isinstance(expected, bytes) else list(expected)
@@ -215,12 +213,12 @@ def differ(found: bytes | Sequence[bytes], expected: bytes | Sequence[bytes]) ->
 
 
 def word(byte: int) -> int:
-    """A 32-bit word of four times the same byte."""
+    """A 32-bit word of four equal bytes."""
     return byte * 0x01010101
 
 
 def fds() -> set[str]:
-    """The descriptors that are open in this process, as far as the system tells."""
+    """Open descriptors of this process, if the system lists them."""
     try:
         return set(os.listdir("/proc/self/fd"))
     except OSError:
@@ -228,7 +226,7 @@ def fds() -> set[str]:
 
 
 def mappings() -> int:
-    """How many mappings of memory objects this process has, as far as the system tells."""
+    """Number of this process's mappings of memory objects, if the system lists them."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
             return sum("memfd:" in line or "dmabuf" in line or "/dev/" in line for line in lines)
@@ -237,14 +235,14 @@ def mappings() -> int:
 
 
 def leaves_nothing(round_trip: Callable[[int], object], *, rounds: int = 10) -> None:
-    """Check that round after round leaves no descriptor and no mapping behind; the first ones may set something up."""
+    """Check that repeated rounds leave no descriptor and no mapping; the first rounds may set something up."""
     for turn in range(3):
         round_trip(turn)
     gc.collect()
     open_before, mapped_before = fds(), mappings()
     for turn in range(rounds):
         round_trip(turn)
-    # A thread may be about to close what another process has let go; what leaks stays.
+    # A thread may still have to close what another process has released; a leak stays.
     system.until(lambda: len(fds()) <= len(open_before) and mappings() <= mapped_before, LIMIT)
     now = fds()
     more = {one: system.link(int(one)) for one in now - open_before}
@@ -253,7 +251,7 @@ def leaves_nothing(round_trip: Callable[[int], object], *, rounds: int = 10) -> 
 
 
 def together(calls: list[Callable[[], object]]) -> None:
-    """Run all at once, each in a thread of its own; raises what one of them raises, and if one does not end."""
+    """Run all calls at once, each in a thread; raises a call's error, or if a thread does not end."""
     failures: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:
@@ -274,7 +272,7 @@ def together(calls: list[Callable[[], object]]) -> None:
 
 
 def same_file(fd: int, other: os.stat_result) -> bool:
-    """Whether `fd` is open, and on that very object."""
+    """Whether `fd` is open, and refers to that object."""
     try:
         found = os.fstat(fd)
     except OSError:
@@ -283,9 +281,9 @@ def same_file(fd: int, other: os.stat_result) -> bool:
 
 
 class NotToBeCalled:
-    """Takes a backend's place: the driver must not be reached.
+    """Replaces a backend to check that the driver is not called.
 
-    Calls named in `nothing` do nothing: they make objects that have no native half ready.
+    Calls named in `nothing` do nothing: they prepare objects that have no native half.
     """
 
     def __init__(self, backend: Any, *, nothing: Sequence[str] = ()) -> None:
@@ -314,19 +312,19 @@ class NotToBeCalled:
 def raises(
     error: type[GpuInteropError], call: Callable[..., object], *, argument: str | None = None, match: str | None = None
 ) -> Any:
-    """Check that `call` raises an error of ours that names the argument; returns it."""
+    """Check that `call` raises a gpuinterop error that names the argument; returns the error."""
     with pytest.raises(error, match=match) as caught:
         call()
     found: Any = caught.value
     if argument is not None:
         named = getattr(found, "argument", None) or str(found).partition(":")[0]
         assert named == argument, f"{found!r} names {named!r}, not {argument!r}"
-    assert str(found).strip(), "an error says what is wrong"
+    assert str(found).strip(), "an error must have a text"
     return found
 
 
 class Gate:
-    """Holds a stream up, until it is opened: whatever is enqueued behind it is pending for certain."""
+    """Holds a stream until it is opened, so that work enqueued later is certainly pending."""
 
     def __init__(self, harness: Harness) -> None:
         kind = _gate_kind(harness)
@@ -335,12 +333,12 @@ class Gate:
         self._next = 1
 
     def block(self, stream: Stream) -> int:
-        """Hold `stream` up; returns the value that it waits for."""
+        """Hold `stream`; returns the value that it waits for."""
         self.ours.wait(stream, *args(self.kind, self._next))
         return self._next
 
     def open(self) -> None:
-        """Let one stream pass."""
+        """Release one stream."""
         self.theirs.signal(self._next if self.kind is Timeline else 0)
         self._next += 1
 

@@ -1,8 +1,7 @@
-"""The bridge: semaphores, order and sabotage as for a driver's own, and what only a bridge promises.
+"""The bridge: the tests of a driver's semaphores, order and sabotage, and what only a bridge promises.
 
-The foreign side is the exporter's own semaphore, as this process's CPU sees it (`ExporterSemaphore.endpoint`): it needs
-no export, and no semaphore of the device. The oracle stays the exporter's: what its queue has waited for, and what it
-reads.
+The foreign side is the exporter's own semaphore as this process's CPU sees it (`ExporterSemaphore.endpoint`). It needs
+no export, and no semaphore of the device. The oracle is the exporter: what its queue has waited for, and what it reads.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ WORDS = Operation.STREAM_MEMORY_OPS
 
 
 class BridgedBench(Harness):
-    """A harness whose semaphores are bridged."""
+    """A harness with bridged semaphores."""
 
     def __init__(self, device: Device, exporter: Exporter, scope: ExitStack, *, simulated: bool = False) -> None:
         super().__init__(device, exporter, scope, simulated=simulated)
@@ -73,7 +72,7 @@ class BridgedBench(Harness):
 class Bridged(Suite):
     """Runs a suite's tests of a driver's semaphores with bridged ones."""
 
-    # A device without semaphores has a bridge all the same.
+    # A device without semaphores has a bridge too.
     gpuinterop_instead: ClassVar[Mapping[Operation, Operation]] = {
         Operation.IMPORT_SEMAPHORE: WORDS,
         Operation.WAIT_SEMAPHORE: WORDS,
@@ -83,36 +82,27 @@ class Bridged(Suite):
 
     @pytest.fixture
     def harness(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Harness:
-        """Objects that device and exporter share; the semaphores through a bridge of the test's own."""
+        """Makes objects that device and exporter share, with semaphores through a bridge for this test only."""
         return BridgedBench(device, exporter, scope, simulated=kit_of(request.config).is_simulated(device.backend))
 
 
 class BridgedSemaphoreSuite(Bridged, SemaphoreSuite):
-    """Bridged semaphores do what semaphores that a driver imports do."""
+    """Bridged semaphores do what imported semaphores do."""
 
 
 class BridgedOrderingSuite(Bridged, OrderingSuite):
-    """Intact: the consumer comes after the producer, however long that one is held."""
+    """Intact: the consumer comes after the producer, however long the producer is held."""
 
 
 class BridgedSabotageSuite(Bridged, SabotageSuite):
-    """Stale data shows every time, when a wait or a signal is taken out."""
+    """Without a wait or a signal, stale data shows every time."""
 
 
 class Scripted(Endpoint):
-    """A timeline that the test moves, and that fails when it is told to.
+    """A timeline that the test moves, and that fails on request.
 
-    Attributes
-    ----------
-    reached : int
-        What `wait` compares with.
-    signalled : list of int
-        What the bridge has signalled, in order.
-    error : Exception or None
-        What the next look raises.
-    threads : set of int
-        Who has called.
-    closes : int
+    `wait` compares with `reached`; `signalled` has the values that the bridge signalled, in order; the next call raises
+    `error`; `threads` are the calling threads.
     """
 
     kind = Timeline
@@ -143,26 +133,26 @@ class Scripted(Endpoint):
 
 @requires(WORDS)
 class BridgeSuite(Suite):
-    """What only a bridge promises: refusals, failures that reach the stream's owner, and streams that are let go."""
+    """What only a bridge promises: refusals, failures that reach the stream's owner, and released streams."""
 
     @pytest.fixture
     def bridge(self, device: Device, scope: ExitStack) -> Bridge:
-        """A bridge of the test's own."""
+        """A bridge for this test only."""
         bridge = Bridge(device)
         scope.callback(end, bridge)
         return bridge
 
     @pytest.fixture
     def bridged(self, device: Device, exporter: Exporter, scope: ExitStack) -> BridgedBench:
-        """Bridged semaphores of the exporter's."""
+        """The exporter's semaphores, bridged."""
         return BridgedBench(device, exporter, scope)
 
-    # -- what a bridge takes ---------------------------------------------------------------------------------------
+    # -- what a bridge accepts -------------------------------------------------------------------------------------
 
     def test_table(self, device: Device) -> None:
-        """The bridge's own table gives a reason and a reference for every type, and a way out for every gap."""
+        """The bridge's table has a reason and a reference for every type, and a workaround for every gap."""
         table = Bridge.capabilities(device)
-        assert not table[OpaqueFd], "an opaque descriptor does not tell what is behind it"
+        assert not table[OpaqueFd], "an opaque descriptor can refer to anything"
         for found in table.values():
             assert found.reason
             assert found.reference
@@ -170,7 +160,7 @@ class BridgeSuite(Suite):
             assert found.scope is not None
 
     def test_wrong_handles_are_refused(self, bridge: Bridge) -> None:
-        """A bare number, an opaque descriptor, and one that is not what its type says; all stay the caller's."""
+        """Refused: a bare number, an opaque descriptor, one that is not what its type says. All stay the caller's."""
         first, second = os.pipe()
         try:
             raises(ArgumentTypeError, lambda: bridge.import_semaphore(first), argument="handle")  # type: ignore[call-overload]
@@ -187,7 +177,7 @@ class BridgeSuite(Suite):
             os.close(second)
 
     def test_values_are_below_2_63(self, bridge: Bridge, stream: Stream, scope: ExitStack) -> None:
-        """Streams compare words cyclically: a larger value is refused, the largest passes."""
+        """Streams compare words cyclically: a larger value is refused, the largest is accepted."""
         endpoint = Scripted()
         semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
         for call in (semaphore.wait, semaphore.signal, lambda _, value: semaphore.host_signal(value)):
@@ -200,7 +190,7 @@ class BridgeSuite(Suite):
 
     @requires(Operation.GRAPH_CAPTURE)
     def test_capture_is_refused(self, bridge: Bridge, stream: Stream, scope: ExitStack) -> None:
-        """A graph would write and wait for the same values at each launch."""
+        """Capture is refused: each launch of the graph would write and wait for the same values."""
         semaphore = scope.enter_context(bridge.from_endpoint(Scripted()))
         with stream.capture() as graph:
             for call in (semaphore.wait, semaphore.signal):
@@ -208,7 +198,7 @@ class BridgeSuite(Suite):
         graph.close()
 
     def test_foreign_batch_is_refused(self, bridge: Bridge, device: Device, scope: ExitStack) -> None:
-        """Semaphores of two bridges are one batch's; a bridged one and a driver's, or our own, are not."""
+        """A batch can mix semaphores of two bridges, but not bridged ones with a driver's or gpuinterop's own."""
         one = scope.enter_context(bridge.from_endpoint(Scripted()))
         other_bridge = scope.enter_context(Bridge(device))
         other = scope.enter_context(other_bridge.from_endpoint(Scripted()))
@@ -221,7 +211,7 @@ class BridgeSuite(Suite):
 
     @pytest.mark.skipif(sys.platform != "linux", reason="declared: eventfds are Linux's")
     def test_eventfd(self, bridge: Bridge, stream: Stream, scope: ExitStack) -> None:
-        """An eventfd holds a stream, and is signalled by it; success consumes the handle."""
+        """An eventfd holds a stream, and the stream signals it; success consumes the handle."""
         mine = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
         scope.callback(os.close, mine)
         handle = EventFd.adopt(os.dup(mine))
@@ -234,7 +224,7 @@ class BridgeSuite(Suite):
             os.write(mine, struct.pack("=Q", 1))
             stream.synchronize(LIMIT)
             with pytest.raises(BlockingIOError):
-                os.read(mine, 8)  # the wait has taken it
+                os.read(mine, 8)  # the wait has consumed it
             semaphore.signal(stream)
             arrival = select.poll()
             arrival.register(mine, select.POLLIN)
@@ -244,7 +234,7 @@ class BridgeSuite(Suite):
     # -- what a bridge does ----------------------------------------------------------------------------------------
 
     def test_streams_wait_out_of_order(self, bridged: BridgedBench) -> None:
-        """A wait for less, enqueued later on another stream, is not held up by one for more."""
+        """A wait for a lower value, enqueued later on another stream, is not delayed by one for a higher value."""
         theirs, ours = bridged.semaphore(Timeline)
         more, less = bridged.stream(), bridged.stream()
         ours.wait(more, 5)
@@ -258,7 +248,7 @@ class BridgeSuite(Suite):
 
     @KINDS
     def test_close_leaves_pending_waits(self, bridged: BridgedBench, kind: type) -> None:
-        """A bridged semaphore that is closed while a stream waits is released when the wait has passed."""
+        """A bridged semaphore that is closed while a stream waits is released after the wait."""
         theirs, ours = bridged.semaphore(kind)
         stream = bridged.stream()
         ours.wait(stream, *args(kind, 1))
@@ -279,7 +269,7 @@ class BridgeSuite(Suite):
         assert theirs.wait(2, timeout=LIMIT)
 
     def test_on_its_own_thread(self, bridge: Bridge, stream: Stream, scope: ExitStack) -> None:
-        """One thread waits and signals for all of a bridge's semaphores, and is not the caller's."""
+        """One thread, not the caller's, waits and signals for all of a bridge's semaphores."""
         endpoints = [Scripted() for _ in range(4)]
         for endpoint in endpoints:
             semaphore = scope.enter_context(bridge.from_endpoint(endpoint))
@@ -297,9 +287,9 @@ class BridgeSuite(Suite):
     # -- what goes wrong -------------------------------------------------------------------------------------------
 
     def test_failure_reaches_the_owner(self, bridged: BridgedBench) -> None:
-        """The foreign side fails: the stream that waits is let go and fails; its later signals are not forwarded.
+        """If the foreign side fails, the waiting stream is released and fails, and forwards no later signals.
 
-        What it signalled before arrives, and other streams go on.
+        Its earlier signals arrive, and other streams continue.
         """
         theirs, told = bridged.semaphore(Timeline)
         endpoint = Scripted()
@@ -327,7 +317,7 @@ class BridgeSuite(Suite):
 
     @pytest.mark.parametrize("how", ["grace", "timeout", "semaphore"])
     def test_close_lets_streams_go(self, device: Device, scope: ExitStack, how: str) -> None:
-        """No stream is left blocked by a bridge that is closed: it goes on, and fails."""
+        """Closing a bridge leaves no stream blocked: it continues, and fails."""
         bridge = scope.enter_context(Bridge(device, grace=0.01 if how == "grace" else 60.0))
         endpoint = Scripted()
         semaphore = bridge.from_endpoint(endpoint)
@@ -346,8 +336,8 @@ class BridgeSuite(Suite):
         assert becomes_idle(healthy)
 
     def test_close_lets_signals_out(self, bridged: BridgedBench) -> None:
-        """What a stream has yet to signal when the bridge is closed arrives all the same."""
-        theirs, ours = bridged.semaphore(Timeline)  # first: a skip here would drop what is open
+        """Signals that a stream has pending when the bridge is closed still arrive."""
+        theirs, ours = bridged.semaphore(Timeline)  # first, because a skip here would drop open objects
         hold = Scripted()
         gate = bridged.bridge.from_endpoint(hold)
         stream = bridged.stream()
@@ -361,7 +351,7 @@ class BridgeSuite(Suite):
         bridged.bridge.close(timeout=LIMIT)
 
     def test_nothing_is_left_over(self, bridged: BridgedBench) -> None:
-        """Round after round of a bridge with both kinds of work leaves no descriptor, mapping or thread."""
+        """Repeated rounds of a bridge with both kinds of work leave no descriptor, mapping or thread."""
         stream = bridged.stream()
         threads = threading.active_count()
 
@@ -381,7 +371,7 @@ class BridgeSuite(Suite):
 
 
 def _until(condition: Any) -> None:
-    """Look until the condition holds."""
+    """Poll until the condition holds."""
     deadline = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < deadline

@@ -1,4 +1,4 @@
-"""Backends are found and described; tables are total and honest; gaps are refused."""
+"""Backends are found and described; tables are complete and honest; gaps are refused."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .base import NotToBeCalled, Suite, same_file
 
 
 class BackendSuite(Suite):
-    """A backend says what it is, and what it stands on."""
+    """A backend describes itself and what it builds on."""
 
     def test_versions_and_libraries(self, device: Device) -> None:
-        """`versions` names what it stands on, by name and text."""
+        """`versions` names what the backend builds on."""
         loaded = registry.get_backend(device.backend)
         assert loaded.versions
         for name, version in (*loaded.versions.items(), *loaded.libraries.items()):
@@ -39,7 +39,7 @@ class BackendSuite(Suite):
             assert version
 
     def test_device_is_described(self, device: Device) -> None:
-        """A device has a name, marks of the right form, a DLPack device and the array interface of its memory."""
+        """A device has a name, well-formed identities, a DLPack device and the array interface of its memory."""
         info = device.info
         assert device.name
         assert info.uuid is None or len(info.uuid) == 16
@@ -47,15 +47,15 @@ class BackendSuite(Suite):
         assert info.pci_bus_id is None or info.pci_bus_id == info.pci_bus_id.lower()
         assert info.array_interface in ("__array_interface__", "__cuda_array_interface__")
         assert len(info.dlpack) == 2
-        assert info.is_cpu or info.uuid or info.pci_bus_id or info.luid, "nothing says which device it is"
+        assert info.is_cpu or info.uuid or info.pci_bus_id or info.luid, "the device has no identity"
 
     def test_same_device_every_time(self, device: Device) -> None:
-        """A device is opened once: everybody gets the same object."""
+        """A device is opened once: every caller gets the same object."""
         assert registry.get_backend(device.backend).device(device.ordinal) is device
 
 
 class CapabilitySuite(Suite):
-    """The table is total, everything but SUPPORTED says why, and a gap is refused before anything happens."""
+    """The table is complete, every cell but SUPPORTED has a reason, and a gap is refused before anything happens."""
 
     def test_total(self, device: Device) -> None:
         """The table has exactly the cells of `DOMAIN`."""
@@ -63,7 +63,7 @@ class CapabilitySuite(Suite):
         assert len(device.capabilities) == len(DOMAIN)
 
     def test_reasons(self, device: Device) -> None:
-        """Everything but SUPPORTED has scope, reason and reference; SUPPORTED names the run that has shown it."""
+        """Every cell but SUPPORTED has scope, reason and reference; SUPPORTED names the run that has shown it."""
         for found in device.capabilities.values():
             if found.support is Support.SUPPORTED:
                 assert "verified.toml" in found.reference, found
@@ -73,7 +73,7 @@ class CapabilitySuite(Suite):
                 assert found.reference, found
 
     def test_gap_is_refused(self, device: Device, gap: Cell, stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A declared gap raises `UnsupportedError` that carries it: no driver called, nothing consumed."""
+        """A declared gap raises an `UnsupportedError` with that gap; no driver is called, nothing is consumed."""
         forbidden = NotToBeCalled(device.driver, nothing=("prepare", "semaphore_pointer"))
         monkeypatch.setattr(device, "driver", forbidden)
         attempt = _Attempt(device, gap, stream)
@@ -90,7 +90,7 @@ class CapabilitySuite(Suite):
         if attempt.handle is not None:
             assert not attempt.handle.closed, "a refused handle is not consumed"
             if before is not None and attempt.fd is not None:
-                assert same_file(attempt.fd, before), "the caller's descriptor was touched"
+                assert same_file(attempt.fd, before), "the caller's descriptor has changed"
             attempt.close()
 
 
@@ -107,7 +107,7 @@ class _Attempt:
 
     @property
     def expected(self) -> list[Capability]:
-        """The cell's capability, or that of the operation which comes before it and is a gap as well."""
+        """The cell's capability, or that of an earlier operation which is a gap too."""
         table, kind = self._device.capabilities, self._cell.handle_type
         before = {
             Operation.IMPORT_BY_NAME: (Operation.IMPORT_MEMORY, Operation.IMPORT_SEMAPHORE),
@@ -181,7 +181,7 @@ class _Attempt:
             os.close(fd)
 
     def _make(self) -> Any:
-        """A handle of the type, around something harmless."""
+        """Make a handle of the type around something harmless."""
         kind: Any = self._cell.handle_type
         if issubclass(kind, FdHandle):
             self._pipe = os.pipe()
@@ -196,8 +196,8 @@ class _Attempt:
             self.handle = kind(handle=4096)
         return self.handle
 
-    # Where the import is a gap too nothing native exists to call this on: an object without a native half stands in.
-    # It never gets as far as a driver, and must not be retired.
+    # If the import is a gap too, there is no native object to call, so one without a native half replaces it. It never
+    # reaches a driver, and must not be retired.
 
     def _memory(self) -> ExternalMemory:
         kind: Any = self._cell.handle_type

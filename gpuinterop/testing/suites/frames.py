@@ -1,4 +1,4 @@
-"""Frames that one process publishes by a name, and others read."""
+"""Frames that one process publishes under a name, and others read."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ NAME = f"kit-{os.getpid()}"
 
 @requires((Operation.EXPORT_ALLOCATION, VmmFd), (Operation.CREATE_SEMAPHORE, TimelineFd))
 class FrameSuite(Suite):
-    """The writer here, a reader in another process."""
+    """The writer is here, a reader in another process."""
 
     @pytest.fixture(autouse=True)
     def exports(self, device: Device) -> None:
-        """Slots are shared as arrays are."""
+        """Slots are shared like arrays."""
         if not any(device.capabilities.supports((Operation.EXPORT_ARRAY, kind)) for kind in (VmmFd, OpaqueFd)):
             skip_declared("the device exports no arrays of its allocations")
 
     @pytest.fixture
     def camera(self, device: Device, scope: ExitStack) -> Publisher:
-        """Frames of `SIZE` bytes, with the memory for three."""
+        """A publisher of frames with `SIZE` bytes, with memory for three."""
         return scope.enter_context(publish(NAME, SIZE, "uint8", device))
 
     @pytest.fixture
@@ -48,7 +48,7 @@ class FrameSuite(Suite):
     def test_the_stream_waits_and_the_host_does_not(
         self, device: Device, camera: Publisher, peer: Any, stream: Stream, scope: ExitStack
     ) -> None:
-        """A reader has a frame before its bytes are there; its stream waits for them, and the writer for nobody."""
+        """A reader has a frame before its bytes are written; its stream waits for them. The writer does not wait."""
         gate = scope.enter_context(device.create_semaphore(TimelineFd))
         with camera.write(stream) as frame:
             gate.wait(stream, 1)
@@ -61,7 +61,7 @@ class FrameSuite(Suite):
         assert held(stream)
         gate.host_signal(1)
         assert peer.read(0, SIZE) == b"\7" * SIZE
-        stream.synchronize(LIMIT)  # beside the reader, which reads the first one still
+        stream.synchronize(LIMIT)  # while the reader still reads the first one
         assert peer.read(0, SIZE) == b"\7" * SIZE
         peer.give_back()
         assert peer.take(LIMIT) == (11, 9, False)
@@ -92,7 +92,7 @@ class FrameSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_a_frame_that_fails_is_never_seen(self, camera: Publisher, peer: Any, stream: Stream) -> None:
-        """What raises between the two ends of a `write` leaves the last frame the newest."""
+        """If the body of a `write` raises, the last frame stays the newest."""
         with camera.write(stream) as frame:
             fill(frame, 1, stream)
         access = camera.write(stream)
@@ -102,13 +102,13 @@ class FrameSuite(Suite):
         assert peer.read(0, SIZE) == b"\1" * SIZE
 
     def test_turns(self, camera: Publisher, stream: Stream) -> None:
-        """One frame is written at a time, and the name is the writer's as long as it lives."""
+        """Only one frame is written at a time, and the name belongs to the writer until it closes."""
         with camera.write(stream):
             raises(InvalidArgumentError, lambda: camera.write(stream).__enter__(), argument="order")
         raises(ResourceBusyError, lambda: publish(NAME, SIZE, device=camera.device))
 
     def test_the_end(self, camera: Publisher, peer: Any, stream: Stream) -> None:
-        """A reader takes the last frame, and learns then that the writer has closed."""
+        """A reader takes the last frame, and then learns that the writer has closed."""
         with camera.write(stream) as frame:
             fill(frame, 7, stream)
         camera.close()
@@ -118,7 +118,7 @@ class FrameSuite(Suite):
         raises(ResourceClosedError, lambda: peer.take(LIMIT))
 
     def test_another_writer(self, device: Device, peer: Any, stream: Stream, scope: ExitStack) -> None:
-        """After the death of a writer its readers go on with the next one, and are told."""
+        """When a writer is killed, its readers continue with the next one, and are told."""
         name = f"{NAME}-next"
         writer = scope.enter_context(BackendPeer(device))
         writer.publish(name, SIZE)

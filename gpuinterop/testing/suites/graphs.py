@@ -20,12 +20,12 @@ LAUNCHES = 20
 
 
 class GraphSuite(Suite):
-    """What a graph's launches do is what the other side sees, in its order and with its values."""
+    """The other side sees what a graph's launches do, in order and with the right values."""
 
     @KINDS
     @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
     def test_launch_after_launch(self, harness: Harness, kind: type) -> None:
-        """Each launch waits for the exporter, works, and signals; with a timeline, by values of its own."""
+        """Each launch waits for the exporter, works, and signals, with its own values on a timeline."""
         memory, buffer = harness.buffer(4096)
         forth_theirs, forth = harness.semaphore(kind)
         back_theirs, back = (forth_theirs, forth) if kind is Timeline else harness.semaphore(kind)
@@ -41,7 +41,7 @@ class GraphSuite(Suite):
             memory.write(0, bytes(4096))
             graph.launch(stream)
             assert held(stream, GRACE / 4), "the launch did not wait"
-            assert memory.read(0, 256) == bytes(256), "the work came before its wait"
+            assert memory.read(0, 256) == bytes(256), "the work ran before its wait"
             forth_theirs.signal(2 * turn + 1)
             assert back_theirs.wait(2 * turn + 2, timeout=LIMIT), f"launch {turn} did not signal"
             assert memory.read(0, 256) == b"\xc3" * 256
@@ -52,7 +52,7 @@ class GraphSuite(Suite):
 
     @requires(CAPTURE, *TIMELINE)
     def test_values_are_set_one_by_one(self, harness: Harness) -> None:
-        """A node's values can be set alone, skip, and be large; launches that were enqueued keep theirs."""
+        """A node's values can be set separately, skip values and be large; enqueued launches keep theirs."""
         wait_theirs, wait = harness.semaphore(Timeline)
         signal_theirs, signal = harness.semaphore(Timeline)
         stream = harness.stream()
@@ -83,7 +83,7 @@ class GraphSuite(Suite):
 
     @requires(CAPTURE, *TIMELINE)
     def test_a_batch_is_one_node(self, harness: Harness) -> None:
-        """Semaphores that are waited for in one call keep their order and their values."""
+        """Semaphores waited for in one call keep their order and their values."""
         from ..._core.semaphore import SemaphoreBatch
 
         pairs = [harness.semaphore(Timeline) for _ in range(3)]
@@ -105,7 +105,7 @@ class GraphSuite(Suite):
     @pytest.mark.parametrize("when", ["in the capture", "after it"])
     @requires(CAPTURE, IMPORT, SIGNAL, *MEMORY)
     def test_a_graph_keeps_what_it_uses(self, harness: Harness, kind: type, when: str) -> None:
-        """A semaphore and memory that are closed stay until the graph is closed; the captured stream until its end."""
+        """A closed semaphore or memory stays valid until the graph is closed; the captured stream until its end."""
         theirs = harness.scope.enter_context(harness.exporter.create_semaphore(kind))
         ours: Any = harness.device.import_semaphore(theirs.export())
         memory = harness.export(4096)
@@ -143,7 +143,7 @@ class GraphSuite(Suite):
     @KINDS
     @requires(CAPTURE, IMPORT, WAIT, SIGNAL, *MEMORY)
     def test_a_capture_survives_what_goes_on_beside_it(self, harness: Harness, kind: type) -> None:
-        """Imports, work on other streams, closing and draining during a capture neither end it nor get into it."""
+        """Imports, work on other streams, closing and draining neither end a capture nor are captured."""
         memory, buffer = harness.buffer(4096)
         theirs, ours = harness.semaphore(kind)
         stream, other = harness.stream(), harness.stream()
@@ -162,7 +162,7 @@ class GraphSuite(Suite):
             more.map_buffer().close()
             more.close()
             harness.device.drain()
-            buffer.fill(7)  # on a stream of its own, done on return
+            buffer.fill(7)  # on another stream, done on return
             assert memory.read(0, 8) == b"\x07" * 8
             wrapped = harness.device.wrap_stream(stream.ptr)
             assert wrapped.capturing
@@ -175,7 +175,7 @@ class GraphSuite(Suite):
 
     @requires(CAPTURE, *MEMORY)
     def test_what_would_end_a_capture_is_refused(self, harness: Harness) -> None:
-        """Asking a stream that is being captured for its end, and host arrays in a graph, are refused beforehand."""
+        """Queries of a stream in capture, and host arrays in a graph, are refused beforehand."""
         _memory, buffer = harness.buffer(4096)
         stream = harness.stream()
         array = np.zeros(4096, np.uint8)
@@ -196,7 +196,7 @@ class GraphSuite(Suite):
 
     @requires(CAPTURE, *MEMORY)
     def test_a_capture_that_fails_leaves_the_stream_usable(self, harness: Harness) -> None:
-        """An exception in the body ends the capture, and is the one that is raised."""
+        """An exception in the body ends the capture, and is raised."""
         memory, buffer = harness.buffer(4096)
         stream = harness.stream()
         memory.write(0, bytes(64))

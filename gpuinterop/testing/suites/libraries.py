@@ -1,4 +1,4 @@
-"""Array libraries that address the memory of the device under test, and the protocols they do it by."""
+"""Array libraries that address the memory of the device under test, and their protocols."""
 
 from __future__ import annotations
 
@@ -24,29 +24,28 @@ _ROCM = 10  # of DLDeviceType
 
 
 class Library(ABC):
-    """An array library."""
+    """An array library that addresses device memory."""
 
     interface_is_ordered = True
     """Whether the library waits for the stream that the array interface names."""
 
     @abstractmethod
     def from_dlpack(self, view: Any) -> Any:
-        """An array over the view's bytes, through DLPack."""
+        """Make an array of the view's bytes through DLPack."""
 
     @abstractmethod
     def from_interface(self, view: Any) -> Any:
-        """The same, through the view's array interface."""
+        """Make an array through the view's array interface."""
 
     @abstractmethod
     def bytes_of(self, array: Any) -> bytes:
-        """The elements in C order, once the library's own work is done."""
+        """The elements in C order, after the library's own work."""
 
     def set(self, array: Any, index: Any, value: int) -> None:
-        """Assign one element."""
         array[index] = value
 
     def finish(self) -> None:  # noqa: B027 - nothing to wait for on a CPU
-        """Wait for what the library has enqueued."""
+        """Wait for work that the library has enqueued."""
 
 
 class _NumPy(Library):
@@ -65,7 +64,7 @@ class _Torch(Library):
 
     def __init__(self, torch: Any, ordinal: int) -> None:
         self._torch = torch
-        self._device = torch.device("cuda", ordinal)  # also what a ROCm build calls it
+        self._device = torch.device("cuda", ordinal)  # a ROCm build uses this name too
 
     def from_dlpack(self, view: Any) -> Any:
         return self._torch.from_dlpack(view)
@@ -106,13 +105,13 @@ class _CuPy(Library):
 
 
 def libraries(device: Device, *, simulated: bool) -> list[Library]:
-    """Installed libraries that can address the device's memory; skips where there is none."""
+    """Installed libraries that can address the device's memory; skips if there are none."""
     if device.info.array_interface == "__array_interface__":
         return [_NumPy()]
     if simulated:
-        skip_declared("no array library for this device: it is simulated, and theirs would be a real GPU")
+        skip_declared("no array library for this device: it is simulated, and theirs is a real GPU")
     if library := stand_in(registry.get_backend(device.backend).libraries):
-        skip_declared(f"no array library for this device: {library} stands in for its driver, and theirs is another")
+        skip_declared(f"no array library for this device: {library} replaces its driver, and theirs is another")
     kind, ordinal = device.info.dlpack
     found: list[Library] = []
     torch, cupy = _load("torch"), _load("cupy")
@@ -121,16 +120,13 @@ def libraries(device: Device, *, simulated: bool) -> list[Library]:
     if cupy is not None and bool(cupy.cuda.runtime.is_hip) is (kind == _ROCM) and ordinal < _count(cupy):
         found.append(_CuPy(cupy, ordinal))
     if not found:
-        # No table declares this: where the backend is required it is a failure.
+        # No table declares this skip: it is a failure on a required backend.
         pytest.skip("no array library for this device: neither torch nor CuPy is installed with its GPU")
     return found
 
 
 def legacy_array(device: Device, size: int) -> Any:
-    """An array of bytes, in memory that a library has of ``cudaMalloc`` or ``hipMalloc``; None without such a library.
-
-    It is a part of a larger array.
-    """
+    """A part of a larger byte array in a library's memory from ``cudaMalloc`` or ``hipMalloc``; None without one."""
     kind, ordinal = device.info.dlpack
     torch, cupy = _load("torch"), _load("cupy")
     if torch is not None and torch.cuda.is_available() and (torch.version.hip is not None) is (kind == _ROCM):
@@ -142,7 +138,7 @@ def legacy_array(device: Device, size: int) -> Any:
 
 
 def _load(name: str) -> Any:
-    """The module; None where it is not installed. One that does not load is a failure."""
+    """Import the module; None if it is not installed. Fails if it does not load."""
     if importlib.util.find_spec(name) is None:
         return None
     with warnings.catch_warnings():
@@ -157,7 +153,7 @@ def _count(cupy: Any) -> int:
         return 0
 
 
-# -- the protocols, read as a consumer would -------------------------------------------------------------------------
+# -- the protocols, read as a consumer reads them ----------------------------------------------------------------------
 
 
 def read_interface(view: Any, device: Device) -> tuple[dict[str, Any], object]:
@@ -168,7 +164,7 @@ def read_interface(view: Any, device: Device) -> tuple[dict[str, Any], object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """What a capsule says."""
+    """The content of a capsule."""
 
     data: int
     device: tuple[int, int]
@@ -176,7 +172,7 @@ class Tensor:
     """Code, bits, lanes."""
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """The number of elements; None is C order, and only an unversioned capsule says it so."""
+    """Elements per dimension; None means C order, and only in an unversioned capsule."""
     byte_offset: int
     flags: int | None
     """Read-only is 1, copied is 2; None in an unversioned capsule."""
@@ -198,8 +194,8 @@ class _Fields(ctypes.Structure):
 
 
 def read_capsule(capsule: object) -> Tensor:
-    """Look into a capsule, without taking it."""
-    # A library handle of our own: the signatures on ctypes.pythonapi are everybody's.
+    """Read a capsule without consuming it."""
+    # A separate library handle: signatures on ctypes.pythonapi are shared by everyone.
     python = ctypes.PyDLL(None)
     python.PyCapsule_GetName.restype, python.PyCapsule_GetName.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = python.PyCapsule_GetPointer

@@ -1,4 +1,4 @@
-"""Lifetime: close ends use at once, the release comes when everybody is done, and leaks are told."""
+"""Lifetime: close ends use at once, the release follows when all work is done, and leaks are reported."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .streams import in_this_process
 
 @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
 class LifetimeSuite(Suite):
-    """Who may close what, when, and what happens to the rest."""
+    """What can be closed when, and what happens to the rest."""
 
     exporter_filter: ClassVar = staticmethod(in_this_process)
 
     def test_close_is_idempotent(self, harness: Harness) -> None:
-        """Closing again does nothing; `with` closes; a closed object says so."""
+        """Closing again does nothing; `with` closes; a closed object shows it."""
         _, memory = harness.memory()
         with memory.map_buffer() as buffer:
             buffer.fill(1)
@@ -61,7 +61,7 @@ class LifetimeSuite(Suite):
         raises(ResourceClosedError, lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4)))
 
     def test_child_keeps_parent(self, harness: Harness) -> None:
-        """A buffer outlives the caller's reference to its memory."""
+        """A buffer keeps its memory when the caller drops its reference."""
         theirs = harness.export()
         buffer = harness.device.import_memory(theirs.export(), size=theirs.size).map_buffer()
         gc.collect()
@@ -71,7 +71,7 @@ class LifetimeSuite(Suite):
         assert buffer.closed
 
     def test_close_while_pending(self, harness: Harness) -> None:
-        """Closing does not take the memory from work that is enqueued: that is done, and then it is released."""
+        """Closing does not affect enqueued work: the memory is released after it."""
         theirs, memory = harness.memory()
         gate, stream = Gate(harness), harness.stream()
         buffer = memory.map_buffer()
@@ -90,7 +90,7 @@ class LifetimeSuite(Suite):
         assert theirs.read(0, theirs.size) == b"\x42" * theirs.size
 
     def test_close_with_timeout(self, harness: Harness) -> None:
-        """``close(timeout=...)`` says that the object is busy, and by what; it is released later all the same."""
+        """``close(timeout=...)`` reports that the object is busy, and why; it is still released later."""
         _, memory = harness.memory()
         gate, stream = Gate(harness), harness.stream()
         buffer = memory.map_buffer()
@@ -104,7 +104,7 @@ class LifetimeSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_exports_keep_the_mapping(self, harness: Harness) -> None:
-        """A capsule keeps the mapping until it is dropped; so does what the array interface was read from."""
+        """A capsule, and an object whose array interface was read, keep the mapping until they are dropped."""
         theirs, memory = harness.memory()
         buffer = memory.map_buffer()
         theirs.write(0, b"there")
@@ -113,7 +113,7 @@ class LifetimeSuite(Suite):
         capsule = buffer.view(64, offset=64).__dlpack__(max_version=(1, 0))
         memory.close()
         raises(ResourceBusyError, lambda: memory.close(timeout=0.0), match="array")
-        # Still there, at the same address: another import of the same object is not given it.
+        # Still mapped at that address: another import of the object gets a different one.
         assert taken["data"][0] + 64 == read_capsule(capsule).data
         with harness.device.import_memory(theirs.export(), size=theirs.size) as again, again.map_buffer() as other:
             assert other.ptr != taken["data"][0]
@@ -124,7 +124,7 @@ class LifetimeSuite(Suite):
         memory.close(timeout=LIMIT)
 
     def test_arrays_keep_the_mapping(self, harness: Harness) -> None:
-        """An array that others hold keeps the mapping alive, after everything here was closed."""
+        """An array that others hold keeps the mapping, even after everything here is closed."""
         for library in libraries(harness.device, simulated=harness.simulated):
             theirs, memory = harness.memory()
             buffer = memory.map_buffer()
@@ -145,12 +145,12 @@ class LifetimeSuite(Suite):
             memory.close(timeout=LIMIT)
 
     def test_released_means_unmapped(self, harness: Harness) -> None:
-        """Nothing of the memory is mapped any more, once it is released."""
+        """After the release, nothing of the memory is mapped."""
         theirs = harness.export(1 << 16)
         first = harness.device.import_memory(theirs.export(), size=theirs.size)
         with first.map_buffer() as buffer:
             buffer.fill(1)
-        first.close(timeout=LIMIT)  # the first time a driver may map something for good
+        first.close(timeout=LIMIT)  # on first use, a driver may map something that stays
         harness.device.synchronize(LIMIT)
         before = mappings()
         memory = harness.device.import_memory(theirs.export(), size=theirs.size)
@@ -163,7 +163,7 @@ class LifetimeSuite(Suite):
         assert mappings() <= before
 
     def test_last_buffer_unmaps(self, harness: Harness) -> None:
-        """A mapping is undone with the last of its buffers, not with the first."""
+        """A range is unmapped with the last of its buffers, not with the first."""
         theirs, memory = harness.memory()
         whole, part = memory.map_buffer(), memory.map_buffer(16, 16)
         whole.close(timeout=LIMIT)
@@ -173,7 +173,7 @@ class LifetimeSuite(Suite):
         part.close(timeout=LIMIT)
 
     def test_semaphore_closed_while_pending(self, harness: Harness) -> None:
-        """A closed semaphore's pending wait still waits for its signal, and passes with it."""
+        """A pending wait for a closed semaphore still waits for its signal, and ends with it."""
         gate, stream = Gate(harness), harness.stream()
         gate.block(stream)
         gate.ours.close()
@@ -183,18 +183,18 @@ class LifetimeSuite(Suite):
         gate.ours.close(timeout=LIMIT)
 
     def test_busy_semaphore(self, harness: Harness) -> None:
-        """``close(timeout=...)`` of a semaphore says that it is busy; the stream is not left to wait for ever."""
+        """``close(timeout=...)`` reports that a semaphore is busy; its stream does not wait for ever."""
         gate = Gate(harness)
         stream = harness.device.create_stream()
         gate.block(stream)
         raises(ResourceBusyError, lambda: gate.ours.close(timeout=0.0))
-        gate.open()  # where the driver cannot cancel a wait, this ends it
-        with contextlib.suppress(ResourceClosedError):  # where the driver can, the stream has failed
+        gate.open()  # ends the wait if the driver cannot cancel it
+        with contextlib.suppress(ResourceClosedError):  # if the driver cancelled it, the stream has failed
             stream.synchronize(LIMIT)
         stream.close()
 
     def test_stream_closed_while_pending(self, harness: Harness) -> None:
-        """A stream that is closed finishes what it was given."""
+        """A closed stream finishes its work."""
         theirs, buffer = harness.buffer()
         stream = harness.device.create_stream()
         for byte in range(1, 30):
@@ -203,7 +203,7 @@ class LifetimeSuite(Suite):
         assert theirs.read(0, 8) == b"\x1d" * 8
 
     def test_dropped_without_close(self, harness: Harness) -> None:
-        """An object that is dropped without `close` warns, and is released all the same."""
+        """An object that is dropped without `close` warns, and is still released."""
         theirs, memory = harness.memory()
         makers: dict[str, Any] = {
             "ExternalMemory": lambda: harness.device.import_memory(theirs.export(), size=theirs.size),
@@ -221,7 +221,7 @@ class LifetimeSuite(Suite):
         memory.close(timeout=LIMIT)
 
     def test_exit_does_not_mask_errors(self, harness: Harness) -> None:
-        """An exception in a `with` block comes out of it, whatever is pending."""
+        """An exception in a `with` block is raised unchanged, whatever is pending."""
         _, memory = harness.memory()
         gate, stream = Gate(harness), harness.stream()
 

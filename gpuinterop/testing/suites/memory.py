@@ -1,4 +1,4 @@
-"""External memory: both sides see the same bytes, at the right place, once, and nothing is left over."""
+"""External memory: both sides see the same bytes in the right place, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PAGE = 4096
 
 @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
 class MemorySuite(Suite):
-    """Memory that an exporter made, on the device under test."""
+    """An exporter's memory on the device under test."""
 
     def test_exporter_writes_device_reads(self, harness: Harness) -> None:
-        """What the exporter writes is what the device reads, from the first byte to the last."""
+        """The device reads what the exporter writes, from the first byte to the last."""
         theirs, ours = harness.buffer(3 * PAGE)
         data = pattern(theirs.size)
         theirs.write(0, data)
@@ -27,14 +27,14 @@ class MemorySuite(Suite):
         assert read(ours) == data
 
     def test_device_writes_exporter_reads(self, harness: Harness) -> None:
-        """What the device writes is what the exporter reads, from the first byte to the last."""
+        """The exporter reads what the device writes, from the first byte to the last."""
         theirs, ours = harness.buffer(3 * PAGE)
         data = pattern(theirs.size, 1)
         write(ours, data)
         assert theirs.read(0, theirs.size) == data
 
     def test_fill(self, harness: Harness) -> None:
-        """A fill sets exactly its bytes, to exactly its value."""
+        """A fill sets exactly its bytes to exactly its value."""
         theirs, ours = harness.buffer(2 * PAGE)
         data = pattern(theirs.size, 2)
         theirs.write(0, data)
@@ -46,7 +46,7 @@ class MemorySuite(Suite):
         assert theirs.read(0, theirs.size) == bytes(theirs.size)
 
     def test_asynchronous_copies(self, harness: Harness) -> None:
-        """Copies on a stream happen in its order; the caller's arrays may be dropped at once."""
+        """Copies on a stream run in order; the caller can drop its arrays at once."""
         theirs, ours = harness.buffer(1 << 20)
         stream = harness.stream()
         for seed in range(8):
@@ -57,7 +57,7 @@ class MemorySuite(Suite):
         assert target.tobytes() == pattern(1 << 20, 7) == theirs.read(0, 1 << 20)
 
     def test_two_mappings(self, harness: Harness) -> None:
-        """Ranges that do not overlap are mapped side by side; closing one leaves the other."""
+        """Ranges that do not overlap can be mapped at the same time; closing one leaves the other."""
         theirs, memory = harness.memory(4 * PAGE)
         data = pattern(theirs.size, 4)
         theirs.write(0, data)
@@ -71,7 +71,7 @@ class MemorySuite(Suite):
             assert theirs.read(2 * PAGE, PAGE) == b"\x5b" * (PAGE - 13) + b"\x11" * 13
 
     def test_ranges_at_random(self, harness: Harness) -> None:
-        """100 ranges of one import, which overlap as they like: each fill, copy and view hits its own bytes only."""
+        """In 100 overlapping ranges of one import, each fill, copy and view affects only its own bytes."""
         theirs, memory = harness.memory(4 * PAGE)
         model = bytearray(pattern(theirs.size, 4))
         theirs.write(0, bytes(model))
@@ -94,7 +94,7 @@ class MemorySuite(Suite):
             assert interface["data"][0] == whole.ptr + offset + size - 1
 
     def test_map_again(self, harness: Harness) -> None:
-        """A range that was closed can be mapped again, also as a part of a larger one."""
+        """A closed range can be mapped again, also as part of a larger one."""
         theirs, memory = harness.memory(4 * PAGE)
         memory.map_buffer(PAGE, PAGE).close(timeout=LIMIT)
         theirs.write(0, pattern(theirs.size, 5))
@@ -102,7 +102,7 @@ class MemorySuite(Suite):
             assert read(ours) == pattern(theirs.size, 5)[: 4 * PAGE]
 
     def test_imported_twice(self, harness: Harness) -> None:
-        """Two imports of one object, through a duplicated handle, are the same memory."""
+        """Two imports of one object through a duplicated handle are the same memory."""
         theirs = harness.export(PAGE)
         handle = theirs.export()
         assert isinstance(handle, OpaqueFd)
@@ -116,7 +116,7 @@ class MemorySuite(Suite):
             assert read(there, 0, 8) == b"\x11" * 8 == theirs.read(0, 8)
 
     def test_dedicated_is_taken_from_the_origin(self, harness: Harness) -> None:
-        """Whether the allocation is a dedicated one comes with the handle; a contradiction is refused."""
+        """The handle's origin contains whether the allocation is dedicated; a contradiction is refused."""
         theirs, memory = harness.memory(PAGE)
         assert memory.dedicated is theirs.dedicated
         with theirs.export() as handle:
@@ -128,7 +128,7 @@ class MemorySuite(Suite):
             assert not handle.closed
 
     def test_views_describe_themselves(self, harness: Harness) -> None:
-        """A view has address, shape, strides in bytes and type; it offers its device's array interface alone."""
+        """A view has address, shape, strides in bytes and type; it offers only its device's array interface."""
         _, ours = harness.buffer(4 * PAGE)
         info = harness.device.info
         view = ours.view((3, 5), "float32", offset=64, strides=(256, 4))
@@ -144,7 +144,7 @@ class MemorySuite(Suite):
         assert interface["version"] == 3
         assert interface.get("stream") is None, "nothing is pending on it"
         if info.array_interface == "__array_interface__":
-            assert not hasattr(view, "__cuda_array_interface__"), "a library would take the memory for a GPU's"
+            assert not hasattr(view, "__cuda_array_interface__"), "a library would take it for GPU memory"
         else:
             raises(ArgumentTypeError, lambda: np.asarray(view), argument="view")
 
@@ -156,7 +156,7 @@ class MemorySuite(Suite):
             capsule = view.__dlpack__(max_version=version)
             found = read_capsule(capsule)
             assert not found.flags, "it is neither read-only nor a copy"
-            assert version or found.flags is None, "a consumer that does not ask knows no versions"
+            assert version or found.flags is None, "a consumer that asks for no version gets no flags"
             assert found.data + found.byte_offset == view.ptr
             assert found.device == tuple(harness.device.info.dlpack)
             assert found.dtype == (0, 16, 1)
@@ -164,7 +164,7 @@ class MemorySuite(Suite):
             del capsule
 
     def test_dlpack_streams(self, harness: Harness) -> None:
-        """The consumer's stream follows the array API's rules: what is ambiguous on this kind of device is refused."""
+        """The consumer's stream follows the array API's rules; a stream that is ambiguous here is refused."""
         _, ours = harness.buffer(PAGE)
         kind = harness.device.info.dlpack[0]
         view = ours.view(16)
@@ -174,7 +174,7 @@ class MemorySuite(Suite):
         assert view.__dlpack__(stream=None) is not None
 
     def test_libraries_by_dlpack(self, harness: Harness) -> None:
-        """What an array library makes of a capsule is the shared memory itself, both ways."""
+        """An array library's array of a capsule is the shared memory itself, in both directions."""
         theirs, ours = harness.buffer(4 * PAGE)
         for library in libraries(harness.device, simulated=harness.simulated):
             data = pattern(4 * PAGE, 6)
@@ -190,7 +190,7 @@ class MemorySuite(Suite):
             assert theirs.read(32 + 3 * 64 + 7 * 4 + 2, 2) == data[32 + 3 * 64 + 7 * 4 + 2 :][:2]
 
     def test_libraries_by_interface(self, harness: Harness) -> None:
-        """What an array library makes of the array interface is the shared memory itself, both ways."""
+        """An array library's array of the array interface is the shared memory itself, in both directions."""
         theirs, ours = harness.buffer(4 * PAGE)
         for library in libraries(harness.device, simulated=harness.simulated):
             array = library.from_interface(ours.view((PAGE,), "int32"))
@@ -201,7 +201,7 @@ class MemorySuite(Suite):
             assert theirs.read(4, 4) == (0xDEADBEEF).to_bytes(4, "little")
 
     def test_strided_views(self, harness: Harness) -> None:
-        """Strides are in bytes: a linear image's rows lie where its pitch says."""
+        """Strides are in bytes: a linear image's rows follow its pitch."""
         theirs, ours = harness.buffer(4 * PAGE)
         data = pattern(4 * PAGE, 7)
         theirs.write(0, data)
@@ -216,7 +216,7 @@ class MemorySuite(Suite):
         assert (backwards["data"][0], backwards["strides"]) == (ours.ptr + PAGE - 1, (-1,))
 
     def test_libraries_on_strided_views(self, harness: Harness) -> None:
-        """An array library finds a linear image's rows where its pitch says."""
+        """An array library finds a linear image's rows at its pitch."""
         theirs, ours = harness.buffer(4 * PAGE)
         data = pattern(4 * PAGE, 7)
         theirs.write(0, data)
@@ -224,12 +224,12 @@ class MemorySuite(Suite):
             array = library.from_interface(ours.view((10, 20), "int16", offset=6, strides=(448, 4)))
             rows = [data[6 + row * 448 + column * 4 :][:2] for row in range(10) for column in range(20)]
             assert library.bytes_of(array) == b"".join(rows)
-        if harness.device.info.array_interface == "__array_interface__":  # not every GPU library can go backwards
+        if harness.device.info.array_interface == "__array_interface__":  # not every GPU library supports this
             backwards = np.asarray(ours.view((PAGE,), offset=PAGE - 1, strides=(-1,)))
             assert backwards.tobytes() == data[PAGE - 1 :: -1]
 
     def test_view_outside_the_buffer_is_refused(self, harness: Harness) -> None:
-        """A window that reaches outside the buffer, by size, offset or strides, is refused."""
+        """A view that extends outside the buffer, by size, offset or strides, is refused."""
         _, memory = harness.memory(4 * PAGE)
         with memory.map_buffer(PAGE, PAGE) as ours:
             raises(InvalidArgumentError, lambda: ours.view(PAGE + 1), argument="shape")
@@ -240,7 +240,7 @@ class MemorySuite(Suite):
             assert ours.view(PAGE).nbytes == PAGE
 
     def test_nothing_is_left_over(self, harness: Harness) -> None:
-        """Round after round of export, import, map, use and close leaves no descriptor and no mapping behind."""
+        """Repeated rounds of export, import, map, use and close leave no descriptor and no mapping."""
 
         def round_trip(seed: int) -> None:
             with harness.exporter.create_memory(4 * PAGE) as theirs:

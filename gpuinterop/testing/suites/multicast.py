@@ -1,4 +1,4 @@
-"""Multicast objects, on simulated drivers alone: on hardware `gpuinterop selftest multicast` tries them."""
+"""Multicast objects, only on simulated drivers: `gpuinterop selftest multicast` tries them on hardware."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ IMPORT = (Operation.IMPORT_MULTICAST, VmmFd)
 
 @requires(CREATE, (Operation.EXPORT_ALLOCATION, VmmFd))
 class MulticastSuite(Suite):
-    """A store to one address is in the memory of every device, and the rules that keep drivers from blocking."""
+    """A store to one address reaches the memory of every device; rules keep drivers from blocking."""
 
     @pytest.fixture(autouse=True)
     def team(self, device: Device) -> list[Device]:
-        """The device under test, and the others that can. Nothing is called where there might be hardware."""
+        """The device under test, and the others with multicast. Skips before any call if there may be hardware."""
         backend = registry.get_backend(device.backend)
         if not simulated_driver(backend.libraries):
-            skip_declared("multicast can block, or upset a machine: a user tries it, `gpuinterop selftest multicast`")
+            skip_declared("multicast can block, or disturb a machine; try it with `gpuinterop selftest multicast`")
         every = backend.devices()
         team = [device, *(one for one in every if one is not device and one.capabilities.supports(CREATE))]
         if len(team) < 2:
-            skip_declared("multicast needs two devices that can")
+            skip_declared("multicast needs two devices that support it")
         return team
 
     @pytest.fixture
     def step(self, team: list[Device]) -> int:
-        """The smallest size that goes, of objects as of memory."""
+        """The smallest size of objects and of memory."""
         sizes = [team[0].multicast_granularity(team, 1, VmmFd).minimum]
         return max(sizes + [one.allocation_granularity(VmmFd).minimum for one in team])
 
     # -- creation ----------------------------------------------------------------------------------------------------
 
     def test_granularity(self, team: list[Device]) -> None:
-        """Both are positive, the recommended one is a multiple of the minimum; by devices as by their number."""
+        """Both are positive, the recommended one is a multiple of the minimum; from devices or from their number."""
         found = team[0].multicast_granularity(team, 1 << 20, VmmFd)
         assert found.minimum > 0
         assert found.recommended >= found.minimum
@@ -58,7 +58,7 @@ class MulticastSuite(Suite):
         assert found == team[0].multicast_granularity(len(team), 1 << 20, (VmmFd,))
 
     def test_create(self, team: list[Device], step: int) -> None:
-        """A multicast object says what it is; with the devices given, all are added at once."""
+        """A multicast object describes itself; all devices that are passed are added at once."""
         with create_multicast(team, 2 * step, VmmFd) as made:
             assert made.size == 2 * step
             assert made.device_count == len(team)
@@ -74,7 +74,7 @@ class MulticastSuite(Suite):
     # -- use ---------------------------------------------------------------------------------------------------------
 
     def test_a_store_reaches_all(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """What any device stores is in the memory of every device, and nothing else of it is touched."""
+        """A store by any device is in the memory of every device, and changes no other byte."""
         mapping, memory = _bound(team, step, scope)
         assert mapping.size == step
         assert list(mapping.devices) == team
@@ -103,7 +103,7 @@ class MulticastSuite(Suite):
             assert read(sums.buffer, 400, 4) == bytes(4)
 
     def test_parts(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """A part of an allocation is bound to a part of the object."""
+        """Part of an allocation is bound to part of the object."""
         made = scope.enter_context(create_multicast(team, 2 * step, VmmFd))
         memory = [scope.enter_context(device.allocate(3 * step)) for device in team]
         for allocation in memory:
@@ -117,7 +117,7 @@ class MulticastSuite(Suite):
             assert read(allocation.buffer, 2 * step, 36) == b"\x43" * 32 + b"\x21" * 4
 
     def test_addresses(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Mapped memory is bound by its buffer, and by its address."""
+        """Mapped memory is bound through its buffer, and through its address."""
         memory = [scope.enter_context(device.allocate(step)) for device in team]
         made = scope.enter_context(create_multicast(team, step, VmmFd))  # closed first: an address keeps nothing alive
         for index, allocation in enumerate(memory):
@@ -130,7 +130,7 @@ class MulticastSuite(Suite):
     # -- rules -------------------------------------------------------------------------------------------------------
 
     def test_ends(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Closing memory ends its binding, closing the object everything of it; the memory stays."""
+        """Closing memory ends its binding; closing the object ends all of them, and the memory stays."""
         mapping, memory = _bound(team, step, scope)
         made = mapping.multicast
         memory[0].close()
@@ -144,7 +144,7 @@ class MulticastSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_import_here(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """An import is the same object; it consumes the handle, and is not exported again."""
+        """An import is the same object; it consumes the handle, and cannot be exported again."""
         made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
         handle = made.export()
         assert isinstance(handle, VmmFd)
@@ -169,7 +169,7 @@ class MulticastSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_two_processes(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Each adds its devices and binds their memory; what either stores is in the memory of both."""
+        """Each adds its devices and binds their memory; a store by either is in the memory of both."""
         peer = scope.enter_context(BackendPeer(team[-1]))
         made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
         handle = made.export()
@@ -196,7 +196,6 @@ class MulticastSuite(Suite):
 
     @requires(EXPORT, IMPORT)
     def test_nothing_is_left_over(self, team: list[Device], step: int) -> None:
-        """Round after round leaves no descriptor and no mapping behind."""
 
         def round_trip(_turn: int) -> None:
             with ExitStack() as scope:
@@ -209,7 +208,7 @@ class MulticastSuite(Suite):
 
 
 def _bound(team: list[Device], size: int, scope: ExitStack) -> tuple[MulticastMapping, list[Allocation]]:
-    """An object with memory of every device bound to it, mapped for all."""
+    """Make an object with memory of every device bound to it, mapped for all."""
     made: MulticastObject = scope.enter_context(create_multicast(team, size, VmmFd))
     memory = [scope.enter_context(device.allocate(size)) for device in team]
     for allocation in memory:

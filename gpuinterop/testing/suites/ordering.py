@@ -1,9 +1,9 @@
 """Order, and the proof that the tests of it can fail.
 
-**Sabotage is deterministic.** A race that is merely likely proves nothing. Here the producer is held by a semaphore of
-its own until the consumer's stream is idle, or, where the consumer waits as it should, until it has been seen to wait.
-With the consumer's wait or the producer's signal taken out, stale data shows every time; intact, under the same hold,
-never. Who writes last is read by the exporter, or from an array that the consumer's copy filled.
+**Sabotage is deterministic.** A race that is only likely proves nothing. Here a semaphore holds the producer until the
+consumer's stream is idle, or, if the consumer waits as it should, until it has been seen waiting. Without the
+consumer's wait or the producer's signal, stale data shows every time; intact, under the same hold, never. The last
+write is read by the exporter, or from an array that the consumer's copy filled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRODUCED, CONSUMED, STALE = 0xA5, 0x5A, 0x11
 
 
 class _Scene:
-    """Shared memory, the semaphore that orders the two, and the one that holds the producer."""
+    """Shared memory, the semaphore that orders the two sides, and one that holds the producer."""
 
     def __init__(self, harness: Harness, kind: type) -> None:
         self.harness = harness
@@ -41,7 +41,7 @@ class _Scene:
         self.hold_theirs.signal(value)
 
     def seen(self) -> int:
-        """What the exporter finds in the memory."""
+        """The byte that the exporter finds in the memory."""
         data = self.theirs.read(0, SIZE)
         assert data == data[:1] * SIZE, "half of a fill"
         return data[0]
@@ -55,11 +55,11 @@ class _Scene:
 
 @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
 class OrderingSuite(Suite):
-    """Intact: the consumer comes after the producer, however long that one is held."""
+    """Intact: the consumer comes after the producer, however long the producer is held."""
 
     @KINDS
     def test_exporter_then_device(self, harness: Harness, kind: type) -> None:
-        """The device's work behind a wait comes after the exporter's work before the signal, every time."""
+        """The device's work after a wait follows the exporter's work before the signal, every time."""
         scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -75,7 +75,7 @@ class OrderingSuite(Suite):
 
     @KINDS
     def test_device_reads_after_exporter(self, harness: Harness, kind: type) -> None:
-        """A copy behind a wait reads what the exporter wrote before the signal, every time."""
+        """A copy after a wait reads what the exporter wrote before the signal, every time."""
         scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -87,7 +87,7 @@ class OrderingSuite(Suite):
             except ResourceBusyError:
                 scene.release(value)
                 scene.stream.synchronize(LIMIT)
-                skip_declared("copies of pageable memory behind a pending wait are refused on this device")
+                skip_declared("copies of pageable memory after a pending wait are refused on this device")
             assert held(scene.stream, SHORT_GRACE)
             assert not target.any(), "the copy has run before the producer"
             scene.release(value)
@@ -97,7 +97,7 @@ class OrderingSuite(Suite):
 
     @KINDS
     def test_device_then_exporter(self, harness: Harness, kind: type) -> None:
-        """The exporter's work behind a wait comes after the device's work before the signal, every time."""
+        """The exporter's work after a wait follows the device's work before the signal, every time."""
         scene = _Scene(harness, kind)
         for value in range(1, ROUNDS + 1):
             scene.reset()
@@ -116,11 +116,11 @@ class OrderingSuite(Suite):
 
 @requires(IMPORT, WAIT, SIGNAL, *MEMORY)
 class SabotageSuite(Suite):
-    """Stale data shows every time, when a wait or a signal is taken out: the tests above can fail."""
+    """Without a wait or a signal, stale data shows every time: the tests above can fail."""
 
     @KINDS
     def test_device_without_its_wait(self, harness: Harness, kind: type) -> None:
-        """The device does not wait: its work comes before the exporter's, in every round."""
+        """The device does not wait: its work runs before the exporter's, in every round."""
         scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):
@@ -154,7 +154,7 @@ class SabotageSuite(Suite):
 
     @KINDS
     def test_exporter_without_its_wait(self, harness: Harness, kind: type) -> None:
-        """The exporter does not wait: its work comes before the device's, in every round."""
+        """The exporter does not wait: its work runs before the device's, in every round."""
         scene = _Scene(harness, kind)
         stale = 0
         for value in range(1, ROUNDS + 1):

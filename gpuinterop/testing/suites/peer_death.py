@@ -1,4 +1,4 @@
-"""The other process is killed: every wait can be bounded, the error says what died, and the device goes on."""
+"""The other process is killed: every wait can be limited, the error names the process, and the device continues."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .base import KINDS, LIMIT, Harness, Suite, args, raises, read
 
 
 def in_another_process(spec: object) -> bool:
-    """Only in another process can an exporter die alone."""
+    """Select exporters in another process: only they can be killed separately."""
     return bool(getattr(spec, "process", False))
 
 
 class PeerDeathSuite(Suite):
-    """An exporter in a process of its own, killed with SIGKILL."""
+    """An exporter in another process, killed with SIGKILL."""
 
     exporter_filter: ClassVar = staticmethod(in_another_process)
 
     @pytest.fixture
     def doomed(self, device: Device, exporter_spec: ExporterSpec, scope: ExitStack) -> Harness:
-        """A harness with an exporter of the test's own."""
+        """A harness with an exporter for this test only."""
         exporter = scope.enter_context(exporter_spec.open())
         assert isinstance(exporter, ProcessExporter)
         return Harness(device, exporter, scope)
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
     def test_memory_stays(self, doomed: Harness) -> None:
-        """Imported memory stays, with its bytes, and is released as always."""
+        """Imported memory stays valid, with its bytes, and is released as always."""
         theirs, buffer = doomed.buffer()
         theirs.write(0, b"last words")
         _kill(doomed)
@@ -48,7 +48,7 @@ class PeerDeathSuite(Suite):
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
     def test_the_exporter_says_so(self, doomed: Harness) -> None:
-        """Calls to the dead process raise `PeerError`, with its exit status; a handle in hand still works."""
+        """Calls to the killed process raise `PeerError` with its exit status; a handle already exported still works."""
         theirs = doomed.export()
         handle = theirs.export()
         _kill(doomed)
@@ -61,7 +61,7 @@ class PeerDeathSuite(Suite):
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
     def test_wait_for_the_dead(self, doomed: Harness, kind: type) -> None:
-        """A stream that waits for a dead process: `synchronize` ends in time and names the semaphore and the value.
+        """`synchronize` on a stream that waits for a killed process ends in time, and names semaphore and value.
 
         The stream is not lost: every process that has the semaphore can signal it.
         """
@@ -79,12 +79,12 @@ class PeerDeathSuite(Suite):
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
     def test_dead_inside_the_lock(self, doomed: Harness, kind: type) -> None:
-        """A process dies inside a semaphore's lock: the semaphore goes on, or is given up with an error that says so.
+        """If a process is killed while it holds a semaphore's lock, the semaphore still works or raises an error.
 
-        It does not hang, and other semaphores are not touched.
+        It does not hang, and other semaphores are not affected.
         """
         if not isinstance(doomed.exporter, ProcessExporter) or doomed.exporter.inner != "memfd":
-            skip_declared("the driver's semaphores have no lock that a process can die inside")
+            skip_declared("the driver's semaphores have no lock that a killed process could hold")
         theirs, ours = doomed.semaphore(kind)
         assert isinstance(theirs, ProcessSemaphore)
         theirs.hold_lock()
@@ -103,14 +103,14 @@ class PeerDeathSuite(Suite):
             given_up = error
         if given_up is not None:
             assert ours.label in str(given_up)
-            raises(GpuInteropError, lambda: use(2))  # every time, not once
+            raises(GpuInteropError, lambda: use(2))  # every time, not only once
         with doomed.device.create_stream() as healthy:
             healthy.synchronize(LIMIT)
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
     def test_dead_while_waiting(self, doomed: Harness, kind: type) -> None:
-        """A process dies while its own work waits for us: our signal does not hang."""
+        """A process is killed while its work waits for the device: the device's signal does not hang."""
         theirs, ours = doomed.semaphore(kind)
         work: Any = doomed.exporter.submit(wait=[(theirs, 1)])
         assert not work.done(0.0)
@@ -121,7 +121,7 @@ class PeerDeathSuite(Suite):
 
     @requires((Operation.IMPORT_MEMORY, OpaqueFd))
     def test_a_new_one_works(self, doomed: Harness, exporter_spec: ExporterSpec) -> None:
-        """Another exporter is opened after a death, and everything works with it."""
+        """After that, another exporter can be opened, and everything works with it."""
         _kill(doomed)
         assert isinstance(doomed.exporter, ProcessExporter)
         assert not os.path.exists(f"/proc/{doomed.exporter.pid}")

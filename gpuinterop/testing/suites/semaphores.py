@@ -1,4 +1,4 @@
-"""External semaphores: both kinds, both directions, and nothing passes that was not signalled."""
+"""External semaphores: both kinds, both directions, and no wait ends without its signal."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ MEMORY = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_BUFFER, OpaqueFd))
 
 
 class SemaphoreSuite(Suite):
-    """Semaphores that an exporter made, on the device's streams."""
+    """An exporter's semaphores on the device's streams."""
 
     @KINDS
     @requires(IMPORT, WAIT)
     def test_stream_waits_for_exporter(self, harness: Harness, kind: type) -> None:
-        """A stream waits until the exporter signals, and then goes on."""
+        """A stream waits until the exporter signals, and then continues."""
         theirs, ours = harness.semaphore(kind)
         stream = harness.stream()
         for value in range(1, 6):
@@ -83,7 +83,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, SIGNAL)
     def test_exporter_waits_for_stream(self, harness: Harness, kind: type) -> None:
-        """The exporter's work waits until a stream signals, and then goes on."""
+        """The exporter's work waits until a stream signals, and then continues."""
         theirs, ours = harness.semaphore(kind)
         stream = harness.stream()
         for value in range(1, 6):
@@ -96,7 +96,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_signal_before_wait(self, harness: Harness, kind: type) -> None:
-        """A wait for what was signalled already passes."""
+        """A wait for an earlier signal passes."""
         theirs, ours = harness.semaphore(kind)
         theirs.signal(3)
         stream = harness.stream()
@@ -106,7 +106,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, SIGNAL)
     def test_stream_signals_before_exporter_waits(self, harness: Harness, kind: type) -> None:
-        """A signal is kept for who waits later."""
+        """A signal is kept for a later wait."""
         theirs, ours = harness.semaphore(kind)
         stream = harness.stream()
         ours.signal(stream, *args(kind, 3))
@@ -115,7 +115,7 @@ class SemaphoreSuite(Suite):
 
     @requires(*BINARY)
     def test_binary_wait_consumes(self, harness: Harness) -> None:
-        """One signal of a binary semaphore lets one wait pass."""
+        """One signal of a binary semaphore ends one wait."""
         theirs, ours = harness.semaphore(Binary)
         stream = harness.stream()
         theirs.signal()
@@ -128,7 +128,7 @@ class SemaphoreSuite(Suite):
 
     @requires(*TIMELINE)
     def test_timeline_waits_for_at_least(self, harness: Harness) -> None:
-        """A timeline wait passes from its value on, and not before; values may be skipped and large."""
+        """A timeline wait ends at its value or higher, not before; values can be skipped and large."""
         theirs, ours = harness.semaphore(Timeline)
         stream = harness.stream()
         ours.wait(stream, 10)
@@ -147,7 +147,7 @@ class SemaphoreSuite(Suite):
 
     @requires(*TIMELINE)
     def test_timeline_signal_reaches_its_value(self, harness: Harness) -> None:
-        """A stream's signal sets the counter to its value: no less, and no more."""
+        """A stream's signal sets the counter to exactly its value."""
         theirs, ours = harness.semaphore(Timeline)
         stream = harness.stream()
         ours.signal(stream, 7)
@@ -201,7 +201,7 @@ class SemaphoreSuite(Suite):
 
     @requires(*BINARY, *TIMELINE)
     def test_mixed_batch(self, harness: Harness) -> None:
-        """Binary and timeline semaphores go into one batch."""
+        """A batch can have binary and timeline semaphores."""
         one, binary = harness.semaphore(Binary)
         other, timeline = harness.semaphore(Timeline)
         batch = SemaphoreBatch(binary, timeline)
@@ -218,9 +218,9 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_other_streams_go_on(self, harness: Harness, kind: type) -> None:
-        """A wait holds its own stream, and those that wait for that stream; no others.
+        """A wait holds its own stream, and streams that wait for that stream; no others.
 
-        Streams that wait have high priority, as `Device.create_stream` says: else they share AMD's few queues.
+        Waiting streams need high priority, or they share AMD's few queues (see `Device.create_stream`).
         """
         theirs, ours = harness.semaphore(kind)
         first, behind = harness.stream(high_priority=True), harness.stream(high_priority=True)
@@ -253,7 +253,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT)
     def test_a_time_out_names_no_wait_that_has_passed(self, harness: Harness, kind: type) -> None:
-        """It names the semaphore and the value that the stream waits for; an event after the others tells of these."""
+        """The error names the semaphore and value that the stream still waits for, which later events show."""
         stream, other = harness.stream(), harness.stream()
         past = [harness.semaphore(kind) for _ in range(3)]
         for theirs, ours in past:
@@ -278,12 +278,12 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT, (Operation.WAIT_TIMEOUT, KIND))
     def test_wait_with_timeout(self, harness: Harness, kind: type) -> None:
-        """A wait with a time-out keeps the host until the signal; too late, it raises, and the stream has no wait."""
+        """A wait with a time-out blocks the host until the signal; if it raises, the stream has no wait."""
         theirs, ours = harness.semaphore(kind)
         stream = harness.stream()
         error = raises(SemaphoreTimeoutError, lambda: ours.wait(stream, *args(kind, 1), timeout=0.02))
         assert ours.label in str(error)
-        assert becomes_idle(stream), "what was given up was enqueued all the same"
+        assert becomes_idle(stream), "a wait that timed out was enqueued"
         signalled: list[int] = []
 
         def wait() -> None:
@@ -296,7 +296,7 @@ class SemaphoreSuite(Suite):
 
         together([wait, signal])
         stream.synchronize(LIMIT)
-        if kind is Binary:  # the host has taken the signal
+        if kind is Binary:  # the host has consumed the signal
             ours.wait(stream)
             assert held(stream)
         theirs.signal(2)
@@ -305,7 +305,7 @@ class SemaphoreSuite(Suite):
     @KINDS
     @requires(IMPORT, WAIT, SIGNAL)
     def test_nothing_is_left_over(self, harness: Harness, kind: type) -> None:
-        """Round after round of export, import, use and close leaves no descriptor and no mapping behind."""
+        """Repeated rounds of export, import, use and close leave no descriptor and no mapping."""
         stream = harness.stream()
 
         def round_trip(_turn: int) -> None:
@@ -325,9 +325,9 @@ CREATE = (Operation.CREATE_SEMAPHORE, KIND)
 
 
 class CreatedSemaphoreSuite(Suite):
-    """Semaphores that are made and exported here, by the backend or, of words that streams write, by the core.
+    """Semaphores that are made and exported here, by the backend, or by the core with words that streams write.
 
-    A device that makes one imports it, waits for it and signals it, whether or not it does so for other APIs'.
+    A device that makes them also imports them, waits for them and signals them, even if it cannot use other APIs'.
     """
 
     @pytest.fixture
@@ -361,7 +361,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_a_handle_is_consumed_or_left_alone(self, device: Any, scope: Any, kind: type, made: Any) -> None:
-        """An import consumes the handle, and refuses it the second time; as something else it is left as it was."""
+        """An import consumes the handle, and refuses it a second time; as another type it stays unchanged."""
         handle = made.export()
         before = os.fstat(handle.fd)
         for origin in (handle.origin, None):
@@ -389,7 +389,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_wait_with_timeout(self, device: Any, scope: Any, stream: Any, kind: type, made: Any) -> None:
-        """The host waits for all of a batch together; when one is late it takes no signal, and the stream no wait."""
+        """The host waits for a whole batch; if one is late, it consumes no signal, and the stream gets no wait."""
         other = scope.enter_context(device.create_semaphore(HANDLE_TYPES[kind]))
         batch, values = SemaphoreBatch(made, other), None if kind is Binary else (1, 1)
         for wrong in (-1, float("nan"), "1"):
@@ -401,12 +401,12 @@ class CreatedSemaphoreSuite(Suite):
         other.host_signal(*args(kind, 1))
         batch.wait(stream, values, timeout=LIMIT)
         stream.synchronize(LIMIT)
-        if kind is Binary:  # the host has taken both signals
+        if kind is Binary:  # the host has consumed both signals
             raises(SemaphoreTimeoutError, lambda: made.wait(stream, timeout=0))
 
     @requires(*TIMELINE)
     def test_the_counter_is_read_or_the_way_out_works(self, harness: Harness) -> None:
-        """A driver without a call that reads a semaphore is named, and no capability that it has; an event tells."""
+        """If the driver cannot read a semaphore, the error names that, and no capability it has; an event works."""
         theirs, ours = harness.semaphore(Timeline)
         theirs.signal(3)
         found: Any = None
@@ -428,7 +428,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_value(self, device: Any, stream: Any, kind: type, made: Any, scope: Any, peer: BackendPeer) -> None:
-        """The counter is what this and another process have signalled; a binary semaphore has none."""
+        """The counter shows what this and another process have signalled; a binary semaphore has none."""
         again = scope.enter_context(device.import_semaphore(made.export()))
         peer.import_semaphore(made.export())
         if kind is Binary:
@@ -449,7 +449,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_values(self, stream: Any, kind: type, made: Any) -> None:
-        """Wrong values are refused, on a stream and off it, and change nothing; all are taken up to 2**63 - 1."""
+        """Wrong values are refused, with and without a stream, and change nothing; values up to 2**63 - 1 are valid."""
         for value in (1,) if kind is Binary else (None, -1, 1 << 64):
             for call in (lambda v: made.signal(stream, v), lambda v: made.wait(stream, v), made.host_signal):
                 raises(GpuInteropError, lambda call=call, value=value: call(value), argument="value")
@@ -491,7 +491,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_made_in_another_process(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
-        """A semaphore made in another process is imported here, and outlives that process."""
+        """A semaphore from another process is imported here, and stays valid after that process."""
         with BackendPeer(device) as peer:
             ours: Any = scope.enter_context(
                 device.import_semaphore(peer.create_semaphore(HANDLE_TYPES[kind].type_name))
@@ -512,9 +512,9 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_streams_of_two_processes(self, stream: Any, kind: type, made: Any, peer: BackendPeer) -> None:
-        """Streams of both take turns without either host's help: all is enqueued before the first signal."""
+        """Streams of both alternate without help of either host: all work is enqueued before the first signal."""
         if kind is Binary:
-            skip_declared("turns want a semaphore each way; a timeline is both")
+            skip_declared("taking turns needs a semaphore each way; a timeline is both")
         peer.import_semaphore(made.export())
         rounds = 40
         for turn in range(rounds):
@@ -533,9 +533,9 @@ class CreatedSemaphoreSuite(Suite):
         (Operation.IMPORT_ALLOCATION, VmmFd),
     )
     def test_work_of_two_processes(self, device: Device, scope: ExitStack, peer: BackendPeer) -> None:
-        """What either stream does comes behind what the other did before its signal, frame after frame.
+        """Work on either stream follows what the other did before its signal, frame after frame.
 
-        The first frame is held up until all are enqueued, so what does not wait overtakes, every time.
+        The first frame is held until all are enqueued, so work that does not wait runs too early every time.
         """
         made = device.create_semaphore(TimelineFd)
         scope.callback(end, made)
@@ -557,7 +557,7 @@ class CreatedSemaphoreSuite(Suite):
             made.signal(stream, base + 1)
             peer.enqueue(wait=base + 1, fill=(0x80 + frame, half, half), signal=base + 2)
             made.wait(stream, base + 2)
-            for part in range(2):  # the end of either half, to look at when all is over
+            for part in range(2):  # both halves' final bytes, checked at the end
                 target = seen.buffer.ptr + (2 * frame + part) * size
                 backend.copy(stream._handle, target, buffer.ptr + (part + 1) * half - size, size)
             made.signal(stream, base + 3)
@@ -573,7 +573,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_between_devices(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
-        """Another device of the same backend imports it: its streams and this one's order each other."""
+        """Another device of the backend imports it: its streams and this device's order each other."""
         others = [found for found in get_backend(device.backend).devices() if found is not device]
         if not others:
             skip_declared(f"{device.backend} has one device here")
@@ -593,7 +593,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_close_leaves_a_wait_pending(self, device: Device, stream: Any, scope: Any, kind: type) -> None:
-        """`close` returns while a stream waits; a signal of the other party still ends the wait."""
+        """`close` returns while a stream waits; a signal of the other side still ends the wait."""
         made: Any = device.create_semaphore(HANDLE_TYPES[kind])
         other: Any = scope.enter_context(device.import_semaphore(made.export()))
         made.wait(stream, *args(kind, 3))
@@ -608,7 +608,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_close_ends_a_host_wait(self, device: Device, kind: type) -> None:
-        """A thread that waits is told so, at once, when another one closes the semaphore."""
+        """A waiting thread gets an error at once when another thread closes the semaphore."""
         made: Any = device.create_semaphore(HANDLE_TYPES[kind])
         raised: list[BaseException] = []
 
@@ -630,7 +630,7 @@ class CreatedSemaphoreSuite(Suite):
 
     @requires((Operation.CREATE_SEMAPHORE, TimelineFd))
     def test_a_time_out_names_no_value_that_is_there(self, device: Device, stream: Any, scope: Any) -> None:
-        """What the CPU can read of a timeline it reads, without an event."""
+        """If the CPU can read a timeline, it does so without an event."""
         made: Any = scope.enter_context(device.create_semaphore(TimelineFd))
         gate: Any = scope.enter_context(device.create_semaphore(TimelineFd))
         for value in (1, 2, 3):
@@ -646,7 +646,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_peer_dies_before_it_signals(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
-        """A wait for the dead can be bounded, names semaphore and value, and is not lost; other streams go on."""
+        """A wait for a killed process can be limited, names semaphore and value, and can still end; others continue."""
         peer = scope.enter_context(BackendPeer(device))
         peer.import_semaphore(made.export())
         assert not peer.wait(1, timeout=0.0)
@@ -669,7 +669,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_peer_dies_while_it_waits(self, device: Device, stream: Any, scope: Any, kind: type, made: Any) -> None:
-        """A peer killed while its stream or thread waits holds up no other; the semaphore is as good as before."""
+        """A process killed while its stream or thread waits blocks no other; the semaphore keeps working."""
         for turn in range(2):
             peer = scope.enter_context(BackendPeer(device))
             peer.import_semaphore(made.export())
@@ -685,7 +685,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_many_threads(self, device: Device, scope: ExitStack, kind: type) -> None:
-        """Eight threads make, use and close their own at the same time."""
+        """Eight threads make, use and close their own semaphores at the same time."""
 
         def work() -> None:
             with device.create_stream() as stream:
@@ -695,7 +695,7 @@ class CreatedSemaphoreSuite(Suite):
                         theirs: Any = other
                         made.wait(stream, *args(kind, 1))
                         theirs.host_signal(*args(kind, 1))
-                        stream.synchronize(LIMIT)  # any waiter may take a binary signal
+                        stream.synchronize(LIMIT)  # any waiter can consume a binary signal
                         theirs.signal(stream, *args(kind, 2))
                         made.host_wait(*args(kind, 2), timeout=LIMIT)
                         stream.synchronize(LIMIT)
@@ -706,7 +706,7 @@ class CreatedSemaphoreSuite(Suite):
     @KINDS
     @requires(CREATE)
     def test_nothing_is_left_over(self, device: Device, stream: Any, kind: type) -> None:
-        """Round after round of making, exporting, importing, using and closing leaves nothing behind."""
+        """Repeated rounds of making, exporting, importing, using and closing leave nothing."""
 
         def round_trip(_turn: int) -> None:
             made: Any = device.create_semaphore(HANDLE_TYPES[kind])

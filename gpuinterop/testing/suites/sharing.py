@@ -1,4 +1,4 @@
-"""Arrays that exist, shared with another process in place: by each transport that memory can take."""
+"""Existing arrays, shared with another process in place: with each transport that their memory allows."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ ORDER = (Operation.CREATE_SEMAPHORE, TimelineFd)
 
 
 class SharedArrays(Suite):
-    """Tests of one transport; a subclass names it."""
+    """Tests of one transport, which a subclass names."""
 
     transport: ClassVar[type[Handle]]
 
     @pytest.fixture
     def array(self, device: Device, scope: ExitStack) -> Any:
-        """An array of `SIZE` bytes, of which this process has more."""
+        """An array of `SIZE` bytes, which is part of a larger allocation."""
         return scope.enter_context(device.allocate(1 << 16)).buffer.view(SIZE, "uint8", offset=512)
 
     @pytest.fixture
@@ -45,7 +45,7 @@ class SharedArrays(Suite):
         return found
 
     def test_elsewhere(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
-        """Another process sees the bytes and changes them, in place."""
+        """Another process reads and changes the bytes in place."""
         assert shared.transport == self.transport.__name__
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
@@ -56,13 +56,13 @@ class SharedArrays(Suite):
         assert read(buffer, start, 32) == pattern(SIZE)[:8] + b"\x51" * 16 + pattern(SIZE)[24:32]
 
     def test_here(self, shared: ArrayShare, device: Device) -> None:
-        """The process that shares attaches the same memory."""
+        """The sharing process can attach to the same memory."""
         with attach(bytes(shared), device=device) as again:
             (mine, start), (theirs, offset) = shared._place("array"), again._place("array")
             assert mine.ptr + start == theirs.ptr + offset
 
     def test_what_is_attached_stays(self, device: Device, shared: ArrayShare, scope: ExitStack) -> None:
-        """A share that is closed lets no reader in, and what is attached stays valid."""
+        """A closed share refuses new readers; attached arrays stay valid."""
         peer, late = scope.enter_context(BackendPeer(device)), scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         descriptor = bytes(shared)
@@ -72,7 +72,7 @@ class SharedArrays(Suite):
 
     @requires(ORDER)
     def test_order(self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack) -> None:
-        """A reader waits for the version that is being written, and the writer for the readers that are in."""
+        """A reader waits for the version that is being written, and the writer for current readers."""
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         buffer, start = shared._place("array")
@@ -81,9 +81,9 @@ class SharedArrays(Suite):
             shared.acquire(stream.ptr)
             gate.wait(stream, turn)
             buffer.fill(turn, offset=start, size=SIZE, stream=stream)
-            peer.acquire()  # the next version, which is not there yet
+            peer.acquire()  # the next version, which is not written yet
             shared.release(stream.ptr)
-            shared.acquire(stream.ptr)  # behind the reader
+            shared.acquire(stream.ptr)  # after the reader
             buffer.fill(0xEE, offset=start, size=SIZE, stream=stream)
             shared.release(stream.ptr)
             assert not peer.idle(0.01)
@@ -96,7 +96,7 @@ class SharedArrays(Suite):
 
     @requires(ORDER)
     def test_a_time_out(self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack) -> None:
-        """The host waits so long for the other side, then raises; the stream has no wait then. Bad ones are refused."""
+        """The host waits this long for the other side, then raises; the stream has no wait. Bad values are refused."""
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         for wrong in (-1, float("nan"), "1"):
@@ -113,7 +113,7 @@ class SharedArrays(Suite):
     def test_a_reader_that_dies_holds_nobody_up(
         self, device: Device, shared: ArrayShare, stream: Stream, scope: ExitStack
     ) -> None:
-        """The writer that waits for a reader goes on when that reader's process is killed."""
+        """A writer that waits for a reader continues when the reader's process is killed."""
         peer = scope.enter_context(BackendPeer(device))
         peer.attach(bytes(shared), "array")
         peer.acquire()
@@ -125,7 +125,7 @@ class SharedArrays(Suite):
 
     @requires(ORDER)
     def test_out_of_turn(self, shared: ArrayShare, stream: Stream) -> None:
-        """Calls out of turn are refused."""
+        """Calls in the wrong order are refused."""
         raises(InvalidArgumentError, lambda: shared.release(stream), argument="order")
         shared.acquire(stream)
         raises(InvalidArgumentError, lambda: shared.acquire(stream), argument="order")
@@ -146,19 +146,19 @@ class SharedArrays(Suite):
 
 
 class ArraysInVulkan(Suite):
-    """Arrays that a Vulkan driver imports, in place; a subclass names the way."""
+    """Arrays that a Vulkan driver imports in place; a subclass names the kind of memory."""
 
     exporter_filter: ClassVar = staticmethod(lambda spec: spec.name == "vulkan" and not spec.process)
 
     @pytest.fixture
     def pair(self, harness: Harness) -> tuple[ExporterMemory, Buffer]:
-        """The middle of an allocation as Vulkan's memory, and the whole as the device's."""
+        """The middle of an allocation as Vulkan's memory, and all of it as the device's."""
         ours = harness.scope.enter_context(harness.device.allocate(1 << 16)).buffer
         exporter: Any = harness.exporter
         return harness.scope.enter_context(exporter.import_array(ours.view(SIZE, "uint8", offset=512))), ours
 
     def test_bytes(self, pair: tuple[ExporterMemory, Buffer]) -> None:
-        """Each side reads what the other has written, from the first byte to the last; what lies beside it stays."""
+        """Each side reads what the other wrote, from the first byte to the last; neighbouring bytes stay unchanged."""
         theirs, ours = pair
         write(ours, pattern(ours.size, 1))
         assert theirs.read(0, SIZE) == pattern(ours.size, 1)[512 : 512 + SIZE]
@@ -168,14 +168,14 @@ class ArraysInVulkan(Suite):
         assert read(ours, 512 + SIZE) == pattern(ours.size, 1)[512 + SIZE :]
 
     def test_work(self, harness: Harness, pair: tuple[ExporterMemory, Buffer]) -> None:
-        """Vulkan's own work writes where it was told."""
+        """Vulkan's own work writes the requested bytes."""
         theirs, ours = pair
         ours.fill(0x11)
         assert harness.exporter.submit(fill=[Fill(memory=theirs, offset=8, size=64, word=word(0x22))]).done(LIMIT)
         assert read(ours, 0, 1024) == b"\x11" * 520 + b"\x22" * 64 + b"\x11" * 440
 
     def test_the_array_is_kept(self, harness: Harness) -> None:
-        """The array's memory lasts as long as Vulkan has it."""
+        """The array's memory stays valid while Vulkan holds it."""
         exporter: Any = harness.exporter
         ours = harness.device.allocate(1 << 16)
         write(ours.buffer, pattern(ours.size, 3))
@@ -186,7 +186,6 @@ class ArraysInVulkan(Suite):
         ours.close(timeout=LIMIT)
 
     def test_nothing_is_left_over(self, harness: Harness) -> None:
-        """Round after round leaves no descriptor and no mapping behind."""
         exporter: Any = harness.exporter
         view = harness.scope.enter_context(harness.device.allocate(1 << 16)).buffer.view(SIZE)
 
@@ -231,5 +230,5 @@ class SharedLegacySuite(SharedArrays):
     def array(self, device: Device) -> Any:
         found = legacy_array(device, SIZE)
         if found is None:
-            skip_declared("neither torch nor CuPy is installed with its GPU, whose memory this is of")
+            skip_declared("neither torch nor CuPy, whose memory this needs, is installed with its GPU")
         return found

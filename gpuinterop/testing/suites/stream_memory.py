@@ -1,7 +1,7 @@
 """64-bit words that streams write and wait for: `StreamMemoryBackend`, on pages that the test has mapped itself.
 
-Own semaphores and the bridge stand on these calls. The words are read and written by plain loads and stores of the
-calling thread, so nothing of the library stands between the device and what is asserted.
+gpuinterop's own semaphores and the bridge build on these calls. The test reads and writes the words with plain loads
+and stores, without any of the library's code.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ PAGE = mmap.PAGESIZE
 class Page:
     """A page of words that the test has mapped, pinned by the backend under test.
 
-    Parameters
-    ----------
-    device : Device
-    fd : int
-        The object to map, which others may map as well; -1 for memory of this process alone.
+    `fd` is the object to map, which others can map too; -1 means memory of this process only.
     """
 
     def __init__(self, device: Device, fd: int = -1) -> None:
@@ -60,18 +56,18 @@ class Page:
         self._pin, self.address = pinned
 
     def wait(self, stream: Stream, index: int, value: int) -> None:
-        """Enqueue: the stream waits until the word is `value` or more."""
+        """Let the stream wait until the word is `value` or more."""
         self._streams.append(stream)
         self._waits[index] = max(value, self._waits.get(index, 0))
         self._backend.wait_value(stream._handle, self.address + 8 * index, value)
 
     def write(self, stream: Stream, index: int, value: int) -> None:
-        """Enqueue: the stream stores the word."""
+        """Let the stream store the word."""
         self._streams.append(stream)
         self._backend.write_value(stream._handle, self.address + 8 * index, value)
 
     def comes(self, index: int, value: int) -> bool:
-        """Whether the word comes to `value`; looks at it without end, and asks no driver."""
+        """Whether the word reaches `value`; polls it, without the driver."""
         deadline = time.monotonic() + LIMIT
         while self.words[index] != value:
             if time.monotonic() > deadline:
@@ -80,7 +76,7 @@ class Page:
         return True
 
     def close(self) -> None:
-        """Let go who still waits, and unpin once every stream is done with the page; before the streams are closed."""
+        """Release waiting streams, and unpin when every stream is done with the page; close the streams after that."""
         for index, value in self._waits.items():
             self.words[index] = max(value, self.words[index])
         for stream in dict.fromkeys(self._streams):
@@ -93,7 +89,7 @@ class Page:
 
 @requires(WORDS)
 class StreamWordsSuite(Suite):
-    """A stream waits for a word and stores one; the other side is the CPU, or another stream."""
+    """A stream waits for a word or stores one; the other side is the CPU, or another stream."""
 
     @pytest.fixture
     def streams(self, device: Device, scope: ExitStack) -> list[Stream]:
@@ -102,13 +98,13 @@ class StreamWordsSuite(Suite):
 
     @pytest.fixture
     def page(self, device: Device, streams: list[Stream], scope: ExitStack) -> Page:
-        """A page that is all zero."""
+        """A page of zeros."""
         page = Page(device)
         scope.callback(page.close)
         return page
 
     def test_waits_for_at_least(self, page: Page, streams: list[Stream]) -> None:
-        """A wait ends when the CPU stores its value or more, not before; a value that is there already holds none."""
+        """A wait ends when the CPU stores its value or more, not before; for an earlier value it does not wait."""
         stream = streams[0]
         large = 1 << 40
         for step, (less, value, stored) in enumerate(((1, 2, 2), (9, 10, large), (large + 1, large + 2, MAX))):
@@ -124,13 +120,13 @@ class StreamWordsSuite(Suite):
         assert becomes_idle(stream)
 
     def test_all_64_bits_count(self, page: Page, streams: list[Stream]) -> None:
-        """Neither half of a word is compared or stored alone, and the words beside it are left alone."""
+        """A word is compared and stored as a whole, and its neighbours stay unchanged."""
         stream = streams[0]
         page.wait(stream, 8, (3 << 32) + 7)
         page.words[8] = (2 << 32) + 0xFFFFFFFF
-        assert held(stream), "the lower half was compared alone"
+        assert held(stream), "only the lower half was compared"
         page.words[8] = (3 << 32) + 6
-        assert held(stream), "the upper half was compared alone"
+        assert held(stream), "only the upper half was compared"
         page.words[8] = (3 << 32) + 7
         assert becomes_idle(stream)
         for value in (0x0123456789ABCDEF, 1, MAX):
@@ -143,13 +139,13 @@ class StreamWordsSuite(Suite):
         assert page.comes(last, 77)
 
     def test_stores_in_order(self, page: Page, streams: list[Stream]) -> None:
-        """A store waits for what is before it on its stream; later ones come later, and the last one stays."""
+        """A store waits for earlier work on its stream; stores keep their order, and the last one stays."""
         stream = streams[0]
         page.wait(stream, 0, 1)
         for value in range(1, 200):
             page.write(stream, 1, value)
         assert held(stream)
-        assert page.words[1] == 0, "a store passed the wait before it"
+        assert page.words[1] == 0, "a store did not wait for the wait before it"
         page.words[0] = 1
         deadline = time.monotonic() + LIMIT
         last = 0
@@ -162,7 +158,7 @@ class StreamWordsSuite(Suite):
         assert page.words[1] == 199
 
     def test_streams_do_not_hold_each_other(self, page: Page, streams: list[Stream]) -> None:
-        """A wait holds its own stream, and those that wait for that stream; another stream's store ends it."""
+        """A wait holds its own stream, and streams that wait for that stream; another stream's store ends it."""
         first, second = streams
         page.wait(first, 0, 1)
         event = first.record()
@@ -176,7 +172,7 @@ class StreamWordsSuite(Suite):
         assert becomes_idle(first)
 
     def test_ping_pong(self, page: Page, streams: list[Stream]) -> None:
-        """Stream and CPU alternate, in order, round after round; all rounds are enqueued before the first one."""
+        """Stream and CPU alternate in order; all rounds are enqueued before the first one."""
         stream = streams[0]
         rounds = 200
         for value in range(1, rounds + 1):
@@ -189,7 +185,7 @@ class StreamWordsSuite(Suite):
         assert becomes_idle(stream)
 
     def test_one_object_pinned_twice(self, device: Device, streams: list[Stream], scope: ExitStack) -> None:
-        """Two mappings of one memory object, each pinned, are the same words: so processes share them."""
+        """Two pinned mappings of one memory object have the same words, so processes can share them."""
         if not hasattr(os, "memfd_create"):
             skip_declared("memory objects without a file are Linux's")
         fd = os.memfd_create("gpuinterop.words", os.MFD_CLOEXEC)
@@ -209,7 +205,7 @@ class StreamWordsSuite(Suite):
 
     @requires(*MEMORY)
     def test_a_store_comes_behind_the_work(self, harness: Harness, page: Page, streams: list[Stream]) -> None:
-        """Who sees the stored word sees what the stream wrote before it, without asking the driver anything."""
+        """Once the stored word is visible, so is the stream's earlier work, without a call to the driver."""
         memory, buffer = harness.buffer(1 << 22)
         stream = streams[0]
         for value in range(1, 9):
@@ -221,13 +217,13 @@ class StreamWordsSuite(Suite):
 
     @requires(*MEMORY)
     def test_work_comes_behind_the_wait(self, harness: Harness, page: Page, streams: list[Stream]) -> None:
-        """Bytes written before the word was stored are what the stream reads behind its wait."""
+        """After its wait, the stream reads bytes that were written before the word was stored."""
         memory, buffer = harness.buffer(4096)
         stream = streams[0]
         backend: Any = harness.device.driver
         for value in range(1, 9):
             page.wait(stream, 0, value)
-            backend.copy(stream._handle, page.address + 1024, buffer.ptr, 1024)  # the page is host memory that it knows
+            backend.copy(stream._handle, page.address + 1024, buffer.ptr, 1024)  # the page is pinned host memory
             page.write(stream, 1, value)
             expected = pattern(1024, value)
             memory.write(0, expected)
@@ -236,7 +232,7 @@ class StreamWordsSuite(Suite):
             assert ctypes.string_at(ctypes.addressof(page.words) + 1024, 1024) == expected
 
     def test_threads(self, device: Device, scope: ExitStack) -> None:
-        """Eight threads, each with a stream of its own, enqueue at the same time on one page."""
+        """Eight threads, each with its own stream, enqueue at the same time on one page."""
         streams = [new_stream(device, scope) for _ in range(8)]
         page = Page(device)
         scope.callback(page.close)
@@ -258,7 +254,7 @@ class StreamWordsSuite(Suite):
         assert not failures
 
     def test_nothing_is_left_over(self, device: Device, streams: list[Stream]) -> None:
-        """Round after round of pinning, use and unpinning leaves no mapping and no descriptor behind."""
+        """Repeated rounds of pinning, use and unpinning leave no mapping and no descriptor."""
         fd = os.memfd_create("gpuinterop.words", os.MFD_CLOEXEC) if hasattr(os, "memfd_create") else -1
         if fd >= 0:
             os.ftruncate(fd, PAGE)

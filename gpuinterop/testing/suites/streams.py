@@ -23,7 +23,7 @@ from .libraries import libraries
 
 
 def in_this_process(spec: object) -> bool:
-    """The parties of suites that another process would not exercise differently."""
+    """Select exporters in this process: another process would test nothing more."""
     return not getattr(spec, "process", False)
 
 
@@ -42,14 +42,14 @@ _LIBRARIES: dict[str, Callable[[int], object]] = {
     "cupy": lambda pointer: SimpleNamespace(ptr=pointer),
     "numba": _Numba,
 }
-"""Makes another library's stream of a pointer."""
+"""Makes another library's stream from a pointer."""
 
 
 class StreamSuite(Suite):
-    """Streams by themselves."""
+    """Streams without shared memory."""
 
     def test_idle(self, device: Device, stream: Stream) -> None:
-        """A new stream is idle, of its device, and its events are done."""
+        """A new stream is idle and belongs to its device, and its events are done."""
         assert stream.device is device
         stream.synchronize(LIMIT)
         event = stream.record()
@@ -58,12 +58,12 @@ class StreamSuite(Suite):
         assert becomes_idle(stream)
 
     def test_pointers_differ(self, device: Device, stream: Stream) -> None:
-        """Two streams have two pointers."""
+        """Two streams have different pointers."""
         with device.create_stream() as other:
             assert other.ptr != stream.ptr
 
     def test_wrap(self, device: Device, stream: Stream) -> None:
-        """A pointer, and what carries one, is wrapped; a stream of ours is itself; the owner is kept alive."""
+        """A pointer, or an object with one, is wrapped; gpuinterop's own stream is returned; the owner stays alive."""
         assert device.wrap_stream(stream) is stream
         for library in _LIBRARIES.values():
             wrapped = device.wrap_stream(library(stream.ptr))
@@ -73,7 +73,7 @@ class StreamSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_wrap_refuses_what_is_no_stream(self, device: Device) -> None:
-        """Nothing is guessed: another object than a stream is a TypeError, a negative pointer an error of its value."""
+        """An object that is not a stream raises a TypeError, and a negative pointer an error about its value."""
         for thing in (None, True, "0", 1.0, object()):
             raises(ArgumentTypeError, lambda thing=thing: device.wrap_stream(thing), argument="stream")
         raises(InvalidArgumentError, lambda: device.wrap_stream(-1), argument="stream")
@@ -86,7 +86,7 @@ class StreamSuite(Suite):
         default.close()
 
     def test_closed(self, device: Device) -> None:
-        """A closed stream raises, whatever is asked of it; closing again does nothing."""
+        """Every call on a closed stream raises; closing again does nothing."""
         stream, other = device.create_stream(), device.create_stream()
         stream.close()
         stream.close()
@@ -97,7 +97,7 @@ class StreamSuite(Suite):
         other.close(timeout=LIMIT)
 
     def test_device_synchronize(self, device: Device, stream: Stream) -> None:
-        """`Device.synchronize` returns with every stream idle."""
+        """`Device.synchronize` returns when every stream is idle."""
         stream.record()
         device.synchronize(LIMIT)
         assert becomes_idle(stream)
@@ -119,7 +119,7 @@ class StreamWorkSuite(Suite):
         assert theirs.read(0, 1 << 20) == bytes([49]) * (1 << 20)
 
     def test_event_is_not_done_early(self, harness: Harness) -> None:
-        """An event is done when the work before it is, not before; one recorded earlier is done earlier."""
+        """An event is done when the work before it is, not earlier; earlier events are done earlier."""
         theirs, ours = harness.buffer()
         gate, stream = Gate(harness), harness.stream()
         ours.fill(1, stream=stream)
@@ -130,7 +130,7 @@ class StreamWorkSuite(Suite):
         first.wait(LIMIT)
         assert first.done
         raises(SemaphoreTimeoutError, lambda: second.wait(GRACE))
-        assert not second.done, "an event behind a pending wait is done"
+        assert not second.done, "an event after a pending wait is done"
         assert not stream.query()
         assert theirs.read(0, 1) == b"\x01"
         gate.open()
@@ -140,7 +140,7 @@ class StreamWorkSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_await_event(self, harness: Harness) -> None:
-        """An event can be awaited; the loop goes on meanwhile."""
+        """An event can be awaited, while the loop continues."""
         _, ours = harness.buffer()
         gate, stream = Gate(harness), harness.stream()
         gate.block(stream)
@@ -163,7 +163,7 @@ class StreamWorkSuite(Suite):
         assert asyncio.run(asyncio.wait_for(body(), LIMIT)) == ["open", "done"]
 
     def test_wait_stream(self, harness: Harness) -> None:
-        """Work behind `wait_stream` comes after what the other stream was given before it, and only that."""
+        """Work after `wait_stream` follows the other stream's work enqueued before it, and only that."""
         theirs, ours = harness.buffer()
         gate, first, second = Gate(harness), harness.stream(), harness.stream()
         gate.block(first)
@@ -178,7 +178,7 @@ class StreamWorkSuite(Suite):
         assert theirs.read(0, ours.size) == b"\x04" * ours.size
 
     def test_copy_without_stream_is_ordered(self, harness: Harness) -> None:
-        """A copy without a stream comes after the streams that used its bytes, and is done on return."""
+        """A copy without a stream follows the streams that used its bytes, and is done on return."""
         _, ours = harness.buffer(1 << 22)
         stream = harness.stream()
         for byte in range(1, 9):
@@ -187,7 +187,7 @@ class StreamWorkSuite(Suite):
         stream.synchronize(LIMIT)
 
     def test_arrays_are_ordered(self, harness: Harness) -> None:
-        """Taking an array orders it behind the buffer's streams: it shows what they have yet to write."""
+        """An array that is taken after a stream's work on the buffer shows that work, even if it is pending."""
         _, ours = harness.buffer(1 << 22)
         stream = harness.stream()
         for library in libraries(harness.device, simulated=harness.simulated):
@@ -198,10 +198,10 @@ class StreamWorkSuite(Suite):
                 assert library.bytes_of(make(ours.view(1 << 22))) == b"\x08" * (1 << 22)
 
     def test_consumers_stream_is_ordered(self, harness: Harness) -> None:
-        """The stream that a DLPack consumer names waits for every stream that used the buffer; with -1 for none."""
+        """A DLPack consumer's stream waits for every stream that used the buffer; with -1 for none."""
         theirs, ours = harness.buffer()
         if harness.device.info.dlpack[0] == 1:
-            skip_declared("consumers of host memory have no stream; test_arrays_are_ordered is for them")
+            skip_declared("consumers of host memory have no stream; test_arrays_are_ordered tests them")
         gate, first, second = Gate(harness), harness.stream(), harness.stream()
         consumer, free = harness.stream(), harness.stream()
         ours.fill(1)
@@ -223,7 +223,7 @@ class StreamWorkSuite(Suite):
     @pytest.mark.parametrize("library", _LIBRARIES)
     @requires((Operation.CREATE_SEMAPHORE, TimelineFd))
     def test_streams_of_other_libraries(self, harness: Harness, library: str) -> None:
-        """Whatever takes a stream takes one of any library, each time as a new object, and enqueues there."""
+        """Every argument for a stream accepts any library's, each time as a new object, and enqueues there."""
         _, ours = harness.buffer()
         device, stream, other = harness.device, harness.stream(), harness.stream()
         gate, word, frames = (harness.scope.enter_context(device.create_semaphore(TimelineFd)) for _ in range(3))

@@ -1,1 +1,1 @@
-"""A backend to copy: put your driver's calls where this one has the CPU's, room by room."""
+"""A backend to copy: replace its CPU code with your driver's calls, one module at a time."""

@@ -1,4 +1,4 @@
-"""The backend: what it is made of, and what the machine is. Each room translates its part of the contract."""
+"""The backend and its facts. Each base class translates part of the contract."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES = Rules(files(__package__) / "capabilities.toml")
 class MyBackend(Streams, Memory, Semaphores):
     """The CPU as a device: streams are threads, memory and semaphores are memfds.
 
-    Further rooms are classes on `ArrayBackend`, `AllocationBackend` and the like; what is not inherited is a gap.
+    To support more, inherit from `ArrayBackend`, `AllocationBackend` and others; all else is a gap.
     """
 
     name = "mine"
@@ -29,9 +29,9 @@ class MyBackend(Streams, Memory, Semaphores):
     pageable_copies_block = False
 
     def __init__(self) -> None:
-        """Load the driver, or say why not. Make no context."""
+        """Load the driver, or raise the reason. Do not create a context."""
         if sys.platform != "linux":
-            raise BackendUnavailableError(f"memfds are Linux's; this is {sys.platform}.", fix="Use it on Linux.")
+            raise BackendUnavailableError(f"expected Linux, for memfds, got {sys.platform}.", fix="Use it on Linux.")
         super().__init__()
 
     def versions(self) -> Mapping[str, str]:
@@ -39,13 +39,13 @@ class MyBackend(Streams, Memory, Semaphores):
         return {"mine": "0.1"}
 
     def devices(self) -> Sequence[DeviceInfo]:
-        """Ask the driver. A GPU says its ``uuid``, ``dlpack=(2, ordinal)`` and ``__cuda_array_interface__``."""
+        """Ask the driver. A GPU has a ``uuid``, ``dlpack=(2, ordinal)`` and ``__cuda_array_interface__``."""
         return [DeviceInfo(ordinal=0, name="Mine", is_cpu=True, dlpack=(1, 0), array_interface="__array_interface__")]
 
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
-        """Ask the driver for the facts, by which ``capabilities.toml`` says what each cell comes to."""
+        """Ask the driver for facts; with them, ``capabilities.toml`` decides each cell."""
         return RULES.table({"futex": system.SYS_FUTEX is not None})
 
     def open_device(self, ordinal: int) -> int:
-        """Retain the device's context, which the other rooms then get as `device`."""
+        """Retain the device's context; other methods get the result as `device`."""
         return ordinal

@@ -14,7 +14,7 @@ from .streams import Stream
 
 
 class Imported:
-    """The whole object, mapped once."""
+    """The object, mapped once and completely."""
 
     def __init__(self, fd: int, size: int) -> None:
         self.size = size
@@ -25,13 +25,13 @@ class Imported:
 
 
 class Memory(Backend):
-    """External memory, and copies between any two addresses. In each docstring: the call that CUDA has for it."""
+    """External memory, and copies between any two addresses. Each docstring names CUDA's call for it."""
 
     def import_memory(self, device: int, handle: MemoryHandle, *, size: int, dedicated: bool) -> Imported:
         """``cuImportExternalMemory``.
 
-        The handle's descriptor is a duplicate, made for this call: it is the driver's, or closed here, when this
-        returns; and left alone when this raises.
+        The handle's descriptor is a duplicate for this call. On success the driver owns it, or this method closes it.
+        If this method raises, it leaves the descriptor open.
         """
         assert isinstance(handle, FdHandle)
         if size > self.size_of(handle.fd):
@@ -41,7 +41,7 @@ class Memory(Backend):
         return memory
 
     def size_of(self, fd: int) -> int:
-        """No call: the kernel knows it, of a memfd that cannot shrink."""
+        """No call: the kernel reports the size of a memfd that cannot shrink."""
         seals = system.seals(fd)
         if seals is None:
             raise HandleError("handle: expected a memfd, got another kind of file.")
@@ -50,7 +50,7 @@ class Memory(Backend):
         return os.fstat(fd).st_size
 
     def map_buffer(self, memory: Imported, *, size: int) -> tuple[Imported, Address]:
-        """``cuExternalMemoryGetMappedBuffer``, from offset 0; the mapping and its address."""
+        """``cuExternalMemoryGetMappedBuffer`` from offset 0; returns the mapping and its address."""
         return memory, memory.address
 
     def unmap_buffer(self, mapping: Imported) -> None:

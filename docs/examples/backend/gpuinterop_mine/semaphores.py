@@ -1,4 +1,4 @@
-"""External semaphores: the timeline of the host backend, a page that processes share."""
+"""External semaphores: the host backend's timeline, a page that processes share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .streams import Stream
 
 
 class Timeline(timeline.Page):
-    """The page, mapped, and its descriptor. A driver has an object of its own in its place."""
+    """The mapped page and its descriptor. With a driver, use the driver's object instead."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, system.map_shared(fd, system.PAGE), "the timeline")
@@ -28,17 +28,17 @@ class Timeline(timeline.Page):
 
 
 class Semaphores(Backend):
-    """External semaphores. In each docstring: the call that CUDA has for it."""
+    """External semaphores. Each docstring names CUDA's call for it."""
 
     def import_semaphore(self, device: int, handle: AnySemaphoreHandle) -> Any:
-        """``cuImportExternalSemaphore``; the descriptor goes as in `import_memory`: here the timeline keeps it."""
+        """``cuImportExternalSemaphore``; it owns the descriptor, as `import_memory` does: the timeline keeps it."""
         assert isinstance(handle, FdHandle)
         if not timeline.is_ours(handle.fd):
             raise HandleError("handle: expected a timeline semaphore of gpuinterop, got another kind of file.")
         return Timeline(handle.fd)
 
     def prepare(self, semaphores: Sequence[Any]) -> Any:
-        """No call: what `signal` and `wait` pass to the driver, made once for a batch."""
+        """No call: make the arguments of `signal` and `wait` once for a batch."""
         return tuple(semaphores)
 
     def signal(self, batch: Any, stream: Stream, values: Sequence[int]) -> None:

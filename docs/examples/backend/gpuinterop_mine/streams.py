@@ -1,4 +1,4 @@
-"""Streams and events: a stream is a thread behind a queue."""
+"""Streams and events: a stream is a thread with a queue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpuinterop.backend import Backend
 
 
 class Event:
-    """What a stream does when it gets there."""
+    """Set by its stream when earlier work is done."""
 
     def __init__(self) -> None:
         self.done = threading.Event()
@@ -18,7 +18,7 @@ class Event:
 
 
 class Stream:
-    """A thread behind a queue; after a failure it does nothing more."""
+    """A thread with a queue; after a failure it does nothing more."""
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
@@ -69,7 +69,7 @@ class Caller(Stream):
 
 
 class Streams(Backend):
-    """Streams and events. In each docstring: the call that CUDA has for it."""
+    """Streams and events. Each docstring names CUDA's call for it."""
 
     def __init__(self) -> None:
         self._streams: dict[int, Stream] = {0: Caller()}

@@ -1,11 +1,11 @@
-"""Tests of one's own, on every backend: the plugin brings the device, and a party that is not gpuinterop's backend.
+"""The library's tests, on every backend: the plugin provides the device, and an exporter that uses no backend.
 
-    pytest                                       what works here
-    GPUINTEROP_BACKEND=cuda pytest               CUDA, and fail where it does not work
-    GPUINTEROP_DISABLE=profile:hip-linux pytest  the library's other path: no semaphores, as on AMD's Linux
-    GPUINTEROP_DISABLE='map_buffer:*' pytest     its refusal
+    pytest                                       every backend that works here
+    GPUINTEROP_BACKEND=cuda pytest               CUDA; fails if it does not work
+    GPUINTEROP_DISABLE=profile:hip-linux pytest  the library's other path: no semaphores, as with AMD on Linux
+    GPUINTEROP_DISABLE='map_buffer:*' pytest     the refusal
 
-A test that hangs ends after 90 seconds with all stacks; `@pytest.mark.timeout(10)` makes that shorter.
+A test that hangs ends after 90 seconds with all stacks; use `@pytest.mark.timeout(10)` for less.
 """
 
 from __future__ import annotations

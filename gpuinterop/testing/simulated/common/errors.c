@@ -1,4 +1,4 @@
-/* The core's statuses as numbers. Both vendors use the same ones: HIP took CUDA's. */
+/* The core's statuses as numbers. Both vendors use the same numbers: HIP took CUDA's. */
 #include "gis.h"
 
 static const int codes[] = {

@@ -1,6 +1,6 @@
 /*
- * Fabric handles: 64 bytes that name memory or a multicast object to another process. They hold no reference, and only
- * who may use the same channel (on NVIDIA's: an IMEX channel's device node) can make and import them.
+ * Fabric handles: 64 bytes that name memory or a multicast object to another process. They hold no reference. Only a
+ * process that can use the same channel (on NVIDIA: an IMEX channel's device node) can make and import them.
  */
 #define _GNU_SOURCE
 #include "gis.h"
@@ -30,7 +30,7 @@ static const char *channel(void) {
 
 bool gis_fabric_usable(void) { return channel() != NULL; }
 
-/* Killed, and not waited for yet: such a process shows its files to root alone. */
+/* Killed, but not reaped yet: only root can read such a process's files. */
 static bool is_dead(pid_t process) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
@@ -54,7 +54,7 @@ gis_status gis_open_theirs(pid_t process, int fd, uint64_t inode, int *found) {
     }
     int failed = fstat(*found, &status);
     if (!failed && status.st_ino == inode) return GIS_OK;
-    close(*found); /* the number is another file's by now, or another process's */
+    close(*found); /* the number now belongs to another file, or to another process's */
     return failed ? GIS_UNKNOWN : GIS_INVALID_VALUE;
 }
 

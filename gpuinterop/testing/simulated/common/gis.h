@@ -1,9 +1,9 @@
 /*
- * The core of the simulated drivers: devices, contexts, streams, memory, external objects, graphs, faults. It knows no
- * vendor: a front (cuda/, hip/) gives it the vendor's structs, names of errors and entry points.
+ * The core of the simulated drivers: devices, contexts, streams, memory, external objects, graphs, faults. It is
+ * independent of the vendor: a front (cuda/, hip/) adds the vendor's structs, names of errors and entry points.
  *
  * One lock guards everything. It is not held while a stream's thread works or waits, nor while a caller blocks.
- * Whoever changes what others may wait for broadcasts gis_progress.
+ * Code that changes something that others may wait for broadcasts gis_progress.
  */
 #ifndef GIS_H
 #define GIS_H
@@ -18,7 +18,7 @@
 #define GIS_MAX_DEVICES 16
 #define GIS_CONTEXT_STACK 64
 
-/* Negative: a neutral code, which gis_code translates. Positive: the vendor's own, from a scripted fault. */
+/* Negative: a neutral code, which gis_code translates. Positive: the vendor's own code, from a scripted fault. */
 typedef int gis_status;
 enum {
     GIS_OK = 0,
@@ -49,7 +49,7 @@ enum {
     GIS_PEER_UNSUPPORTED = -27,
 };
 
-/* The vendors' number of a status. */
+/* The vendor's number of a status. */
 int gis_code(gis_status status);
 
 typedef struct {
@@ -58,7 +58,7 @@ typedef struct {
 } gis_error;
 
 extern const gis_error gis_errors[]; /* the vendor's; the last has no name */
-const gis_error *gis_error_of(int code); /* NULL: it is not among them */
+const gis_error *gis_error_of(int code); /* NULL: not among them */
 
 /* -- objects ------------------------------------------------------------------------------------------------------ */
 
@@ -71,7 +71,7 @@ typedef enum {
     GIS_REGISTRATION,    /* the caller's memory, pinned */
     GIS_MAPPING,         /* a buffer in external memory */
     GIS_VMM_MAPPING,
-    GIS_IPC_MAPPING, /* another process's allocation, opened */
+    GIS_IPC_MAPPING, /* an opened allocation of another process */
     GIS_EXTERNAL_MEMORY,
     GIS_EXTERNAL_SEMAPHORE,
     GIS_MIPMAPPED_ARRAY,
@@ -96,13 +96,13 @@ typedef struct gis_node gis_node;
 
 struct gis_object {
     gis_kind kind;
-    uint64_t id; /* what callers see: never used twice, so that a handle from the past is told from a live one */
+    uint64_t id; /* the handle that callers see; never reused, so that an old handle is recognized */
     int refs;
     int uses; /* operations, queued or running, that need it */
     bool live;
     gis_context *context; /* may be NULL */
     int device;
-    void (*finalize)(gis_object *); /* when the last reference goes; frees what the struct points to */
+    void (*finalize)(gis_object *); /* called with the last reference; frees what the struct points to */
     gis_object *next;               /* in its bucket */
 };
 
@@ -111,24 +111,24 @@ extern pthread_cond_t gis_progress;
 extern pthread_condattr_t gis_monotonic;
 
 void *gis_new(gis_kind kind, size_t size, gis_context *context, int device, void (*finalize)(gis_object *));
-void *gis_find(gis_kind kind, uint64_t id);  /* NULL, and nothing noted */
+void *gis_find(gis_kind kind, uint64_t id);  /* NULL, without noting a violation */
 void *gis_check(gis_kind kind, uint64_t id); /* NULL, and a violation noted */
 void gis_ref(gis_object *object);
 void gis_unref(gis_object *object);
-void gis_retire(gis_object *object); /* end its life: a later gis_find does not see it */
-void gis_revive(gis_object *object); /* take that back, while something refers to it */
+void gis_retire(gis_object *object); /* gis_find does not return it any more */
+void gis_revive(gis_object *object); /* undo that, while something refers to it */
 void gis_note_if_used(gis_object *object, const char *what);
 void gis_each(gis_kind kind, void (*call)(gis_object *, void *), void *argument);
 const char *gis_kind_name(gis_kind kind);
 uint64_t gis_new_id(void);
 
-/* -- calls, faults, what is written down --------------------------------------------------------------------------- */
+/* -- calls, faults, the log ---------------------------------------------------------------------------------------- */
 
 typedef struct gis_call {
     const char *name;
     bool early; /* allowed before initialisation */
     bool known;
-    int blocked; /* threads that a fault, or the driver itself, holds in it just now */
+    int blocked; /* threads that a fault, or the driver itself, holds in it now */
     uint64_t count;
     struct gis_call *next;
 } gis_call;
@@ -140,13 +140,13 @@ typedef struct {
     gis_fd_fault fd; /* what a scripted failure of an import does with the descriptor */
 } gis_scope;
 
-/* Count the call, run its faults (before any argument is read), check initialisation, take the lock. */
+/* Count the call, run its faults (before reading any argument), check initialisation, take the lock. */
 gis_status gis_enter(gis_call *call, gis_scope *scope);
 void gis_leave(gis_scope *scope);
 
-void gis_hold(int by); /* so many more threads are held in the call that this one makes */
+void gis_hold(int by); /* this many more threads are held in the current call */
 bool gis_all_zero(const uint32_t *words, int count);
-size_t gis_name_bytes(const void *name); /* of a UTF-16 name without its end; 0 but on the Windows personality */
+size_t gis_name_bytes(const void *name); /* of a UTF-16 name without its end; 0 except on the Windows personality */
 void gis_violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void gis_record(const char *call, const void *head, size_t head_size, const void *body, size_t body_size,
                 uint32_t count);
@@ -155,8 +155,8 @@ void gis_log(const char *operation, const gis_stream *stream, uint64_t value, ui
 extern bool gis_windows; /* the personality */
 extern bool gis_ready;   /* initialised, and not a forked child */
 extern bool gis_forked;
-extern bool gis_does_nothing; /* what streams are given counts as done at once; it is neither done nor written down */
-extern int gis_settling;        /* releases that wait for a device: every other call waits for them */
+extern bool gis_does_nothing; /* streams complete their work at once, without doing or logging it */
+extern int gis_settling;        /* releases that wait for a device; every other call waits for them */
 
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
@@ -171,7 +171,7 @@ typedef struct {
 extern int gis_device_count;
 extern gis_device gis_devices[GIS_MAX_DEVICES];
 extern bool gis_mig;
-extern uint32_t gis_no_peer[GIS_MAX_DEVICES]; /* bit n: the device has no access to memory of device n */
+extern uint32_t gis_no_peer[GIS_MAX_DEVICES]; /* bit n: the device cannot access memory of device n */
 
 void gis_initialize(void);
 bool gis_overridden(int device, int number, int *value);
@@ -205,25 +205,25 @@ gis_status gis_context_synchronize(gis_context *context);
 
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
-typedef enum { GIS_PLAIN, GIS_POOL, GIS_MANAGED } gis_sort; /* of a GIS_ALLOCATION: only plain ones are exported */
+typedef enum { GIS_PLAIN, GIS_POOL, GIS_MANAGED } gis_sort; /* of a GIS_ALLOCATION: only plain ones can be exported */
 typedef struct gis_door gis_door;
 typedef struct gis_range gis_range;
 struct gis_range {
     gis_object object;
     uintptr_t base;
     size_t size;
-    uintptr_t pages;   /* what is mapped: base rounded down */
-    size_t page_bytes; /* 0: not ours to unmap */
-    size_t offset;     /* VMM: of the first byte, in what is mapped */
-    uint32_t access;   /* VMM: bit n: device n may touch it */
-    bool signal;       /* HIP: memory for the command processor to wait on */
-    uintptr_t lands;   /* HIP: where in the address space work on `base` lands */
+    uintptr_t pages;   /* the mapped address: base rounded down */
+    size_t page_bytes; /* 0: not this library's to unmap */
+    size_t offset;     /* VMM: of the first byte in the mapped object */
+    uint32_t access;   /* VMM: bit n: device n has access */
+    bool signal;       /* HIP: memory that the command processor can wait on */
+    uintptr_t lands;   /* HIP: the address that work on `base` really uses */
     int settles;       /* the device whose work a release waits for */
     gis_object *owner; /* the external memory, the VMM handle */
     gis_sort sort;
     int fd;           /* of an allocation's memory; else -1 */
     gis_door *door;   /* where other processes ask for it; NULL: it was not exported */
-    uint64_t opened;  /* an IPC mapping: by which door, */
+    uint64_t opened;  /* an IPC mapping: the door it was opened with, */
     int opens;        /* and how often */
     gis_range *next;
 };
@@ -232,27 +232,27 @@ typedef struct {
     gis_object object;
     uintptr_t pages; /* the whole object, mapped */
     size_t page_bytes;
-    size_t real; /* bytes of data in the object; the import may have claimed more */
+    size_t real; /* bytes of data in the object; the import may have requested more */
     size_t size; /* as imported */
     int mappings;
-    uintptr_t whole; /* where buffers are base + offset: the base, from the first one on */
+    uintptr_t whole; /* if buffers are at base + offset: the base, set by the first buffer */
     size_t whole_bytes;
     bool outlived; /* its mappings may outlive it */
 } gis_external_memory;
 
 typedef struct gis_team gis_team;
 
-/* Memory, or a multicast object: both are exported, imported, mapped and released with the same calls. */
+/* Memory, or a multicast object: the same calls export, import, map and release both. */
 typedef struct {
-    gis_object object; /* its uses are its mappings' business */
+    gis_object object; /* mappings count its uses */
     int fd;
     size_t size;
     int holders;
     bool imported;
     uint32_t handle_types;
-    bool rdma;      /* asked for */
+    bool rdma;      /* was requested */
     int bindings;   /* of memory: how often it is bound */
-    gis_team *team; /* of a multicast object: its state, which the processes share; NULL: memory */
+    gis_team *team; /* of a multicast object: its state, shared by its processes; NULL: memory */
 } gis_vmm_handle;
 
 typedef struct {
@@ -263,43 +263,43 @@ typedef struct {
 
 gis_range *gis_range_at(uintptr_t address);
 gis_reservation *gis_reservation_at(uintptr_t address);
-bool gis_is_freed(uintptr_t address); /* an address of ours that nothing is mapped at */
+bool gis_is_freed(uintptr_t address); /* an address of this library's with no mapping */
 gis_status gis_allocate(gis_context *context, size_t size, gis_sort sort, uintptr_t *address);
 gis_status gis_allocate_host(gis_context *context, size_t size, uintptr_t *address);
 gis_status gis_register_host(gis_context *context, uintptr_t address, size_t size);
-void gis_settle(int device); /* as releases do: wait for the device's work */
+void gis_settle(int device); /* wait for the device's work, as releases do */
 gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address); /* of an IPC mapping: one opening of it */
-gis_status gis_free_later(uintptr_t address); /* in a stream's order: what was enqueued before keeps the memory */
-int gis_keep(int fd); /* under a high number, so that it takes none of those that the program counts with */
+gis_status gis_free_later(uintptr_t address); /* in a stream's order: earlier work keeps the memory */
+int gis_keep(int fd); /* move it to a high number, to take none that the program expects */
 
-/* Memory that other processes open, by 64 bytes. */
+/* Memory that other processes open through 64 bytes. */
 gis_status gis_ipc_open(gis_context *context, const void *data, uintptr_t *address);
 gis_status gis_ipc_export(gis_range *range, uint64_t offset, void *data);
 gis_status gis_ipc_read(const void *data, uint64_t *door, int *device);
-int gis_ipc_fetch(uint64_t door); /* asks the exporter; -1: it is gone, or the memory is. Not under the lock */
+int gis_ipc_fetch(uint64_t door); /* asks the exporter; -1: exporter or memory is gone. Call without the lock */
 void gis_close_door(gis_door *door);
 
-/* Take over `fd` on success; *closed says whether it was closed on a failure. */
+/* Takes over `fd` on success; *closed reports whether it was closed on a failure. */
 gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_external_memory **memory, bool *closed);
 gis_status gis_import_anonymous(gis_context *context, size_t size, gis_external_memory **memory);
 gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
-/* AMD's way: the object has one address, and a buffer is what lies behind its offset there. */
+/* AMD's way: the object has one address, and a buffer is at its offset from there. */
 gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address);
 void gis_destroy_memory(gis_external_memory *memory);
 
 #define GIS_GRANULARITY ((size_t)2 << 20)
 #define GIS_RECOMMENDED ((size_t)4 << 20)
-#define GIS_HIDDEN_DEVICE (-2) /* measured: of a GPU that the process does not see; its memory is mapped all the same */
+#define GIS_HIDDEN_DEVICE (-2) /* measured: of a GPU that is hidden from the process; its memory can still be mapped */
 #define GIS_FABRIC 8u /* CU_MEM_HANDLE_TYPE_FABRIC, hipMemHandleTypeFabric */
 #define GIS_FABRIC_BYTES 64
 gis_status gis_vmm_create(int device, size_t size, uint32_t handle_types, gis_vmm_handle **handle);
 gis_vmm_handle *gis_vmm_new(gis_kind kind, int device, int fd, size_t size, bool imported);
 gis_vmm_handle *gis_vmm_check(uint64_t id); /* of either kind; NULL, and a violation noted */
 gis_status gis_vmm_import(int fd, gis_vmm_handle **handle);
-bool gis_fabric_usable(void); /* GPUINTEROP_SIM_FABRIC names the channel that the process may use */
+bool gis_fabric_usable(void); /* GPUINTEROP_SIM_FABRIC names the channel that the process can use */
 gis_status gis_fabric_export(const gis_vmm_handle *handle, void *data);
 gis_status gis_fabric_import(const void *data, gis_vmm_handle **handle);
-/* A file that a process has open. GIS_INVALID_VALUE: it has it no more; GIS_UNKNOWN: that could not be found out. */
+/* Opens a file of another process. GIS_INVALID_VALUE: that process has closed it; GIS_UNKNOWN: unknown. */
 gis_status gis_open_theirs(pid_t process, int fd, uint64_t inode, int *found);
 gis_status gis_vmm_release(gis_vmm_handle *handle);
 void gis_vmm_retain(gis_vmm_handle *handle);
@@ -313,16 +313,16 @@ gis_status gis_vmm_access(uintptr_t address, size_t size, int device, int protec
 
 #define GIS_MULTICAST_NAME "gpuinterop.simulated.multicast."
 gis_status gis_multicast_create(uint32_t devices, size_t size, uint32_t handle_types, gis_vmm_handle **group);
-gis_status gis_multicast_attach(int fd, gis_vmm_handle **group); /* takes the descriptor */
+gis_status gis_multicast_attach(int fd, gis_vmm_handle **group); /* takes over the descriptor */
 void gis_multicast_finish(gis_vmm_handle *group);
 gis_status gis_multicast_add(gis_vmm_handle *group, int device);
 bool gis_multicast_has(const gis_vmm_handle *group, int device);
-gis_status gis_multicast_wait(gis_vmm_handle *group); /* until all devices were added */
-/* named: what the caller named the memory by, itself or a mapping of it; it must still be there after the wait */
+gis_status gis_multicast_wait(gis_vmm_handle *group); /* until all devices have been added */
+/* named: what the caller named the memory with, itself or a mapping; it must still exist after the wait */
 gis_status gis_multicast_bind(gis_vmm_handle *group, int device, size_t offset, gis_vmm_handle *memory, size_t start,
                               size_t size, gis_object *named);
 gis_status gis_multicast_unbind(gis_vmm_handle *group, int device, size_t offset, size_t size);
-/* Write the words to all memory bound, or make them the sums over it. */
+/* Write the words to all bound memory, or set them to the sums over it. */
 gis_status gis_multicast_store(gis_vmm_handle *group, size_t offset, uint32_t *words, size_t count);
 gis_status gis_multicast_sum(gis_vmm_handle *group, size_t offset, uint32_t *words, size_t count);
 
@@ -332,12 +332,12 @@ typedef enum { GIS_BINARY, GIS_TIMELINE, GIS_DEAD, GIS_DUMMY, GIS_SCI_SYNC } gis
 
 typedef struct {
     gis_object object;
-    gis_semaphore_kind kind; /* DEAD: of another kind than it was imported as; DUMMY: passes at once */
+    gis_semaphore_kind kind; /* DEAD: imported as another kind than it has; DUMMY: every wait passes at once */
     uint8_t *page;
-    int file;                 /* a timeline's, for its signallers' lock; else -1 */
-    bool backwards;           /* it was signalled backwards: until somebody signals again, */
-    uint32_t at_sequence;     /* which this tells, */
-    uint64_t backwards_value; /* nothing above this is reached */
+    int file;                 /* a timeline's, for the lock of its signallers; else -1 */
+    bool backwards;           /* it was signalled backwards: until the next signal, */
+    uint32_t at_sequence;     /* which this shows, */
+    uint64_t backwards_value; /* only values up to this one are reached */
 } gis_semaphore;
 
 gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis_semaphore **semaphore);
@@ -351,11 +351,11 @@ typedef struct {
     size_t texel;
     uint64_t width, height, depth; /* depth 0 or 1: two-dimensional; height 0: one-dimensional */
     uint64_t layers;               /* 0: not layered */
-    uint32_t levels;  /* as the driver was told */
+    uint32_t levels;  /* as the caller told the driver */
     uint32_t present; /* as the memory has them */
-    uint64_t stride;  /* from layer to layer */
+    uint64_t stride;  /* between layers */
     bool cube;
-    bool exact; /* the driver is told the image's own levels, and no more */
+    bool exact; /* the caller passes the image's own number of levels */
 } gis_image;
 
 typedef struct {
@@ -365,10 +365,10 @@ typedef struct {
 
 void gis_image_plane(const gis_image *image, uint32_t level, gis_plane *plane);
 uint64_t gis_image_size(const gis_image *image);
-/* The flags of both vendors. False: no driver makes such an array. */
+/* Both vendors' flags. False: no driver makes such an array. */
 enum { GIS_LAYERED = 0x01, GIS_CUBEMAP = 0x04 };
 bool gis_image_shape(gis_image *image, uint32_t flags, uint64_t depth);
-bool gis_image_fit(gis_image *image, uint64_t room); /* find out `present` and `stride`; false: it is too large */
+bool gis_image_fit(gis_image *image, uint64_t room); /* sets `present` and `stride`; false: it is too large */
 
 typedef struct gis_array gis_array;
 typedef struct gis_level {
@@ -417,7 +417,7 @@ enum { GIS_WAIT_GEQ = 0, GIS_WAIT_EQ = 1, GIS_WAIT_AND = 2, GIS_WAIT_NOR = 3, GI
 typedef struct gis_op {
     struct gis_op *next;
     gis_op_kind kind;
-    gis_status failure; /* found when it was enqueued: what its execution ends with */
+    gis_status failure; /* found when it was enqueued, and the result of its execution */
     union {
         struct {
             uintptr_t target, source;
@@ -442,7 +442,7 @@ typedef struct gis_op {
         } semaphores;
         struct {
             uintptr_t address;
-            uint64_t value, mask; /* mask: what is compared */
+            uint64_t value, mask; /* mask: the bits to compare */
             uint32_t condition;
         } word;
         gis_mark mark;
@@ -459,7 +459,7 @@ typedef struct gis_op {
     };
     uint32_t objects, marks;
     gis_object **object; /* referenced */
-    gis_mark *after;     /* what has to be done first on other streams */
+    gis_mark *after;     /* work on other streams that must be done first */
 } gis_op;
 
 gis_op *gis_op_new(gis_op_kind kind);
@@ -493,12 +493,12 @@ struct gis_stream {
     pthread_cond_t wake;
     gis_op *head, *tail;
     uint64_t submitted, completed;
-    uint64_t told; /* HIP: how far a marker tells what is done: an event, a synchronisation, a query */
+    uint64_t told; /* HIP: the position of the last marker: an event, a synchronisation, a query */
     gis_status error;
     uint64_t fail_at;
     gis_status fail_code;
     gis_capture *capture;
-    gis_nodes tip; /* what the next captured node depends on */
+    gis_nodes tip; /* dependencies of the next captured node */
     gis_stream *next_working;
 };
 
@@ -515,19 +515,19 @@ gis_status gis_stream_create(gis_context *context, bool blocking, uint32_t flags
 void gis_stream_destroy(gis_stream *stream);
 gis_stream *gis_legacy_stream(gis_context *context);
 gis_stream *gis_thread_stream(gis_context *context);
-gis_status gis_submit(gis_stream *stream, gis_op *op, bool block); /* takes the operation, also on a failure */
+gis_status gis_submit(gis_stream *stream, gis_op *op, bool block); /* takes over the operation, also on a failure */
 gis_status gis_stream_query(gis_stream *stream);
 gis_status gis_stream_synchronize(gis_stream *stream);
-#define GIS_THREAD "simulated drive" /* 15 characters at most; tests/leftovers.py knows it */
+#define GIS_THREAD "simulated drive" /* at most 15 characters; tests/leftovers.py uses this name */
 bool gis_start_thread(void *(*work)(void *), void *argument, pthread_t *joined); /* NULL: it is detached */
-bool gis_device_settle(int device, double seconds); /* wait for all its streams; false: not in time */
+bool gis_device_settle(int device, double seconds); /* wait for all its streams; false: timed out */
 gis_status gis_event_create(gis_context *context, uint32_t flags, gis_event **event);
 gis_status gis_event_record(gis_event *event, gis_stream *stream);
 gis_status gis_event_wait(gis_stream *stream, gis_event *event);
 gis_status gis_event_query(gis_event *event, bool block);
 void gis_event_destroy(gis_event *event);
 
-/* One end of a copy of a block: a level of an array, or memory with a pitch. x is in bytes. */
+/* One end of a block's copy: a level of an array, or memory with a pitch. x is in bytes. */
 typedef struct {
     gis_level *level;
     uintptr_t address;
@@ -543,10 +543,10 @@ gis_status gis_copy_3d(gis_stream *stream, const gis_end *target, const gis_end 
 gis_status gis_fill(gis_stream *stream, uintptr_t target, uint32_t value, uint32_t width, size_t count);
 gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uint64_t value, uint64_t mask,
                     uint32_t condition);
-/* What `multimem.st` and `multimem.ld_reduce` do with 32-bit words; only the latter has a target. */
+/* `multimem.st` and `multimem.ld_reduce` on 32-bit words; only the latter has a target. */
 gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, uintptr_t address, uint32_t value,
                         size_t count, gis_status *status);
-/* NULL, and a status, where a handle is none. */
+/* NULL, and a status, if a handle is invalid. */
 gis_op *gis_semaphore_op(gis_op_kind kind, uint32_t count, const uint64_t *ids, const uint64_t *values, const void *raw,
                          size_t raw_size, gis_status *status);
 
@@ -570,15 +570,15 @@ typedef struct {
     gis_op **operations;
 } gis_executable;
 
-/* Asking or waiting for a stream in a capture is no part of it, and ends it. */
+/* A stream in capture cannot be queried or waited for: that ends the capture. */
 gis_status gis_not_capturing(gis_stream *stream);
 gis_status gis_unsafe(void); /* for calls that a capture forbids: GIS_OK, or the capture is lost */
-gis_status gis_unsafe_in_any(void); /* the same, whatever the capture's mode and the thread's, and whose it is */
+gis_status gis_unsafe_in_any(void); /* the same in every capture, whatever its mode and thread */
 gis_capture_mode gis_exchange_mode(gis_capture_mode mode);
 gis_status gis_capture_begin(gis_stream *stream, gis_capture_mode mode);
 gis_status gis_capture_end(gis_stream *stream, gis_graph **graph);
 void gis_capture_abandon(gis_stream *stream);
-/* whether a legacy stream would wait for a captured one; whoever only asks makes no capture invalid */
+/* whether a legacy stream would wait for a captured one; with `asking` captures stay valid */
 gis_status gis_capture_implicit(gis_stream *stream, bool asking);
 void gis_capture_unref(gis_capture *capture);
 void gis_nodes_add(gis_nodes *nodes, gis_node *node);

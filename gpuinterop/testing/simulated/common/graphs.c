@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static gis_capture *captures; /* those under way */
+static gis_capture *captures; /* those in progress */
 static __thread gis_capture_mode thread_mode = GIS_CAPTURE_GLOBAL;
 
 /* -- sets of nodes ------------------------------------------------------------------------------------------------- */
@@ -80,7 +80,7 @@ gis_status gis_launch(gis_executable *it, gis_stream *stream) {
     op->graph.operations = calloc(it->count + 1, sizeof *op->graph.operations);
     if (!op->graph.operations) abort();
     for (uint32_t i = 0; i < it->count; i++) {
-        /* As the parameters are now: a later change is for later launches. */
+        /* Copy the parameters now: later changes are for later launches. */
         op->graph.operations[i] = gis_op_clone(it->operations[i]);
         for (uint32_t k = 0; k < it->operations[i]->objects; k++) {
             gis_object *object = it->operations[i]->object[k];
@@ -145,7 +145,7 @@ gis_status gis_capture_implicit(gis_stream *stream, bool asking) {
     search it = {stream->object.context, NULL};
     gis_each(GIS_STREAM, find_captured, &it);
     if (!it.found) return GIS_OK;
-    if (!asking) it.found->invalid = true; /* to ask whether a stream is being captured harms no capture */
+    if (!asking) it.found->invalid = true; /* asking whether a stream is in capture keeps the capture valid */
     return GIS_CAPTURE_IMPLICIT;
 }
 
@@ -164,7 +164,7 @@ gis_status gis_capture_begin(gis_stream *stream, gis_capture_mode mode) {
     it->graph = gis_graph_create();
     it->next = captures;
     captures = it;
-    stream->capture = it; /* the reference is the stream's */
+    stream->capture = it; /* the stream owns the reference */
     gis_nodes_clear(&stream->tip);
     return GIS_OK;
 }

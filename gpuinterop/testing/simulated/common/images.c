@@ -1,7 +1,7 @@
 /*
- * Optimally tiled images as SwiftShader lays them out: "optimal" is linear there, with rows and their number rounded up
- * to even numbers of texels, the levels of a layer one behind the other at multiples of 16 bytes, then the next layer.
- * Images that may be cubes have a border of one texel round every level.
+ * Optimally tiled images in SwiftShader's layout. "Optimal" is linear there: width and height are rounded up to even
+ * numbers of texels, the levels of a layer follow each other at multiples of 16 bytes, then comes the next layer.
+ * Every level of an image that can be a cube has a border of one texel.
  */
 #include "gis.h"
 
@@ -52,11 +52,11 @@ bool gis_image_shape(gis_image *image, uint32_t flags, uint64_t depth) {
 }
 
 /*
- * NVIDIA's Vulkan driver keeps the layers of an image with more than one level as far apart as all the levels need that
- * it could have, and its CUDA driver as far as those need that it is told (measured: 580.159.04, an H200). So CUDA has
- * to be told all of them. SwiftShader keeps them only as far apart as the image's own levels need: here the right
- * number is found by the memory's size, and who tells less than all misses the layers behind the first as he would
- * there.
+ * For an image with more than one level, NVIDIA's Vulkan driver spaces the layers for all the levels that the image
+ * could have, and its CUDA driver for the levels that the caller passes (measured: 580.159.04, an H200). So callers
+ * must pass all levels to CUDA. SwiftShader spaces the layers only for the image's own levels. Here the memory's size
+ * gives the right number, and a caller that passes fewer than all levels misses the layers after the first, as with
+ * NVIDIA's driver.
  */
 bool gis_image_fit(gis_image *image, uint64_t room) {
     image->present = image->levels;

@@ -1,7 +1,7 @@
 /*
- * Memory that other processes open by 64 bytes. Those name a socket, at which the exporter gives the descriptor out: so
- * it is reached from every namespace that sees the socket's folder, and no process needs a right to another's files.
- * The folder is GPUINTEROP_SIM_IPC, or else that of temporary files.
+ * Memory that other processes open through 64 bytes. These name a socket, on which the exporter sends the descriptor.
+ * So every namespace that sees the socket's folder can open it, and no process needs access to another's files.
+ * The folder is GPUINTEROP_SIM_IPC, or the folder of temporary files.
  */
 #define _GNU_SOURCE
 #include "gis.h"
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define MAGIC "gis.ipc"
-#define PATIENCE 10 /* seconds: for an exporter that was stopped */
+#define PATIENCE 10 /* seconds to wait for an exporter that may be stopped */
 
 typedef struct {
     char magic[8];
@@ -29,13 +29,13 @@ _Static_assert(sizeof(ipc_handle) == 64, "CUipcMemHandle, hipIpcMemHandle_t");
 
 struct gis_door {
     uint64_t number;
-    int listening, file; /* the file is the memory's own */
+    int listening, file; /* file: the memory's own */
     pthread_t thread;
     struct sockaddr_un place;
     gis_door *next;
 };
 
-static gis_door *doors; /* of memory that this process has exported and not freed */
+static gis_door *doors; /* of exported memory that is not freed */
 
 static bool place_of(uint64_t number, struct sockaddr_un *place) {
     const char *folder = getenv("GPUINTEROP_SIM_IPC");
@@ -47,7 +47,7 @@ static bool place_of(uint64_t number, struct sockaddr_un *place) {
     return length < sizeof place->sun_path;
 }
 
-/* One byte, and with it the descriptor that is sent (*fd >= 0) or received. */
+/* Send or receive one byte, with a descriptor (sent if *fd >= 0). */
 static bool pass(int socket, int *fd) {
     char byte = 0, room[CMSG_SPACE(sizeof *fd)] __attribute__((aligned(8))) = {0};
     struct iovec data = {&byte, 1};
@@ -120,7 +120,7 @@ gis_status gis_ipc_read(const void *data, uint64_t *door, int *device) {
     ipc_handle it;
     memcpy(&it, data, sizeof it);
     if (memcmp(it.magic, MAGIC, sizeof MAGIC)) return GIS_INVALID_VALUE;
-    if (it.process == getpid()) return GIS_INVALID_CONTEXT; /* of another namespace, too: the number is what counts */
+    if (it.process == getpid()) return GIS_INVALID_CONTEXT; /* also in another namespace: only the number counts */
     *door = it.door;
     *device = it.device;
     return GIS_OK;

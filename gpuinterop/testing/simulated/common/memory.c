@@ -1,8 +1,8 @@
 /*
  * Memory: addresses, plain and pinned allocations, external memory, virtual memory management.
  *
- * Device addresses come from a zone of our own and are never given out twice: whoever uses one after its memory was
- * freed is caught, instead of hitting what somebody else has mapped there since.
+ * Device addresses come from a separate zone and are never reused. So a use after free is caught, and does not reach
+ * memory that was mapped there later.
  */
 #define _GNU_SOURCE
 #include "gis.h"
@@ -18,14 +18,14 @@
 
 #define ALIGNMENT ((uintptr_t)64 << 10)
 #define VMM_NAME "gpuinterop.simulated.vmm."
-#define SWIFTSHADER_EXTRA 15 /* a SwiftShader memory object is that much larger than the allocation */
+#define SWIFTSHADER_EXTRA 15 /* a SwiftShader memory object has this many more bytes than the allocation */
 
 static uintptr_t zone, zone_end, zone_used;
 static gis_range *ranges;
 
 static bool make_zone(void) {
     if (zone) return true;
-    /* Address space costs nothing, but some run with less of it: under a limit, or under valgrind. */
+    /* Address space is free, but limited for some processes: by a limit, or under valgrind. */
     for (size_t size = (size_t)4 << 40; size >= (size_t)16 << 30; size >>= 2) {
         void *found = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (found == MAP_FAILED) continue;
@@ -41,7 +41,7 @@ static uintptr_t take_addresses(size_t bytes, uintptr_t alignment) {
     if (!make_zone()) return 0;
     uintptr_t start = (zone_used + alignment - 1) & ~(alignment - 1);
     if (bytes > zone_end - start) return 0;
-    zone_used = start + ((bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1)) + ALIGNMENT; /* a hole, for what runs over */
+    zone_used = start + ((bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1)) + ALIGNMENT; /* a hole, to catch overruns */
     return start;
 }
 
@@ -70,8 +70,8 @@ static size_t round_to_page(size_t size) {
 
 /* -- ranges -------------------------------------------------------------------------------------------------------- */
 
-/* Ranges overlap where one object gives the same addresses for all its buffers: the one that begins last, as CLR's map
- * of them finds it (rocclr/device/device.cpp, MemObjMap::FindMemObj). */
+/* Ranges overlap if one object gives all its buffers the same addresses. This finds the one that begins last, as CLR's
+ * map does (rocclr/device/device.cpp, MemObjMap::FindMemObj). */
 gis_range *gis_range_at(uintptr_t address) {
     gis_range *found = NULL;
     for (gis_range *range = ranges; range; range = range->next)
@@ -82,7 +82,7 @@ gis_range *gis_range_at(uintptr_t address) {
 
 static void finish_range(gis_object *object) {
     gis_range *range = (gis_range *)object;
-    give_back(range->pages, range->page_bytes); /* of a VMM mapping too: its reservation stays */
+    give_back(range->pages, range->page_bytes); /* the reservation of a VMM mapping stays */
     if (object->kind == GIS_ALLOCATION) gis_devices[object->device].used -= range->size;
     if (range->door) gis_close_door(range->door);
     if (range->fd >= 0) close(range->fd);
@@ -107,7 +107,7 @@ static gis_range *new_range(gis_kind kind, gis_context *context, int device, uin
     return range;
 }
 
-/* Out of the list at once; what is mapped goes when the last operation has done with it. */
+/* Remove it from the list at once; unmap it when the last operation has finished with it. */
 static void end_range(gis_range *range) {
     for (gis_range **link = &ranges; *link; link = &(*link)->next) {
         if (*link == range) {
@@ -119,7 +119,7 @@ static void end_range(gis_range *range) {
     gis_retire(&range->object);
 }
 
-/* NULL: there is no room. With a descriptor, of what other processes may have mapped, too. */
+/* NULL: out of memory. With a descriptor, other processes can map the memory too. */
 static gis_range *map_memory(gis_kind kind, gis_context *context, size_t size, int fd) {
     size_t bytes = round_to_page(size);
     uintptr_t start = take_addresses(bytes, ALIGNMENT);
@@ -166,8 +166,8 @@ gis_status gis_register_host(gis_context *context, uintptr_t address, size_t siz
 }
 
 /*
- * A release waits for all work of the device, and every other call of the process waits for the release: also the one
- * that would signal what the device waits for. Not for ever here, or a mistake would look like a hang.
+ * A release waits for all work of the device, and every other call of the process waits for the release, including the
+ * call that would signal what the device waits for. Here that has a limit, or the mistake would look like a hang.
  */
 #define SETTLE_SECONDS 10.0
 
@@ -193,7 +193,7 @@ gis_status gis_free(gis_kind first, gis_kind second, uintptr_t address) {
         gis_note_if_used(&range->object, "");
         end_range(range);
     }
-    gis_settle(range->settles); /* measured of cuMemHostUnregister as well */
+    gis_settle(range->settles); /* measured: cuMemHostUnregister waits too */
     gis_unref(&range->object);
     return GIS_OK;
 }
@@ -217,13 +217,13 @@ gis_status gis_ipc_open(gis_context *context, const void *data, uintptr_t *addre
     gis_status status = gis_ipc_read(data, &door, &owner);
     if (status) return status;
     gis_range *range = opened_by(door, context);
-    if (range) { /* measured: also where it was freed meanwhile */
+    if (range) { /* measured: even if it was freed meanwhile */
         range->opens++;
         *address = range->base;
         return GIS_OK;
     }
     if (owner < gis_device_count && owner != mine && !gis_can_peer(mine, owner)) return GIS_PEER_UNSUPPORTED;
-    /* Without the lock: its exporter may be opening ours. */
+    /* Without the lock, because its exporter may be opening memory of this process. */
     gis_ref(&context->object);
     pthread_mutex_unlock(&gis_mutex);
     int fd = gis_ipc_fetch(door);
@@ -279,13 +279,13 @@ gis_status gis_import_memory(gis_context *context, int fd, size_t size, gis_exte
     char name[200];
     *closed = false;
     if (fstat(fd, &status)) return GIS_INVALID_VALUE;
-    *closed = true; /* whatever is no memory of this device is closed all the same */
+    *closed = true; /* closed even if it is not memory of this device */
     name_of(fd, name, sizeof name);
     size_t real = (size_t)status.st_size;
     bool known = true;
     if (starts_with(name, "SwiftShader.Memory."))
         real = real > SWIFTSHADER_EXTRA ? real - SWIFTSHADER_EXTRA : 0;
-    else /* measured: an allocation of another GPU is taken, unlike its Vulkan driver's memory */
+    else /* measured: an allocation of another GPU is accepted, unlike memory of its Vulkan driver */
         known = starts_with(name, VMM_NAME) || !strcmp(name, "gpuinterop.exporter.memory");
     if (!known || !real) {
         close(fd);
@@ -307,7 +307,7 @@ gis_status gis_import_anonymous(gis_context *context, size_t size, gis_external_
     return GIS_OK;
 }
 
-/* A second mapping of a part, at an address of the zone. mremap from a length of 0 copies a shared mapping. */
+/* Map a part a second time, at an address of the zone. mremap from a length of 0 copies a shared mapping. */
 static gis_status map_again(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *base,
                             uintptr_t *pages, size_t *page_bytes) {
     if (!size || offset > memory->real || size > memory->real - offset || offset > memory->size ||
@@ -338,7 +338,7 @@ gis_status gis_map_buffer(gis_external_memory *memory, uint64_t offset, uint64_t
 }
 
 gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t size, uintptr_t *address) {
-    if (offset + size > memory->size) return GIS_INVALID_VALUE; /* also where the sum wraps */
+    if (offset + size > memory->size) return GIS_INVALID_VALUE; /* also if the sum wraps */
     memory->outlived = true;
     if (!memory->whole) {
         size_t bytes = round_to_page(memory->size);
@@ -351,7 +351,7 @@ gis_status gis_map_shared(gis_external_memory *memory, uint64_t offset, uint64_t
         memory->whole_bytes = bytes;
     }
     if (offset > memory->real || size > memory->real - offset)
-        gis_violation("%llu bytes are mapped of an object that has %zu: nobody checks it, and what lies behind is lost",
+        gis_violation("%llu bytes are mapped of an object that has %zu: nothing checks that, and the rest is lost",
                       (unsigned long long)(offset + size), memory->real);
     *address = memory->whole + offset;
     for (gis_range *range = ranges; range; range = range->next) {
@@ -486,10 +486,10 @@ gis_status gis_vmm_import(int fd, gis_vmm_handle **handle) {
     if (group) return gis_multicast_attach(mine, handle);
     if (device >= gis_device_count) device = GIS_HIDDEN_DEVICE;
     *handle = gis_vmm_new(GIS_VMM_HANDLE, device, mine, (size_t)status.st_size, true);
-    return GIS_OK; /* with no handle types: an import is not exported again (measured) */
+    return GIS_OK; /* without handle types: an import cannot be exported again (measured) */
 }
 
-/* Nothing keeps the memory any more but what it is bound to. */
+/* Note a violation if only bindings keep the memory. */
 static void note_if_only_bound(const gis_vmm_handle *memory) {
     if (!memory->object.live && memory->object.refs == memory->bindings)
         gis_violation("the memory %#llx is released while it is bound to a multicast object: unbind it first",
@@ -498,13 +498,13 @@ static void note_if_only_bound(const gis_vmm_handle *memory) {
 
 gis_status gis_vmm_release(gis_vmm_handle *handle) {
     bool bound = handle->bindings > 0;
-    if (--handle->holders == 0) gis_retire(&handle->object); /* what is mapped keeps the memory */
+    if (--handle->holders == 0) gis_retire(&handle->object); /* mappings keep the memory */
     if (bound) note_if_only_bound(handle);
     return GIS_OK;
 }
 
 void gis_vmm_retain(gis_vmm_handle *handle) {
-    if (!handle->object.live) gis_revive(&handle->object); /* released, and kept by what is mapped */
+    if (!handle->object.live) gis_revive(&handle->object); /* released, but kept by mappings */
     handle->holders++;
 }
 
@@ -561,7 +561,7 @@ gis_status gis_vmm_map(uintptr_t address, size_t size, size_t offset, gis_vmm_ha
         return GIS_INVALID_VALUE;
     for (gis_range *range = ranges; range; range = range->next)
         if (range->base < address + size && address < range->base + range->size) return GIS_INVALID_VALUE;
-    /* Of a multicast object the pages stay what they were, so that whoever reads or writes them is stopped. */
+    /* The pages of a multicast object stay inaccessible, so that plain reads and writes fail. */
     if (!handle->team &&
         mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, handle->fd, (off_t)offset) == MAP_FAILED)
         return GIS_OUT_OF_MEMORY;
@@ -577,7 +577,7 @@ static bool is_mapped_in(const gis_range *range, uintptr_t address, size_t size)
            range->base + range->size <= address + size;
 }
 
-/* Without a gap, as the documentation wants it: NVIDIA's driver (measured) lets gaps pass, AMD's runtime does not. */
+/* The documentation forbids gaps. NVIDIA's driver (measured) accepts them, AMD's runtime does not. */
 static bool are_whole_mappings(uintptr_t address, size_t size) {
     size_t covered = 0;
     for (gis_range *range = ranges; range; range = range->next)
@@ -603,7 +603,7 @@ gis_status gis_vmm_unmap(uintptr_t address, size_t size) {
     return GIS_OK;
 }
 
-/* The members of its team reach a multicast object, and memory is reached by its device and those with peer access. */
+/* A multicast object is accessible to its team, and memory to its device and to devices with peer access. */
 static gis_status may_access(int device, const gis_vmm_handle *handle) {
     if (handle->team) return gis_multicast_has(handle, device) ? GIS_OK : GIS_INVALID_DEVICE;
     int owner = handle->object.device;

@@ -1,9 +1,9 @@
 /*
- * Multicast objects: what is written to one reaches memory of every device of its team.
+ * Multicast objects: a write to one reaches the memory of every device of its team.
  *
- * Its state lies in a memfd, which is what its handle exports: which devices were added, and what is bound where, by
- * which process. A process writes to what another one has bound through /proc/PID/fd. Nothing says what a driver does
- * with the share of a process that was killed: here its devices stay added, and its memory is gone.
+ * Its state is in a memfd, which its handle exports: the added devices, and what each process has bound where. A
+ * process writes to another one's bound memory through /proc/PID/fd. What a driver does with the share of a killed
+ * process is not documented: here its devices stay added, and its memory is gone.
  */
 #define _GNU_SOURCE
 #include "gis.h"
@@ -18,19 +18,19 @@
 #include <unistd.h>
 
 #define SHARES 64
-#define LOOK_SECONDS 0.001 /* other processes cannot wake us */
+#define LOOK_SECONDS 0.001 /* other processes cannot wake this one */
 
 typedef struct {
     bool taken;
     int device;
     pid_t process;
     int fd;                       /* of the memory, in that process, */
-    uint64_t inode;               /* and what it must be */
+    uint64_t inode;               /* and its expected inode */
     uint64_t offset, size, start; /* where in the object, how much, where in the memory */
 } share;
 
 struct gis_team {
-    pthread_mutex_t mutex; /* robust: a process may be killed that has it */
+    pthread_mutex_t mutex; /* robust: a process can be killed while it holds it */
     uint64_t size;
     uint32_t count, handle_types;
     uint32_t added; /* bit n: device n */
@@ -39,7 +39,7 @@ struct gis_team {
 
 typedef struct {
     gis_object object;
-    gis_vmm_handle *group, *memory; /* the memory is referenced; the group ends its bindings */
+    gis_vmm_handle *group, *memory; /* holds a reference to the memory; the group ends its bindings */
     int index;
 } binding;
 
@@ -106,7 +106,7 @@ gis_status gis_multicast_add(gis_vmm_handle *group, int device) {
     return GIS_OK;
 }
 
-/* A driver blocks for ever; here it would look like a hang. */
+/* A driver blocks for ever; here that would look like a hang. */
 static double patience(void) {
     const char *seconds = getenv("GPUINTEROP_SIM_TEAM_SECONDS");
     return seconds && *seconds ? atof(seconds) : 10.0;
@@ -141,7 +141,7 @@ static gis_status open_share(const share *it, int *fd) {
     return gis_open_theirs(it->process, it->fd, it->inode, fd);
 }
 
-/* Drop what processes have bound that are gone. */
+/* Remove the bindings of processes that have exited. */
 static gis_status sweep(gis_team *team) {
     for (share *it = team->shares; it < team->shares + SHARES; it++) {
         int fd;
@@ -189,7 +189,7 @@ static bool fits(size_t offset, size_t size, size_t room) {
 
 gis_status gis_multicast_bind(gis_vmm_handle *group, int device, size_t offset, gis_vmm_handle *memory, size_t start,
                               size_t size, gis_object *named) {
-    gis_ref(named); /* and with it the memory, while the lock is not held */
+    gis_ref(named); /* which keeps the memory while the lock is not held */
     gis_status status = gis_multicast_wait(group);
     int index;
     struct stat file;
@@ -262,7 +262,7 @@ void gis_multicast_finish(gis_vmm_handle *group) {
     munmap(group->team, sizeof *group->team);
 }
 
-/* -- what multimem instructions do --------------------------------------------------------------------------------- */
+/* -- the work of multimem instructions ----------------------------------------------------------------------------- */
 
 typedef bool visit(int fd, uint32_t *words, size_t bytes, off_t at);
 
@@ -278,7 +278,7 @@ static bool add_words(int fd, uint32_t *words, size_t bytes, off_t at) {
     return done;
 }
 
-/* Visit what the device has bound there. What a process had bound that is gone is gone too. */
+/* Visit what the device has bound there, except memory of processes that have exited. */
 static gis_status visit_device(gis_team *team, int device, uint64_t offset, uint32_t *words, size_t bytes,
                                visit *call) {
     size_t covered = 0;

@@ -1,4 +1,4 @@
-/* Objects and their handles, devices, calls and their faults, what is written down, and the control for tests. */
+/* Objects and their handles, devices, calls and their faults, the log, and the control functions for tests. */
 #include "gis.h"
 
 #include <errno.h>
@@ -31,7 +31,7 @@ static const char *const kind_names[GIS_KINDS] = {
 #define BUCKETS 4096
 static gis_object *buckets[BUCKETS];
 static int64_t live[GIS_KINDS];
-/* Not the low half of the address space, so that nobody takes a handle for memory of his. */
+/* Above the low half of the address space, so that no handle looks like an address. */
 static uint64_t next_id = 0x6a5000000000;
 
 static gis_object **bucket(uint64_t id) { return &buckets[(id >> 4) % BUCKETS]; }
@@ -126,7 +126,7 @@ void gis_each(gis_kind kind, void (*call)(gis_object *, void *), void *argument)
 /* -- devices ------------------------------------------------------------------------------------------------------- */
 
 static void forked(void) {
-    /* The threads of the streams are the parent's, and so is whatever state the lock was guarding. */
+    /* The streams' threads exist only in the parent, and the lock may have been guarding unfinished changes. */
     gis_forked = true;
     gis_ready = false;
     pthread_mutex_init(&gis_mutex, NULL);
@@ -146,7 +146,7 @@ __attribute__((constructor)) static void prepare(void) {
     gis_does_nothing = nothing && *nothing && strcmp(nothing, "0");
     for (int i = 0; i < GIS_MAX_DEVICES; i++) {
         gis_device *device = &gis_devices[i];
-        memcpy(device->uuid, "SwiftShaderUUID", 15); /* device 0 is the one whose memory and semaphores we know */
+        memcpy(device->uuid, "SwiftShaderUUID", 15); /* device 0: its memory and semaphores are understood here */
         device->uuid[15] = (uint8_t)i;
         memcpy(device->mig_uuid, "simulated-mig-", 14);
         device->mig_uuid[15] = (uint8_t)i;
@@ -176,7 +176,7 @@ typedef enum { FAIL, DELAY, BLOCK } fault_kind;
 typedef struct fault {
     char call[64];
     fault_kind kind;
-    uint64_t nth, every; /* nth: counted down; then again every so many calls, 0: never again */
+    uint64_t nth, every; /* nth: counted down; then again after every so many calls, 0: never */
     gis_status code;
     gis_fd_fault fd;
     double seconds;
@@ -228,7 +228,7 @@ static void run_block(fault *it) {
 }
 
 #define TRACE 65536
-static const char *trace[TRACE]; /* the calls, in their order */
+static const char *trace[TRACE]; /* the calls in order */
 static uint64_t traced;
 
 /* The lock is held on entry and on return, but not throughout. */
@@ -274,7 +274,7 @@ gis_status gis_enter(gis_call *call, gis_scope *scope) {
         calls = call;
     }
     call->count++;
-    while (gis_settling) pthread_cond_wait(&gis_progress, &gis_mutex); /* a release holds every other call */
+    while (gis_settling) pthread_cond_wait(&gis_progress, &gis_mutex); /* a release blocks every other call */
     trace[traced++ % TRACE] = call->name;
     gis_status status = faults ? run_faults(call, scope) : GIS_OK;
     if (!status && !gis_ready && !call->early) status = GIS_NOT_INITIALIZED;
@@ -287,7 +287,7 @@ void gis_leave(gis_scope *scope) {
     pthread_mutex_unlock(&gis_mutex);
 }
 
-/* -- what fronts look at in arguments ------------------------------------------------------------------------------ */
+/* -- checks of arguments for the fronts ---------------------------------------------------------------------------- */
 
 bool gis_all_zero(const uint32_t *words, int count) {
     for (int i = 0; i < count; i++)
@@ -303,7 +303,7 @@ size_t gis_name_bytes(const void *name) {
     return 2 * length;
 }
 
-/* -- what is written down ------------------------------------------------------------------------------------------ */
+/* -- the log ------------------------------------------------------------------------------------------------------- */
 
 #define VIOLATIONS 1024
 static char *violations[VIOLATIONS];
@@ -372,7 +372,7 @@ void gis_record(const char *call, const void *head, size_t head_size, const void
 
 /* -- control ------------------------------------------------------------------------------------------------------- */
 
-/* What a handle's owner is not alone with: the same handle, given out again. */
+/* Count how often callers got the same handle again. */
 static void count_again(gis_object *object, void *count) {
     *(int64_t *)count += ((gis_vmm_handle *)object)->holders - 1;
 }
@@ -394,7 +394,7 @@ GIS_EXPORT int64_t gis_control_live(const char *name) {
     return found;
 }
 
-/* Streams that a context makes for itself are nobody's to destroy. */
+/* Count streams that a context made for itself, which no caller destroys. */
 static void count_implicit(gis_object *object, void *count) {
     if (((gis_stream *)object)->implicit) ++*(int64_t *)count;
 }
@@ -433,7 +433,7 @@ static void add_fault(const char *call, fault_kind kind, uint64_t nth, uint64_t 
     pthread_mutex_unlock(&gis_mutex);
 }
 
-/* The nth call from now on, and then every so many (0: only that one). */
+/* Fail the nth call from now on, and then after every so many (0: only once). */
 GIS_EXPORT void gis_control_fail(const char *call, uint64_t nth, uint64_t every, int code, int fd) {
     add_fault(call, FAIL, nth, every, code, fd, 0);
 }
@@ -444,7 +444,7 @@ GIS_EXPORT void gis_control_block(const char *call, uint64_t nth, double limit) 
     add_fault(call, BLOCK, nth, 0, 0, 0, limit);
 }
 
-/* How many threads are blocked in a call just now; waits up to `seconds` for the first. */
+/* How many threads are blocked in a call now; waits up to `seconds` for the first. */
 GIS_EXPORT int gis_control_blocked(const char *call, double seconds) {
     struct timespec until;
     gis_deadline(&until, seconds);
@@ -467,7 +467,7 @@ GIS_EXPORT void gis_control_release(const char *call) {
     pthread_mutex_unlock(&gis_mutex);
 }
 
-/* Take all faults away; returns how many had not struck. */
+/* Remove all faults; returns how many were not used. */
 GIS_EXPORT int gis_control_clear(void) {
     int unused = 0;
     pthread_mutex_lock(&gis_mutex);
@@ -498,7 +498,7 @@ GIS_EXPORT void gis_control_clear_operations(void) {
     pthread_mutex_unlock(&gis_mutex);
 }
 
-/* The nth operation that is enqueued on the stream from now on fails when its turn comes. */
+/* Fail the nth operation that is enqueued on the stream from now on, when it runs. */
 GIS_EXPORT int gis_control_fail_operation(uint64_t id, uint64_t nth, int code) {
     pthread_mutex_lock(&gis_mutex);
     gis_stream *stream = gis_find(GIS_STREAM, id);
@@ -526,7 +526,7 @@ GIS_EXPORT uint64_t gis_control_trace_count(void) {
     return count;
 }
 
-/* The name of call number `index`, counted from the first ever; NULL where it was overwritten, or is still to come. */
+/* The name of call number `index`, counted from the first; NULL if it was overwritten, or is still to come. */
 GIS_EXPORT const char *gis_control_trace(uint64_t index) {
     pthread_mutex_lock(&gis_mutex);
     const char *name = index < traced && index + TRACE >= traced ? trace[index % TRACE] : NULL;
@@ -534,7 +534,7 @@ GIS_EXPORT const char *gis_control_trace(uint64_t index) {
     return name;
 }
 
-/* Whether the device may use the peer's memory. */
+/* Set whether the device can use the peer's memory. */
 GIS_EXPORT void gis_control_set_peer(int device, int peer, int can) {
     pthread_mutex_lock(&gis_mutex);
     if (can)
@@ -577,7 +577,7 @@ GIS_EXPORT int gis_control_settle(int device, double seconds) {
     return settled;
 }
 
-/* The violations, each ended by a newline; returns the bytes needed. `take` forgets them, if the room was enough. */
+/* The violations, each ended by a newline; returns the bytes needed. `take` removes them, if the room was enough. */
 GIS_EXPORT size_t gis_control_violations(char *text, size_t size, int take) {
     size_t used = 0;
     pthread_mutex_lock(&gis_mutex);
@@ -604,7 +604,7 @@ GIS_EXPORT uint64_t gis_control_log_count(void) {
     return count;
 }
 
-/* Entry number `index`, counted from the first ever; false where it was overwritten, or is still to come. */
+/* Entry number `index`, counted from the first; false if it was overwritten, or is still to come. */
 GIS_EXPORT int gis_control_log(uint64_t index, void *entry) {
     pthread_mutex_lock(&gis_mutex);
     bool there = index < log_count && index + LOG >= log_count;
@@ -620,7 +620,7 @@ GIS_EXPORT uint64_t gis_control_record_count(void) {
     return count;
 }
 
-/* A recorded call: its name (64 bytes), the bytes of its head and its body; returns 0 where there is none. */
+/* A recorded call: its name (64 bytes), the bytes of its head and its body; returns 0 if there is none. */
 GIS_EXPORT int gis_control_record(uint64_t index, char *call, uint8_t *bytes, size_t room, size_t *sizes,
                                   uint32_t *count) {
     pthread_mutex_lock(&gis_mutex);

@@ -1,4 +1,4 @@
-/* The operations that streams are given: which memory they touch, and whether they may. */
+/* The operations of streams: which memory they use, and whether they can. */
 #include "gis.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ typedef enum { PAGEABLE, PINNED, DEVICE } place;
 typedef struct {
     place place;
     int device;
-    uintptr_t at; /* where the work lands */
+    uintptr_t at; /* the address that the work really uses */
 } operand;
 
 static unsigned long long hex(uintptr_t address) { return (unsigned long long)address; }
@@ -25,7 +25,7 @@ static gis_status touch(gis_op *op, gis_stream *stream, uintptr_t address, size_
             return GIS_INVALID_VALUE;
         }
         if (gis_reservation_at(address)) {
-            gis_violation("%#llx is a reserved address with no memory behind it", hex(address));
+            gis_violation("%#llx is a reserved address without memory", hex(address));
             return GIS_INVALID_VALUE;
         }
         return address ? GIS_OK : GIS_INVALID_VALUE;
@@ -66,7 +66,7 @@ static void note_foreign(const gis_stream *stream, const operand *it, uintptr_t 
                   it->device, stream->object.device);
 }
 
-/* A copy between two devices is one that either may make; one that does not concern the stream's device is not. */
+/* The stream's device can copy to and from any other device; for other copies it needs access to both sides. */
 static void check_peers(const gis_stream *stream, const operand *a, uintptr_t first, const operand *b,
                         uintptr_t second) {
     if (a->place == DEVICE && b->place == DEVICE &&
@@ -92,7 +92,7 @@ gis_status gis_copy(gis_stream *stream, uintptr_t target, uintptr_t source, size
     op->copy.target = to.at;
     op->copy.source = from.at;
     op->copy.size = size;
-    /* Memory that the device cannot reach by itself: the call returns when the stream has got there. */
+    /* The device cannot reach this memory by itself, so the call returns when the stream has done the copy. */
     return gis_submit(stream, op, block || to.place == PAGEABLE || from.place == PAGEABLE);
 }
 
@@ -128,7 +128,7 @@ gis_status gis_word(gis_stream *stream, gis_op_kind kind, uintptr_t address, uin
     return gis_submit(stream, op, false);
 }
 
-/* The part of a multicast object that an address stands for; NULL: it is none. */
+/* The part of a multicast object at an address; NULL if there is none. */
 static gis_range *multicast_at(uintptr_t address, size_t bytes) {
     gis_range *range = gis_range_at(address);
     bool is = range && range->object.kind == GIS_VMM_MAPPING && ((gis_vmm_handle *)range->owner)->team;
@@ -171,7 +171,7 @@ gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, 
     return op;
 }
 
-/* The same, at once and of no stream: for tests. */
+/* The multimem operation at once and without a stream, for tests. */
 static gis_status control(uintptr_t address, uint32_t *words, size_t count,
                           gis_status (*call)(gis_vmm_handle *, size_t, uint32_t *, size_t)) {
     pthread_mutex_lock(&gis_mutex);

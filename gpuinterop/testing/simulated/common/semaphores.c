@@ -1,10 +1,10 @@
 /*
  * Semaphores in shared pages: binary ones in SwiftShader's layout (backends/gpuinterop_host/formats/swiftshader.py),
- * timelines in that of gpuinterop/timeline.py with a magic of their own: a driver takes a driver's semaphores, and
- * refuses the page of gpuinterop.timeline as it refuses any memfd.
+ * timelines in the layout of gpuinterop/timeline.py with a different magic number: a driver accepts a driver's
+ * semaphores, and refuses the page of gpuinterop.timeline as it refuses any memfd.
  *
- * A binary wait looks at the page without the lock, with growing pauses, and locks only to take the signal: a process
- * that dies while it sleeps on the condition leaves a mark there, over which the peer's next broadcast stumbles.
+ * A binary wait polls the page without the lock, with growing pauses, and locks only to consume the signal. A
+ * process that is killed while it sleeps on the condition leaves a waiter there, and the peer's next broadcast fails.
  */
 #define _GNU_SOURCE
 #include "gis.h"
@@ -31,10 +31,10 @@
 #define SEQUENCE 12
 #define VALUE 16
 
-#define KIND 16 /* where glibc keeps the kind of a mutex */
+#define KIND 16 /* where glibc stores a mutex's kind */
 #define KIND_SHARED 0x80
 
-/* Its holders need microseconds: one that keeps it longer has died. A GPU's semaphore has no lock, and goes on. */
+/* Holders need microseconds: one that takes longer was killed. A GPU's semaphore has no lock, and still works then. */
 #define LOCK_SECONDS 1.0
 
 static pthread_mutex_t *mutex_of(const gis_semaphore *it) { return (pthread_mutex_t *)it->page; }
@@ -49,14 +49,14 @@ static bool take_lock(pthread_mutex_t *mutex, double seconds) {
     return code == 0;
 }
 
-/* A new open file description of a descriptor: its flock excludes all others'. */
+/* Open a descriptor's file again: the new description's flock excludes all others'. */
 static int open_anew(int fd) {
     char path[64];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     return open(path, O_RDWR | O_CLOEXEC);
 }
 
-/* A timeline's lock: what is returned is unlocked and closed to give it back; -1 where it cannot be had. */
+/* Take a timeline's lock: unlock and close the result to release it; -1 if it cannot be taken. */
 static int lock_file(const gis_semaphore *it) {
     struct timespec pause = {0, 50000};
     int fd = open_anew(it->file);
@@ -143,7 +143,7 @@ gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis
         munmap(page, page_size());
         page = NULL;
     }
-    if (what == OTHER) return GIS_UNKNOWN; /* the descriptor is left open, unlike that of memory */
+    if (what == OTHER) return GIS_UNKNOWN; /* leaves the descriptor open, unlike memory's */
     if (right && !timeline) {
         pthread_mutex_t *mutex = (pthread_mutex_t *)page;
         if (!take_lock(mutex, LOCK_SECONDS)) {
@@ -153,7 +153,7 @@ gis_status gis_import_semaphore(gis_context *context, int fd, bool timeline, gis
         ++*(int32_t *)(page + REFERENCES);
         pthread_mutex_unlock(mutex);
     }
-    /* Another kind of object is taken without a word, and is of no use. */
+    /* Another kind of object is accepted silently, and is useless. */
     gis_make_semaphore(context, right ? (timeline ? GIS_TIMELINE : GIS_BINARY) : GIS_DEAD, semaphore);
     (*semaphore)->page = page;
     if ((*semaphore)->kind == GIS_TIMELINE) (*semaphore)->file = open_anew(fd);
@@ -179,12 +179,12 @@ static void signal_timeline(gis_semaphore *it, uint64_t value) {
     if (value > now) {
         __atomic_store_n(counter, value, __ATOMIC_RELEASE);
         __atomic_add_fetch(sequence_of(it), 1, __ATOMIC_RELEASE);
-    } else if (value < now) { /* no error; and the page is not the driver's alone, so it stays as it is */
+    } else if (value < now) { /* no error; the page is shared with other processes, so it stays unchanged */
         __atomic_store_n(&it->backwards_value, value, __ATOMIC_RELAXED);
         __atomic_store_n(&it->at_sequence, __atomic_load_n(sequence_of(it), __ATOMIC_RELAXED), __ATOMIC_RELAXED);
         __atomic_store_n(&it->backwards, true, __ATOMIC_RELEASE);
     }
-    flock(lock, LOCK_UN); /* a forked child may have the description too */
+    flock(lock, LOCK_UN); /* close is not enough: a forked child may have the description too */
     close(lock);
     syscall(SYS_futex, sequence_of(it), FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
 }

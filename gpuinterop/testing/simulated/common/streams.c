@@ -1,4 +1,4 @@
-/* Contexts, streams as threads with a queue, events. */
+/* Contexts, streams (threads with a queue), events. */
 #define _GNU_SOURCE
 #include "gis.h"
 
@@ -12,7 +12,7 @@
 
 /* -- contexts ------------------------------------------------------------------------------------------------------ */
 
-/* Handles, not pointers: a context may be destroyed while it is current elsewhere. */
+/* Handles, not pointers: a context can be destroyed while it is current in another thread. */
 static __thread uint64_t stack[GIS_CONTEXT_STACK];
 static __thread int depth;
 
@@ -36,7 +36,7 @@ static void find_belonging(gis_object *object, void *argument) {
     if (object->context == search->context) search->found = object;
 }
 
-/* What was made in a context goes with it. */
+/* Release what was made in a context. */
 static void empty(gis_context *context) {
     for (int kind = 0; kind < GIS_KINDS; kind++) {
         for (;;) {
@@ -137,7 +137,7 @@ static void *copy_of(const void *bytes, size_t size) {
     return copy;
 }
 
-/* A copy for another run. Marks are not copied: they belong to the queue that they were made for. */
+/* Copy an operation for another run. Marks are not copied: they belong to their queue. */
 gis_op *gis_op_clone(const gis_op *op) {
     gis_op *copy = copy_of(op, sizeof *op);
     copy->next = NULL;
@@ -200,7 +200,7 @@ static void count_uses(gis_op *op, int by) {
         for (uint32_t i = 0; i < op->graph.count; i++) count_uses(op->graph.operations[i], by);
 }
 
-/* -- what the threads do ------------------------------------------------------------------------------------------- */
+/* -- the streams' threads ------------------------------------------------------------------------------------------ */
 
 static bool word_reached(const gis_op *op) {
     uint64_t mask = op->word.mask, value = op->word.value & mask;
@@ -249,7 +249,7 @@ static void copy_3d(const gis_op *op) {
                     op->copy3d.width);
 }
 
-/* The lock is held throughout: nobody unbinds meanwhile. */
+/* Holds the lock throughout, so that no thread unbinds meanwhile. */
 static gis_status multimem(const gis_op *op) {
     size_t count = op->multimem.count;
     uint32_t *words = calloc(count + 1, sizeof *words);
@@ -276,7 +276,7 @@ static const char *const op_names[] = {"memcpy",      "memcpy_3d",  "memset",   
                                        "write_value", "wait_value", "event_record", "event_wait", "graph",
                                        "multimem_store", "multimem_add"};
 
-/* The lock is held on entry and on return, not while it works. */
+/* The lock is held on entry and on return, but not while it works. */
 static void run(gis_op *op, gis_stream *stream) {
     const char *name = op_names[op->kind];
     if (op->failure) {
@@ -354,7 +354,7 @@ static void run(gis_op *op, gis_stream *stream) {
     }
 }
 
-/* A stream that was destroyed with work pending is no longer to be found, but still at work: hence this list. */
+/* A stream that was destroyed with pending work cannot be found any more, but still works: hence this list. */
 static gis_stream *working;
 
 static void each_working(void (*call)(gis_object *, void *), void *argument) {
@@ -376,7 +376,7 @@ static void *work(void *argument) {
             stream->error = stream->fail_code;
             stream->fail_at = 0;
         }
-        if (!stream->error) run(op, stream); /* after a failure nothing runs any more */
+        if (!stream->error) run(op, stream); /* after a failure nothing runs */
         count_uses(op, -1);
         gis_op_free(op);
         stream->completed++;
@@ -444,7 +444,7 @@ void gis_stream_destroy(gis_stream *stream) {
         gis_capture_abandon(stream);
     }
     gis_retire(&stream->object);
-    pthread_cond_signal(&stream->wake); /* the thread does what is queued, and ends */
+    pthread_cond_signal(&stream->wake); /* the thread does what is queued, and exits */
     gis_unref(&stream->object);
 }
 
@@ -482,7 +482,7 @@ static void gather(gis_object *object, void *argument) {
     if (other->completed < other->submitted) op_after(it->op, other, other->submitted);
 }
 
-/* The legacy default stream and the blocking ones wait for each other's work, as it was when the call was made. */
+/* The legacy default stream and blocking streams wait for each other's work at the time of the call. */
 static void order(gis_stream *stream, gis_op *op) {
     if (!stream->blocking) return;
     gis_context *context = stream->object.context;
@@ -512,7 +512,7 @@ static void drop_marks(gis_op *op) {
     free(op->after);
 }
 
-/* On an idle stream an event is there as soon as it is recorded; the thread would take its time to say so. */
+/* On an idle stream an event is done as soon as it is recorded; the thread would report that later. */
 static bool done_at_once(gis_stream *stream, gis_op *op) {
     bool nothing = op->kind == GIS_OP_EVENT_RECORD || (op->kind == GIS_OP_EVENT_WAIT && reached(&op->mark));
     if (!nothing || stream->completed < stream->submitted || stream->fail_at) return false;
@@ -568,7 +568,7 @@ gis_status gis_stream_query(gis_stream *stream) {
     if (stream->error) return stream->error;
     if (stream->completed < stream->submitted) return GIS_NOT_READY;
     gis_op probe = {0};
-    order(stream, &probe); /* a default stream is as busy as those that it waits for */
+    order(stream, &probe); /* a default stream is busy while the streams that it waits for are */
     uint32_t marks = probe.marks;
     for (uint32_t i = 0; i < marks; i++) gis_unref(&probe.after[i].stream->object);
     free(probe.after);

@@ -1,4 +1,4 @@
-/* The CUDA driver's structs and numbers, as far as the simulated driver needs them. Sizes are those of 64-bit ABIs. */
+/* The CUDA driver's structs and numbers that the simulated driver needs. Sizes are those of 64-bit ABIs. */
 #ifndef GIS_CUDA_H
 #define GIS_CUDA_H
 
@@ -123,7 +123,7 @@ typedef struct {
 } semaphore_desc;
 _Static_assert(sizeof(semaphore_desc) == 96, "CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC");
 
-/* Of a signal and of a wait: a wait has a time-out behind the key. */
+/* Of a signal and of a wait: a wait has a time-out after the key. */
 typedef struct {
     uint64_t value;
     union {

@@ -1,6 +1,6 @@
 /*
- * The entry points of the CUDA driver. What they do is in ../common; here is what is CUDA's: structs, numbers, which
- * call needs a context, which error stands for what, and what a failed import does with the descriptor.
+ * The CUDA driver's entry points. Their work is in ../common; here is what is specific to CUDA: structs, numbers, which
+ * call needs a context, the meaning of errors, and what a failed import does with the descriptor.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -10,10 +10,10 @@
 #include <string.h>
 #include <unistd.h>
 
-/* For tests, to tell this library from a driver. */
+/* Tests recognize this library by it. */
 GIS_EXPORT const int gpuinterop_simulated_driver = 1;
 
-/* As a driver of another version: without the entry points that are newer. */
+/* Simulates another version: without newer entry points. */
 static int driver_number(void) {
     const char *version = getenv("GPUINTEROP_SIM_CUDA_VERSION");
     return version && *version ? atoi(version) : 13010;
@@ -21,7 +21,7 @@ static int driver_number(void) {
 
 bool cuda_is_device(int device) { return device >= 0 && device < gis_device_count; }
 
-/* The stream 0 is the thread's own: asked for with the functions, as a program that was compiled so. */
+/* Whether stream 0 is the thread's own, as in a program compiled for that. */
 static bool per_thread;
 
 gis_stream *cuda_stream(handle stream, gis_status *status) {
@@ -44,7 +44,7 @@ static result init(uint32_t flags) {
     BEGIN_CALL(cuInit, true);
     if (entered_) return gis_code(entered_);
     NEED(!flags);
-    const char *code = getenv("GPUINTEROP_SIM_INIT"); /* a driver that does not work */
+    const char *code = getenv("GPUINTEROP_SIM_INIT"); /* simulates a driver that does not work */
     if (code && *code) return atoi(code);
     if (!gis_device_count) return NO_DEVICE;
     gis_initialize();
@@ -386,7 +386,7 @@ static result managed_allocate(uint64_t *address, size_t size, uint32_t flags) {
     return allocate(address, size, GIS_MANAGED, context);
 }
 
-/* No node of a graph is made of it here. */
+/* It never becomes a node of a graph here. */
 static result pool_allocate(uint64_t *address, size_t size, handle which) {
     ENTER(cuMemAllocAsync);
     NEED_STREAM(which);
@@ -460,7 +460,7 @@ static result tell(void *data, uint64_t value, size_t bytes) {
     return SUCCESS;
 }
 
-/* The attributes that anybody asks for, as measured: all others are refused. It needs no context. */
+/* The attributes that callers use, as measured; all others are refused. It needs no context. */
 static result tell_attribute(void *data, uint32_t number, uint64_t address) {
     gis_range *range = gis_range_at(address);
     NEED(data && range);
@@ -492,9 +492,9 @@ static result tell_attribute(void *data, uint32_t number, uint64_t address) {
         return tell(data, vmm ? vmm->handle_types : 0, 8);
     case 15: /* IS_GPU_DIRECT_RDMA_CAPABLE */
         return tell(data, vmm ? vmm->rdma : is_legacy(range), 4);
-    case 17: /* MEMPOOL_HANDLE: not null, and no more */
+    case 17: /* MEMPOOL_HANDLE: only whether it is null matters */
         return tell(data, pool ? object->context->object.id : 0, 8);
-    case 18: /* MAPPING_SIZE: small allocations lie in a block that others are in, too */
+    case 18: /* MAPPING_SIZE: small allocations share a block with others */
         return tell(data, (range->size + GIS_GRANULARITY - 1) & ~(GIS_GRANULARITY - 1), 8);
     case 19: /* MAPPING_BASE_ADDR */
         return tell(data, range->base, 8);
@@ -510,7 +510,7 @@ static result pointer_attribute(void *data, uint32_t number, uint64_t address) {
     return tell_attribute(data, number, address);
 }
 
-/* Zeros, and no error, for an address that the driver does not know. */
+/* For an unknown address it returns zeros, and no error. */
 static result pointer_attributes(uint32_t count, const uint32_t *numbers, void **data, uint64_t address) {
     ENTER(cuPointerGetAttributes);
     NEED(count && numbers && data);
@@ -519,7 +519,7 @@ static result pointer_attributes(uint32_t count, const uint32_t *numbers, void *
     return SUCCESS;
 }
 
-/* Of virtual memory, as measured, it is the one mapping, and only with access. */
+/* Of virtual memory, as measured, it is only one mapping, and only with access. */
 static result address_range(uint64_t *base, size_t *size, uint64_t address) {
     ENTER(cuMemGetAddressRange);
     NEED_CONTEXT;
@@ -541,7 +541,7 @@ static result ipc_export(ipc_handle *exported, uint64_t address) {
     NEED_CONTEXT;
     gis_range *range = gis_range_at(address);
     NEED(exported && range && is_legacy(range));
-    TRY(gis_ipc_export(range, 0, exported)); /* of the whole allocation, wherever in it the address lies */
+    TRY(gis_ipc_export(range, 0, exported)); /* of the whole allocation, even if the address is inside it */
     return SUCCESS;
 }
 
@@ -640,7 +640,7 @@ static result import_memory(handle *memory, const memory_desc *desc) {
     gis_record("cuImportExternalMemory", &d, sizeof d, name, gis_name_bytes(name), 1);
     NEED(d.type >= MEMORY_FD && d.type <= MEMORY_DMA_BUF);
     if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
-    // Measured on Linux, without the flag: invalid, before the platform is looked at.
+    // Measured on Linux, without the flag: invalid, before the platform is checked.
     NEED(d.flags & 1 || d.type < MEMORY_D3D12_RESOURCE || d.type > MEMORY_D3D11_KMT);
     if (d.type != MEMORY_FD && (!gis_windows || d.type == MEMORY_DMA_BUF)) return NOT_SUPPORTED;
     if (d.flags & ~1u) gis_violation("unknown flags %#x", d.flags);
@@ -782,7 +782,7 @@ static bool params_are_zero(const semaphore_params *params) {
     return gis_all_zero(params->reserved, 11) && gis_all_zero(params->reserved2, 16);
 }
 
-/* The operation for a batch, which is checked and recorded. */
+/* Make a batch's operation, checked and recorded. */
 static result make_batch(const char *call, gis_op_kind kind, const uint64_t *semaphores, const semaphore_params *params,
                          uint32_t count, handle record_with, gis_op **op) {
     uint32_t known = kind == GIS_OP_SIGNAL ? 1 : 2;
@@ -819,7 +819,7 @@ static result batch(const char *call, gis_op_kind kind, const uint64_t *semaphor
     if (code) return code;
     for (uint32_t i = 0; kind == GIS_OP_SIGNAL && i < count; i++)
         if (op->semaphores.semaphores[i]->kind == GIS_SCI_SYNC && params[i].sci_sync.fence)
-            memset(params[i].sci_sync.fence, 0xf5, 48); /* the fence that NvSciSync would be given */
+            memset(params[i].sci_sync.fence, 0xf5, 48); /* the fence that NvSciSync would get */
     return gis_code(gis_submit(stream, op, false));
 }
 
@@ -885,7 +885,7 @@ static result vmm_export(void *shared, handle allocation, uint32_t type, uint64_
     }
     if (type != 1) return NOT_SUPPORTED;
     NEED(found->handle_types & 1);
-    int fd = dup(found->fd); /* inheritable, as the driver's is */
+    int fd = dup(found->fd); /* inheritable, like the driver's */
     if (fd < 0) return 304;
     *(int *)shared = fd;
     return SUCCESS;
@@ -1010,7 +1010,7 @@ static result graph_instantiate(handle *executable, handle graph, uint64_t flags
     return instantiate(executable, graph, flags);
 }
 
-/* By its first name the driver still finds the function of CUDA 11.0. */
+/* Under its first name the driver still has the function of CUDA 11.0. */
 static result graph_instantiate_11(handle *executable, handle graph, handle *error_node, char *log, size_t size) {
     ENTER(cuGraphInstantiate);
     NEED(size < 65536);
@@ -1031,7 +1031,7 @@ static result executable_destroy(handle executable) {
     ENTER(cuGraphExecDestroy);
     gis_executable *found = gis_check(GIS_EXECUTABLE, executable);
     NEED(found);
-    gis_retire(&found->object); /* a launch under way finishes */
+    gis_retire(&found->object); /* a running launch finishes */
     return SUCCESS;
 }
 
@@ -1123,7 +1123,7 @@ static result proc_address_11(const char *name, void **function, int version, ui
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-/* A name may stand here several times: the newest version that is not newer than the one asked for is the answer. */
+/* A name can be listed several times: the newest version that is not newer than the requested one is returned. */
 static const struct {
     const char *name;
     int version;

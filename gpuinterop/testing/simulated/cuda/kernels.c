@@ -1,5 +1,5 @@
 /*
- * Modules and kernels: two kernels are known by their names. Their code is not read.
+ * Modules and kernels: two kernels are recognized by their names. Their code is not read.
  *
  *     gpuinterop_multimem_store(u64 address, u32 value, u32 count)     multimem.st
  *     gpuinterop_multimem_add(u64 target, u64 address, u32 count)      multimem.ld_reduce, then an ordinary store
@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     gis_object object;
     bool has[KERNELS];
-    handle functions[KERNELS]; /* made when they are asked for */
+    handle functions[KERNELS]; /* made on request */
 } module;
 
 result module_load(handle *loaded, const void *image) {

@@ -1,7 +1,7 @@
-/* The entry points for multicast objects. Release, map, export and import are those of allocations. */
+/* The entry points for multicast objects. Release, map, export and import are the allocations' entry points. */
 #include "cuda.h"
 
-/* Handles must be able to leave the process; whether a device can, an attribute says (132). */
+/* A handle must be exportable; an attribute (132) shows whether a device supports that. */
 static result check(const multicast_prop *prop) {
     NEED(prop && prop->devices && prop->devices <= GIS_MAX_DEVICES && !prop->flags && !(prop->handle_types & ~15u));
     if (prop->handle_types & (gis_windows ? GIS_FABRIC : 6u)) return NOT_SUPPORTED;
@@ -45,7 +45,7 @@ result multicast_add(handle group, int device) {
     return gis_code(gis_multicast_add(found, device));
 }
 
-/* device: -1 in the calls of CUDA 12: the one that the memory lies on. */
+/* device: -1 in the calls of CUDA 12, which use the device of the memory. */
 static result bind_memory(handle group, int device, size_t offset, handle memory, size_t start, size_t size,
                           uint64_t flags) {
     FIND_GROUP(found, group);

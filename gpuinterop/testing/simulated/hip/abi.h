@@ -1,6 +1,6 @@
 /*
- * HIP's structs and numbers, as far as our libraries need them. The structs are as hip-python lays them out (chip.pxd,
- * cyhip.pxd), and have been the same since ROCm 6.0. Sizes are those of 64-bit ABIs.
+ * HIP's structs and numbers that these libraries need. The structs match hip-python (chip.pxd, cyhip.pxd), and have not
+ * changed since ROCm 6.0. Sizes are those of 64-bit ABIs.
  */
 #ifndef GIS_HIP_ABI_H
 #define GIS_HIP_ABI_H
@@ -80,7 +80,7 @@ typedef struct {
 } hip_semaphore_desc;
 _Static_assert(sizeof(hip_semaphore_desc) == 96, "hipExternalSemaphoreHandleDesc");
 
-/* Of a signal and of a wait: what lies before the flags differs, and nobody reads it. */
+/* Of a signal and of a wait: the part before the flags differs, and is not read. */
 typedef struct {
     uint64_t value, rest[8];
     uint32_t flags, reserved[16], padding;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For tests, to tell this library from a runtime. */
+/* Tests recognize this library by it. */
 GIS_EXPORT const int gpuinterop_simulated_driver = 1;
 
 #define VERSION 70151831 /* 7.1.51831 */
@@ -25,7 +25,7 @@ static int number_of(const char *variable, int otherwise) {
 
 int hip_version(void) { return number_of("GPUINTEROP_SIM_HIP_VERSION", VERSION); }
 
-/* GPUINTEROP_SIM_INIT: a runtime that does not work, or another code for no device (101 of Debian's HIP 5.2). */
+/* GPUINTEROP_SIM_INIT: a runtime that does not work, or another code for no device (101 in Debian's HIP 5.2). */
 static hip_error init(void) {
     int code = number_of("GPUINTEROP_SIM_INIT", 0);
     if (!code && !gis_device_count) code = hipErrorNoDevice;
@@ -117,7 +117,7 @@ HIP(hipDeviceGetName, (char *name, int size, int device), (name, size, device)) 
     return hipSuccess;
 }
 
-/* The sixteen characters of AMD's serial number: not what Vulkan calls deviceUUID (ROCm/hipamd #50). */
+/* The sixteen characters of AMD's serial number, which is not Vulkan's deviceUUID (ROCm/hipamd #50). */
 static void write_uuid(uint8_t *uuid, int device) {
     char text[17];
     snprintf(text, sizeof text, "5f3a91d07c2e48%02x", (unsigned)device & 0xff);
@@ -167,7 +167,7 @@ static int attribute(int number, int device, bool *known) {
         {90, 1},     /* HostRegisterSupported */
         {91, 1},     /* MemoryPoolSupportedHandleTypes: POSIX descriptors */
         {93, 1},     /* DmaBufSupported */
-        {10013, 1},  /* CanUseStreamWaitValue: of all devices, says the documentation of ROCm */
+        {10013, 1},  /* CanUseStreamWaitValue: of all devices, according to ROCm's documentation */
     };
     *known = true;
     if (number == 67) return 0xc3 + device; /* PciBusId */

@@ -1,4 +1,4 @@
-/* External memory and semaphores, where AMD's runtime is least like what one would expect. */
+/* External memory and semaphores, in which AMD's runtime is most unlike what one would expect. */
 #define _GNU_SOURCE
 #include "hip.h"
 
@@ -13,9 +13,9 @@ enum { D3D12_FENCE = 4 };                                         /* hipExternal
 /* -- memory -------------------------------------------------------------------------------------------------------- */
 
 /*
- * CLR (hip_memory.cpp:98-132) checks type, flags and size, and calls whatever fails behind that out of memory. On Linux
- * the descriptor, 0 too, is taken for a dma-buf, whatever the type; it is not closed, neither on success nor on failure
- * (the kernel's import of a dma-buf leaves it), and its size is not looked at.
+ * CLR (hip_memory.cpp:98-132) checks type, flags and size, and reports every later failure as out of memory. On Linux
+ * it uses any descriptor, 0 too, as a dma-buf, whatever the type. It never closes the descriptor, on success or on
+ * failure (the kernel's import of a dma-buf does not either), and does not check its size.
  */
 HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memory, desc)) {
     ENTER(hipImportExternalMemory);
@@ -25,7 +25,7 @@ HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memo
     const void *name = d.type >= OPAQUE_WIN32 && d.type <= D3D11_RESOURCE_KMT ? d.handle.win32.name : NULL;
     gis_record("hipImportExternalMemory", &d, sizeof d, name, gis_name_bytes(name), 1);
     if (!gis_all_zero(d.reserved, 16)) gis_violation("reserved words of the descriptor are not zero");
-    NEED(d.type >= OPAQUE_FD && d.type <= D3D11_RESOURCE_KMT); /* NvSciBuf (8) has a name in the enum, and no more */
+    NEED(d.type >= OPAQUE_FD && d.type <= D3D11_RESOURCE_KMT); /* the enum has NvSciBuf (8), but it is refused */
     NEED(d.size && d.flags <= 1);                              /* dedicated: accepted, and then ignored */
     gis_external_memory *made;
     if (gis_windows) {
@@ -38,15 +38,16 @@ HIP(hipImportExternalMemory, (void **memory, const hip_memory_desc *desc), (memo
         if (status && mine >= 0 && !closed) close(mine);
         if (status) return hipErrorOutOfMemory;
     }
-    made->outlived = true; /* what is mapped stays, until hipFree */
+    made->outlived = true; /* mappings stay until hipFree */
     *memory = (void *)made->object.id;
     return hipSuccess;
 }
 
 /*
- * What is mapped is the object's address plus the offset, kept as the place where the object begins: work on it lands
- * at the object's first bytes (CLR, hip_memory.cpp:155; mended by rocm-systems #1749). The same offset gives the same
- * pointer, and keeps the object mapped for ever. A sum of offset and size that wraps is taken (hip_memory.cpp:151).
+ * The mapped address is the object's address plus the offset, but that address is used as the object's beginning: work
+ * on it changes the object's first bytes (CLR, hip_memory.cpp:155; fixed by rocm-systems #1749). The same offset gives
+ * the same pointer, and keeps the object mapped for ever. A sum of offset and size that wraps is accepted
+ * (hip_memory.cpp:151).
  */
 HIP(hipExternalMemoryGetMappedBuffer, (void **pointer, void *memory, const hip_buffer_desc *desc),
     (pointer, memory, desc)) {
@@ -64,7 +65,7 @@ HIP(hipExternalMemoryGetMappedBuffer, (void **pointer, void *memory, const hip_b
     return hipSuccess;
 }
 
-/* It drops the handle. hipFree unmaps; both are needed, in either order. */
+/* It releases the handle. hipFree unmaps; both are needed, in either order. */
 HIP(hipDestroyExternalMemory, (void *memory), (memory)) {
     ENTER(hipDestroyExternalMemory);
     gis_external_memory *found = gis_check(GIS_EXTERNAL_MEMORY, (uint64_t)memory);
@@ -119,7 +120,7 @@ HIP(hipFreeMipmappedArray, (void *array), (array)) {
 
 /* -- semaphores ---------------------------------------------------------------------------------------------------- */
 
-/* GPUINTEROP_SIM_HIP_ABORT: as the builds with assertions do. */
+/* GPUINTEROP_SIM_HIP_ABORT: abort, as builds with assertions do. */
 static bool aborts;
 
 __attribute__((constructor)) static void look(void) {
@@ -128,8 +129,8 @@ __attribute__((constructor)) static void look(void) {
 }
 
 /*
- * Types above D3D12Fence are refused everywhere, although the enum has them, and so is the descriptor 0. On Linux the
- * rest ends in a function that is not there: builds with assertions abort the process (ROCm/clr #72), the others say
+ * Types above D3D12Fence are refused everywhere, although the enum has them, and so is the descriptor 0. On Linux all
+ * others reach a function that does not exist: builds with assertions abort the process (ROCm/clr #72), others report
  * that it is not supported. On Windows the handle counts, and a name is not read (rocm-systems #6021, #6632).
  */
 HIP(hipImportExternalSemaphore, (void **semaphore, const hip_semaphore_desc *desc), (semaphore, desc)) {
@@ -171,9 +172,9 @@ HIP(hipDestroyExternalSemaphore, (void *semaphore), (semaphore)) {
 }
 
 /*
- * Entry by entry: one in the middle that is no semaphore fails the call, behind those before it. Of the parameters only
- * the fence's value and the flags are read. On Linux the function behind it is empty: every pointer but null is
- * taken, and nothing done (CLR, hip_memory.cpp:203-280; HIP's documentation of all four calls: not supported on Linux).
+ * It runs entry by entry: an invalid semaphore in the middle fails the call after the earlier entries. Of the
+ * parameters only the fence's value and the flags are read. On Linux the function that it calls is empty: it accepts
+ * every pointer but null, and does nothing (CLR, hip_memory.cpp:203-280; HIP's documentation: not supported on Linux).
  */
 static hip_error batch(const char *call, gis_op_kind kind, void *const *semaphores, const hip_semaphore_params *params,
                        uint32_t count, void *which) {

@@ -1,9 +1,9 @@
 /*
- * The entry points of the HIP runtime. What they do is in ../common; here is what is HIP's: structs, numbers, the
- * current device and the last error of each thread, and where AMD's runtime differs from what one would expect, each
- * time with where that is documented.
+ * The HIP runtime's entry points. Their work is in ../common; here is what is specific to HIP: structs, numbers, the
+ * current device and the last error of each thread, and AMD's differences from what one would expect, each with its
+ * source.
  *
- * "CLR" is AMD's runtime (github.com/ROCm/clr, now in rocm-systems). No AMD hardware has shown us any of it.
+ * "CLR" is AMD's runtime (github.com/ROCm/clr, now in rocm-systems). None of this has been seen on AMD hardware.
  */
 #ifndef GIS_HIP_H
 #define GIS_HIP_H
@@ -11,10 +11,10 @@
 #include "abi.h"
 #include "gis.h"
 
-/* Keep what a call says as the thread's last error, and pass it on. */
+/* Store a call's result as the thread's last error, and return it. */
 hip_error hip_told(hip_error code);
 
-/* The runtime initialises itself in whatever call comes first. */
+/* The runtime initialises itself in the first call. */
 hip_error hip_start(void);
 int hip_version(void);
 
@@ -24,7 +24,7 @@ gis_context *hip_context_of(int device);
 int hip_current(void);
 gis_stream *hip_stream(const void *handle);
 
-/* Make a call that blocks, and let those of other threads wait for it. */
+/* Make a blocking call, while calls of other threads wait for it. */
 hip_error hip_alone(gis_status (*call)(void *), void *argument);
 
 #define HIP(NAME, PARAMETERS, ARGUMENTS)                                        \

@@ -21,7 +21,7 @@ HIP(hipMalloc, (void **address, size_t size), (address, size)) {
     return allocate(address, size, GIS_PLAIN, hip_context());
 }
 
-/* Of signal memory there are eight bytes at a time, no more and no less (HIP's documentation of the flag). */
+/* Signal memory has exactly eight bytes (HIP's documentation of the flag). */
 HIP(hipExtMallocWithFlags, (void **address, size_t size, uint32_t flags), (address, size, flags)) {
     ENTER(hipExtMallocWithFlags);
     NEED(flags <= 4 && (flags != SIGNAL_MEMORY || size == 8));
@@ -36,7 +36,7 @@ HIP(hipMallocManaged, (void **address, size_t size, uint32_t flags), (address, s
     return allocate(address, size, GIS_MANAGED, hip_context());
 }
 
-/* No node of a graph is made of it here. */
+/* It never becomes a node of a graph here. */
 HIP(hipMallocAsync, (void **address, size_t size, void *which), (address, size, which)) {
     ENTER(hipMallocAsync);
     NEED_STREAM(which);
@@ -52,9 +52,9 @@ HIP(hipFreeAsync, (void *address, void *which), (address, which)) {
 }
 
 /*
- * It waits for the device, and every other call of the process waits for it: as cuMemFree does. Of imported memory it
- * waits for device 0, whichever imported it (CLR, hip_memory.cpp:79), and the second hipFree of such an address says
- * success too. Of an address within memory CLR aborts (rocclr/device/device.cpp:329), which is a violation here.
+ * It waits for the device, and every other call of the process waits for it, as with cuMemFree. For imported memory it
+ * waits for device 0, whichever device imported it (CLR, hip_memory.cpp:79), and a second hipFree of such an address
+ * succeeds too. For an address inside memory CLR aborts (rocclr/device/device.cpp:329), which is a violation here.
  */
 HIP(hipFree, (void *address), (address)) {
     ENTER(hipFree);
@@ -82,7 +82,7 @@ HIP(hipHostFree, (void *address), (address)) {
     return gis_code(gis_free(GIS_HOST_ALLOCATION, GIS_HOST_ALLOCATION, (uintptr_t)address));
 }
 
-/* Memory that is registered is registered again, and given back once (CLR, hip_memory.cpp:1304). */
+/* Registered memory can be registered again, and is unregistered once (CLR, hip_memory.cpp:1304). */
 HIP(hipHostRegister, (void *address, size_t size, uint32_t flags), (address, size, flags)) {
     ENTER(hipHostRegister);
     NEED(flags <= 15);
@@ -118,8 +118,8 @@ static hip_error tell(void *data, uint64_t value, size_t bytes) {
 }
 
 /*
- * Those that anybody asks for. The numbers of hipPointer_attribute are CUDA's, and less is written: a size has 32 bits
- * (CLR, hip_memory.cpp:3845-4060). A mapping of virtual memory is what CLR knows, and not its reservation.
+ * The attributes that callers use. The numbers of hipPointer_attribute are CUDA's, but less is written: a size has 32
+ * bits (CLR, hip_memory.cpp:3845-4060). CLR knows a mapping of virtual memory, and not its reservation.
  */
 HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data, number, address)) {
     ENTER(hipPointerGetAttribute);
@@ -147,7 +147,7 @@ HIP(hipPointerGetAttribute, (void *data, uint32_t number, void *address), (data,
     }
 }
 
-/* It succeeds for every address: of memory that it does not know it says so. */
+/* It succeeds for every address, and reports unknown memory as such. */
 HIP(hipPointerGetAttributes, (hip_pointer *found, void *address), (found, address)) {
     ENTER(hipPointerGetAttributes);
     NEED(found && address);
@@ -167,7 +167,7 @@ HIP(hipMemGetAddressRange, (void **base, size_t *size, void *address), (base, si
     ENTER(hipMemGetAddressRange);
     gis_range *range = gis_range_at((uintptr_t)address);
     if (!range) return hipErrorNotFound;
-    NEED(base && size); /* CLR writes to both, whatever they are */
+    NEED(base && size); /* CLR writes to both without a check */
     *base = (void *)range->base;
     *size = range->size;
     return hipSuccess;
@@ -175,7 +175,7 @@ HIP(hipMemGetAddressRange, (void **base, size_t *size, void *address), (base, si
 
 /* -- memory of other processes ------------------------------------------------------------------------------------- */
 
-/* HSA_ENABLE_IPC_MODE_LEGACY: on a kernel of today it fails then (rocm-systems #2209). */
+/* HSA_ENABLE_IPC_MODE_LEGACY: with it, the call fails on current kernels (rocm-systems #2209). */
 HIP(hipIpcGetMemHandle, (hip_ipc_handle *exported, void *address), (exported, address)) {
     ENTER(hipIpcGetMemHandle);
     const char *legacy = getenv("HSA_ENABLE_IPC_MODE_LEGACY");
@@ -186,7 +186,7 @@ HIP(hipIpcGetMemHandle, (hip_ipc_handle *exported, void *address), (exported, ad
     return hipSuccess;
 }
 
-/* The offset of what was exported is in the handle, and not in what is opened (CLR, rocclr/device/device.cpp:986). */
+/* The handle contains the offset of the exported address, but opening ignores it (rocclr/device/device.cpp:986). */
 HIP(hipIpcOpenMemHandle, (void **address, hip_ipc_handle exported, uint32_t flags), (address, exported, flags)) {
     ENTER(hipIpcOpenMemHandle);
     NEED(address && flags == 1);
@@ -198,7 +198,7 @@ HIP(hipIpcOpenMemHandle, (void **address, hip_ipc_handle exported, uint32_t flag
     return hipSuccess;
 }
 
-/* It waits as hipFree does (hip_memory.cpp:3721). */
+/* It waits, as hipFree does (hip_memory.cpp:3721). */
 HIP(hipIpcCloseMemHandle, (void *address), (address)) {
     ENTER(hipIpcCloseMemHandle);
     return gis_code(gis_free(GIS_IPC_MAPPING, GIS_IPC_MAPPING, (uintptr_t)address));
@@ -231,7 +231,7 @@ static hip_error fill(void *target, uint32_t value, uint32_t width, size_t count
     return block && range && is_host(range) ? gis_code(gis_stream_synchronize(stream)) : hipSuccess;
 }
 
-/* Of the device's memory it does not wait for the end (HIP's documentation of hipMemset). */
+/* For device memory it does not wait for the end (HIP's documentation of hipMemset). */
 HIP(hipMemset, (void *target, int value, size_t count), (target, value, count)) {
     ENTER(hipMemset);
     TRY(gis_unsafe());
@@ -276,7 +276,7 @@ HIP(hipMemcpy3DAsync, (const hip_copy_3d *job, void *which), (job, which)) {
     if (!code) code = end_of_copy(job->target_array, &job->target_at, &job->target, &target);
     if (code) return code;
     const gis_level *level = source.level ? source.level : target.level;
-    uint64_t texel = level ? level->array->image.texel : 1; /* so is the extent, where an array takes part */
+    uint64_t texel = level ? level->array->image.texel : 1; /* so is the extent if an array takes part */
     gis_block size = {job->extent.width * texel, job->extent.height, job->extent.depth};
     return gis_code(gis_copy_3d(stream, &target, &source, &size));
 }

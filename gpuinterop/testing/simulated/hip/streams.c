@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* 0 and 1 are the current device's default stream, 2 is that of the thread. */
+/* 0 and 1 are the current device's default stream, 2 is the thread's. */
 gis_stream *hip_stream(const void *handle) {
     if ((uintptr_t)handle > 2) return gis_check(GIS_STREAM, (uint64_t)handle);
     gis_context *context = hip_context();
@@ -29,7 +29,7 @@ HIP(hipStreamCreateWithPriority, (void **stream, uint32_t flags, int priority), 
     return create(stream, flags, priority);
 }
 
-/* It waits for what the stream has to do. */
+/* It waits for the stream's work. */
 HIP(hipStreamDestroy, (void *which), (which)) {
     ENTER(hipStreamDestroy);
     if ((uintptr_t)which <= 2) return hipErrorInvalidHandle;
@@ -41,8 +41,8 @@ HIP(hipStreamDestroy, (void *which), (which)) {
 }
 
 /*
- * Of work that was not synchronised with the first query says that it is not done, although it is: the query itself
- * enqueues the marker that would tell (CLR, hip_stream.cpp:522).
+ * The first query reports work that was not synchronised as not done even if it is, because only the query enqueues the
+ * marker that shows it (CLR, hip_stream.cpp:522).
  */
 HIP(hipStreamQuery, (void *which), (which)) {
     ENTER(hipStreamQuery);
@@ -55,8 +55,8 @@ HIP(hipStreamQuery, (void *which), (which)) {
 }
 
 /*
- * While a thread synchronises, calls of the others wait for it (ROCm/rocm-systems #11678): also the one that would end
- * what it waits for.
+ * While a thread synchronises, other threads' calls wait for it (ROCm/rocm-systems #11678), including the call that
+ * would end its wait.
  */
 hip_error hip_alone(gis_status (*call)(void *), void *argument) {
     gis_settling++;
@@ -175,13 +175,13 @@ HIP(hipGraphExecDestroy, (void *executable), (executable)) {
     ENTER(hipGraphExecDestroy);
     gis_executable *found = gis_check(GIS_EXECUTABLE, (uint64_t)executable);
     NEED(found);
-    gis_retire(&found->object); /* a launch under way finishes */
+    gis_retire(&found->object); /* a running launch finishes */
     return hipSuccess;
 }
 
 /* -- events -------------------------------------------------------------------------------------------------------- */
 
-/* CLR reads the stream that the event was recorded in, whether it is still there or not (hip_event.cpp:439, 461). */
+/* CLR reads the stream that the event was recorded in, even if it is destroyed (hip_event.cpp:439, 461). */
 static void note_if_orphaned(const gis_event *event) {
     if (event->mark.stream && !event->mark.stream->object.live)
         gis_violation("the event %#llx is asked for after its stream was destroyed", (unsigned long long)event->object.id);
@@ -231,8 +231,8 @@ HIP(hipEventDestroy, (void *event), (event)) {
 /* -- stream memory operations -------------------------------------------------------------------------------------- */
 
 /*
- * By default a kernel of one thread spins on any address that HIP knows. With GPU_STREAMOPS_CP_WAIT=1 the command
- * processor waits, on memory of hipMallocSignalMemory only (CLR: hip_stream_ops.cpp, and the flag among its settings).
+ * By default a kernel with one thread polls any address that HIP knows. With GPU_STREAMOPS_CP_WAIT=1 the command
+ * processor waits, only on memory of hipMallocSignalMemory (CLR: hip_stream_ops.cpp, and the flag among its settings).
  */
 static bool only_signals(void) {
     const char *text = getenv("GPU_STREAMOPS_CP_WAIT");
@@ -247,11 +247,11 @@ static hip_error word(gis_op_kind kind, void *which, void *pointer, uint64_t val
     if (!allowed) return hipErrorNotSupported;
     gis_range *range = gis_range_at(address);
     NEED(range);
-    if (kind == GIS_OP_WAIT_VALUE) { /* of a write CLR looks at no flags */
+    if (kind == GIS_OP_WAIT_VALUE) { /* CLR checks no flags of a write */
         NEED(flags <= 3 && (!only_signals() || range->signal));
         if (flags == GIS_WAIT_GEQ) flags = GIS_WAIT_UNSIGNED_GEQ; /* CLR's kernel, __amd_streamOpsWait */
     }
-    gis_capture *capture = stream->capture; /* a word is recorded in none: it is enqueued at once (hip_stream_ops.cpp:26) */
+    gis_capture *capture = stream->capture; /* no capture records a word: it is enqueued now (hip_stream_ops.cpp:26) */
     stream->capture = NULL;
     gis_status status = gis_word(stream, kind, address, value, mask, flags);
     stream->capture = capture;

@@ -6,11 +6,11 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BY_VALUE 70100000 /* 7.1: from then on the descriptor itself is passed to an import (as torch tells them apart) */
+#define BY_VALUE 70100000 /* since 7.1 an import gets the descriptor itself (as torch distinguishes) */
 
-#define RETAINED 70300000 /* 7.3, so we assume: from then on what is retained is counted (rocm-systems #2696) */
+#define RETAINED 70300000 /* an assumption: since 7.3 a retained handle is counted (rocm-systems #2696) */
 
-/* HIP has no name for what is not permitted. */
+/* HIP has no code for an operation that is not permitted. */
 static hip_error code_of(gis_status status) {
     return status == GIS_NOT_PERMITTED ? hipErrorNotSupported : gis_code(status);
 }
@@ -85,7 +85,7 @@ HIP(hipMemImportFromShareableHandle, (void **allocation, void *shared, uint32_t 
     if (type != 1) return hipErrorNotSupported;
     int fd = (int)(intptr_t)shared;
     if (hip_version() < BY_VALUE) {
-        if ((uintptr_t)shared < 4096) { /* a descriptor, and not a place where one is */
+        if ((uintptr_t)shared < 4096) { /* a descriptor, and not a pointer to one */
             gis_violation("HIP %d takes a pointer to the descriptor, and was given %d", hip_version(), fd);
             return hipErrorInvalidValue;
         }
@@ -114,8 +114,8 @@ HIP(hipMemAddressFree, (void *address, size_t size), (address, size)) {
 }
 
 /*
- * An offset must be 0 (HIP's documentation of the argument). What cannot be mapped is not mapped, and the call says
- * success all the same: hipMemSetAccess is the first to fail (CLR, hip_vm.cpp:252-272). It goes through the null stream.
+ * The offset must be 0 (HIP's documentation of the argument). If something cannot be mapped, the call still succeeds,
+ * and hipMemSetAccess is the first to fail (CLR, hip_vm.cpp:252-272). The call goes through the null stream.
  */
 HIP(hipMemMap, (void *address, size_t size, size_t offset, void *allocation, uint64_t flags),
     (address, size, offset, allocation, flags)) {
@@ -129,8 +129,8 @@ HIP(hipMemMap, (void *address, size_t size, size_t offset, void *allocation, uin
 }
 
 /*
- * It goes through the null stream of the memory's device, and so waits for the blocking ones (CLR, hip_vm.cpp:353).
- * Before 7.1 the first mapping alone is given back.
+ * It uses the null stream of the memory's device, and so waits for blocking streams (CLR, hip_vm.cpp:353).
+ * Before 7.1 only the first mapping is unmapped.
  */
 HIP(hipMemUnmap, (void *address, size_t size), (address, size)) {
     ENTER(hipMemUnmap);
@@ -164,8 +164,8 @@ HIP(hipMemGetAccess, (uint64_t *flags, const hip_location *where, void *address)
 }
 
 /*
- * Of memory that is no mapping CLR follows a null pointer (hip_vm.cpp:308; mended by rocm-systems #5807). Before
- * RETAINED the handle has no reference more: whoever releases it takes that of its owner.
+ * For memory that is not a mapping CLR follows a null pointer (hip_vm.cpp:308; fixed by rocm-systems #5807). Before
+ * RETAINED the handle gets no further reference, so a release takes its owner's.
  */
 HIP(hipMemRetainAllocationHandle, (void **allocation, void *address), (allocation, address)) {
     ENTER(hipMemRetainAllocationHandle);
