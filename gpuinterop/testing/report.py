@@ -114,7 +114,7 @@ def _with_version(name: str, version: str) -> str:
 def _cells_by_operation(run: VerifiedRun) -> list[str]:
     found: dict[str, list[str]] = {}
     for cell in sorted(run.cells, key=str):
-        kind = f"`{cell.handle_type.type_name}`" if cell.handle_type else "takes none"
+        kind = f"`{cell.handle_type.type_name}`" if cell.handle_type else "none"
         found.setdefault(cell.operation.value, []).append(kind)
     return ["| operation | handle types |", "|---|---|"] + [
         f"| `{operation}` | {', '.join(kinds)} |" for operation, kinds in found.items()
