@@ -1,1 +1,1 @@
-"""All meaning: what an object is, when it may be used, and when its native half goes. Knows no vendor."""
+"""The objects and their rules: what each is, when it can be used, and when it is released. No vendor code."""

@@ -1,4 +1,4 @@
-"""Shareable allocations: memory that we allocate and others import."""
+"""Shareable allocations, made in this process or imported."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 class Allocation(Mappable):
-    """Memory that other processes and APIs can import. Made by `Device.allocate` and `Device.import_allocation`.
+    """Memory that other processes and APIs can import. `Device.allocate` and `Device.import_allocation` return it.
 
-    Its size is the requested one, rounded up to the granularity. All its devices see it at one address. Unmapping it
-    waits for the work of each of them; the release follows (``cuMemRelease`` / ``hipMemRelease``).
+    Its size is the requested size, rounded up to the granularity. All its devices see it at one address. It is unmapped
+    when none of them has work pending, and then released (``cuMemRelease`` / ``hipMemRelease``).
 
     Attributes
     ----------
     devices : tuple of Device
-        Devices that may use it, its own device first, then those of `access`.
+        Devices that can use it: its own device, then those of `access`.
     handle_type : type
-        Type of the handles that it is exported as, or of the one that it was imported from.
+        Type of the handles that `export` returns, or of the imported handle.
 
     Examples
     --------
@@ -59,7 +59,7 @@ class Allocation(Mappable):
         self.device, self.driver, self._size = devices[0], backend, size
         self.devices = tuple(devices)
         self._exportable = exportable
-        self.location: int | None = devices[0].ordinal  # of the device whose memory it is, as far as that is known
+        self.location: int | None = devices[0].ordinal  # the device with the memory; None if unknown
         self._buffers: dict[Device, Buffer] = {}
         self.handle_type = handle_type
 
@@ -72,15 +72,14 @@ class Allocation(Mappable):
         self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
         strides: Sequence[int] | None = None,
     ) -> View:  # fmt: skip
-        """Call `Buffer.view`."""
+        """Return a view of the whole allocation; see `Buffer.view`."""
         return self.buffer.view(shape, dtype, offset, strides)
 
     def buffer_on(self, device: Device) -> Buffer:
-        """The whole allocation as another of its devices sees it.
+        """Return the whole allocation as one of its devices sees it, for that device's streams and array libraries.
 
-        The same bytes at the same address, used by that device's streams and array libraries. It is mapped once, for
-        all of them (``cuMemMap``, ``cuMemSetAccess`` / ``hipMem...``), and unmapped when the last of these buffers is
-        closed and no device has work pending.
+        All devices see the same bytes at the same address. They are mapped once, for all (``cuMemMap``,
+        ``cuMemSetAccess`` / ``hipMem...``), and unmapped when all buffers are closed and no device has work pending.
 
         Parameters
         ----------
@@ -109,19 +108,19 @@ class Allocation(Mappable):
             )
         self._check_open()
         found = self._buffers.get(device)
-        while found is None or found.closed:  # another thread may have closed it meanwhile
+        while found is None or found.closed:  # another thread may close it
             fresh = self._buffer(0, self._size, device)
             fresh.lifetime.warns = False  # the allocation owns it
             found = _choose(self, device, fresh)
         return found
 
     def export(self) -> AllocationHandle:
-        """Return a new handle that the caller owns (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
+        """Return a new handle that you own (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
 
         Returns
         -------
         AllocationHandle
-            DriverHandle of the type that `Device.allocate` was given, with its origin. Other processes import it with
+            Handle of the type passed to `Device.allocate`, with its origin. Another process imports it with
             `Device.import_allocation`.
 
         Raises
@@ -143,14 +142,12 @@ class Allocation(Mappable):
         return handle
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once (see `Resource.close`)."""
+        """Close the allocation (see `Resource.close`)."""
         try:
             super().close(timeout)
         finally:
             if self.closed:
-                self._buffers.clear()  # buffers hold the allocation: a cycle lives until the next collection
-
-    # -- inside ------------------------------------------------------------------------------------------------
+                self._buffers.clear()  # they refer to the allocation, and the cycle would delay the memory's release
 
     def _new_mapping(self) -> Mapping:
         backend = self.driver
@@ -168,10 +165,10 @@ class Allocation(Mappable):
 
 
 class DeviceArray(View, Resource):
-    """A view that owns its memory, which other processes and APIs can import. Made by `Device.empty`.
+    """An array in its own memory, which other processes and APIs can import. `Device.empty` returns it.
 
-    Used as an array, and closed like one: dropping it frees the memory, as soon as no work and no array that was made
-    of it uses the bytes. `close` does so at once.
+    Use it like any array. Dropping it frees the memory, as soon as no work and no array made from it uses the bytes.
+    You can also `close` it.
 
     Examples
     --------
@@ -184,15 +181,15 @@ class DeviceArray(View, Resource):
 
     def __init__(self, allocation: Allocation, layout: Layout) -> None:
         Resource.__init__(self, allocation.lifetime)
-        self.lifetime.warns = False  # first: what is below may fail
-        buffer = allocation._buffer(0, allocation.size, allocation.device)  # the allocation does not keep it: no cycle
+        self.lifetime.warns = False  # first, because the next call may fail
+        buffer = allocation._buffer(0, allocation.size, allocation.device)  # not kept by the allocation: no cycle
         buffer.lifetime.warns = False
         View.__init__(self, buffer, layout, 0)
 
 
 @locked
 def _choose(allocation: Allocation, device: Device, fresh: Buffer) -> Buffer:
-    """Keep one buffer per device: the first thread's."""
+    """Keep one buffer per device. If two threads make one, the first is kept."""
     known = allocation._buffers.get(device)
     if known is None or known.closed:
         known = allocation._buffers[device] = fresh

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class MipmappedArray(Resource, NotAnArray):
-    """An optimally tiled image in external memory. Made by `ExternalMemory.map_mipmapped_array`.
+    """An optimally tiled image in external memory. `ExternalMemory.map_mipmapped_array` returns it.
 
-    Closing it releases it when the device is done with it (``cuMipmappedArrayDestroy``).
+    After `close`, it is released when the device has finished with it (``cuMipmappedArrayDestroy``).
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class MipmappedArray(Resource, NotAnArray):
 
 
 class ArrayLevel(NotAnArray):
-    """One mip level of an array, all its layers.
+    """One mip level of an array, with all its layers.
 
-    The caller's stream orders the copies (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
-    buffers texels lie row after row, slice after slice, layer after layer, without gaps.
+    Copies run on the stream that you pass (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
+    buffers, texels are tightly packed: row by row, slice by slice, layer by layer.
 
     Attributes
     ----------
@@ -109,8 +109,8 @@ class ArrayLevel(NotAnArray):
         Parameters
         ----------
         source : numpy.ndarray or bytes-like
-            Host memory of `nbytes`, any shape and dtype. Leave it unchanged until the stream has copied it.
-        stream : Stream, or torch's, CuPy's, numba's, an int
+            Host memory of `nbytes` bytes, any shape and dtype. Do not change it until the stream has copied it.
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
 
         Raises
@@ -137,8 +137,8 @@ class ArrayLevel(NotAnArray):
         Parameters
         ----------
         target : numpy.ndarray or bytearray
-            Host memory of `nbytes`, writable and C-contiguous. Do not read it before the stream has copied it.
-        stream : Stream, or torch's, CuPy's, numba's, an int
+            Host memory of `nbytes` bytes, writable and C-contiguous. Do not read it before the stream has copied it.
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
 
         Raises
@@ -156,8 +156,8 @@ class ArrayLevel(NotAnArray):
         source : Buffer
             Buffer of the same device.
         offset : int
-            Offset in the buffer in bytes.
-        stream : Stream, or torch's, CuPy's, numba's, an int
+            Offset in the buffer, in bytes.
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
         """
         self._copy_buffer(source, offset, stream, to_array=True)
@@ -192,7 +192,7 @@ class ArrayLevel(NotAnArray):
     ) -> None:  # fmt: skip
         array, known = self._array, stream._known_as()
         calls = known.calls
-        calls += MARK  # our captures cannot begin or end between the check and the call
+        calls += MARK  # no `Stream.capture` begins or ends between the check and the call
         try:
             if (graph := known.graph) is not None:
                 graph._hold(array.lifetime)
@@ -219,7 +219,7 @@ class ArrayLevel(NotAnArray):
 def array_layout(
     memory: ExternalMemory, format: str, extent: Sequence[int], levels: int, layers: int, offset: int, usage: ArrayUsage
 ) -> ArrayLayout:
-    """The layout of these arguments, checked against the memory. The caller has required MAP_MIPMAPPED_ARRAY."""
+    """Check the arguments against the memory, and return the layout. The caller has required MAP_MIPMAPPED_ARRAY."""
     start = check_nbytes(offset, "offset", minimum=0)
     dims = resolve_ints(extent, "extent")
     if not 1 <= len(dims) <= 3:

@@ -1,4 +1,4 @@
-"""A device: imports, allocates, matches."""
+"""Devices: they import, allocate and create everything else."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ T = TypeVar("T")
 
 Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 
-_gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # of all devices together
+_gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # shared by all devices of a backend
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
 
-_COPIERS = 4  # streams of ours that wait for the next copy
-_CONSUMERS = 64  # streams of array libraries that are remembered
+_COPIERS = 4  # idle copy streams that a device keeps
+_CONSUMERS = 64  # streams of array libraries that a device remembers
 _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 
 
 class Device(NoCopy):
-    """One device of one backend. Made by `gpuinterop.device` and `gpuinterop.match_device`; never closed.
+    """One device of one backend, which several threads can use at once. It is never closed.
 
-    Several threads may use it at once.
+    Get it from `gpuinterop.device` or `gpuinterop.match_device`.
 
     Attributes
     ----------
@@ -78,17 +78,17 @@ class Device(NoCopy):
     backend : str
         The backend's name.
     ordinal : int
-        Number of the device among its backend's devices, from 0.
+        Number of the device in its backend, from 0.
     name : str
-        Name of the device as its driver reports it.
+        Name that the driver reports.
     uuid : bytes or None
-        16 bytes, equal to Vulkan's ``deviceUUID``; None if the vendor's UUID differs from that.
+        16 bytes, equal to Vulkan's ``deviceUUID``; None if the vendor's own UUID differs from it.
     pci_bus_id : str or None
         ``dddd:bb:dd.f``, lower case.
     luid : bytes or None
         8 bytes; Windows only.
     identity : DeviceIdentity
-        Identity to compare with the one that another API reports.
+        Compare it with the identity that another API reports.
 
     Examples
     --------
@@ -123,48 +123,46 @@ class Device(NoCopy):
         _devices.add(self)
 
     def _begin(self) -> None:
-        """Begin with nothing made. A forked child does so again: what its parent has made is the parent's."""
+        """Start empty. A forked child starts again, because objects made before the fork belong to its parent."""
         backend = self.driver
         self._opened: dict[Callable[[Device], Any], Any] = {}
         self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
         self.streams = Streams(backend, self.gate)
         self._copiers: list[Stream] = []
-        self._last_stream: Stream | None = None
-        """The last stream of another library that a call was given (`check_stream`)."""
+        self._last_stream: Stream | None = None  # of another library; set by `check_stream`
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
-        # Keyed by the number under which a graph's nodes know them.
         self._semaphores: weakref.WeakValueDictionary[int, ExternalSemaphore[Any]] = weakref.WeakValueDictionary()
 
     @property
     def _handle(self) -> DriverHandle:
-        """The native device, which the first use opens. To list devices creates no context."""
+        """The native device. It is opened on first use, so listing devices creates no context."""
         return self._once(Device._open)
 
     def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
             raise ResourceClosedError(
-                f"expected a device of this process, got {self.name} of its parent: no driver survives a fork; "
-                "start processes by spawn or forkserver, or use the device in the child alone."
+                f"expected a device of this process, got {self.name}, opened before a fork, which no driver survives; "
+                "start processes with spawn or forkserver, or use the device only in the child."
             )
         return self.driver.open_device(self.info.ordinal)
 
     def _once(self, make: Callable[[Device], T]) -> T:
-        """What `make` makes of the device on first use; when two threads make it, the first one's stays."""
+        """Call `make` on first use and keep its result. If two threads do so at once, the first result is kept."""
         found: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
         return found
 
     def can_access(self, peer: Device) -> bool:
-        """Whether this device can use memory of `peer` (``cuDeviceCanAccessPeer`` / ``hipDeviceCanAccessPeer``).
+        """Return whether this device can use `peer`'s memory (``cuDeviceCanAccessPeer``, ``hipDeviceCanAccessPeer``).
 
         Parameters
         ----------
         peer : Device
-            The device that has the memory.
+            The device that owns the memory.
 
         Returns
         -------
         bool
-            True for the device itself; False for a device of another backend.
+            True for the device itself, False for a device of another backend.
 
         Examples
         --------
@@ -182,13 +180,11 @@ class Device(NoCopy):
 
     @property
     def peers(self) -> list[Device]:
-        """The other devices whose memory this device can use, in the backend's order."""
+        """The other devices whose memory this device can use, in the order of the backend."""
         return [one for one in self._siblings() if one is not self and self.can_access(one)]
 
     def __repr__(self) -> str:
         return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
-
-    # -- imports -----------------------------------------------------------------------------------------------
 
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
@@ -198,33 +194,33 @@ class Device(NoCopy):
         Parameters
         ----------
         handle : MemoryHandle
-            Success consumes it: the driver owns the descriptor, or has closed it. After an error the caller still owns
-            it, open and untouched. NT and KMT handles always stay the caller's.
+            A successful import consumes it: the driver owns the descriptor, or has closed it. After an error you still
+            own it, open and unchanged. NT and KMT handles always remain yours.
         size : int
-            Size of the whole allocation in bytes (``VkMemoryRequirements::size``), not of the payload.
+            Size of the whole allocation in bytes (``VkMemoryRequirements::size``), not of the part that you use.
         dedicated : bool, optional
-            Whether the exporting allocation is dedicated. Default: what the handle's origin says, and True for
-            Direct3D resources.
+            Whether the exporting allocation is dedicated. By default the handle's origin decides; Direct3D resources
+            are always dedicated.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         ExternalMemory
-            The memory, which the caller closes.
+            The imported memory. You close it.
 
         Raises
         ------
         ArgumentTypeError
-            `handle` is a bare int, or its type is not a memory handle type.
+            `handle` is an int, or its type is not a memory handle type.
         HandleError
-            `handle` is closed or consumed, or belongs to another device or kind, or its descriptor is of another type.
+            `handle` is closed or consumed, is of another device or kind, or its descriptor is of another type.
         InvalidArgumentError
-            `size` is zero, or exceeds the object.
+            `size` is zero, or larger than the object.
         UnsupportedError
-            The device cannot import this type; the driver was not called.
+            The device cannot import this handle type. The driver was not called.
         DriverError
-            The driver refused.
+            The driver refused the import.
 
         Examples
         --------
@@ -235,14 +231,13 @@ class Device(NoCopy):
         array([[7, 7],
                [7, 7]], dtype=uint8)
 
-        The import has consumed the handle. To import the object twice, duplicate the handle before.
+        The import consumes the handle. To import the object twice, `duplicate` the handle first.
         """
         return self._take_memory(handle, size=size, dedicated=dedicated, label=label)
 
     def _take_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
     ) -> ExternalMemory:
-        """Import memory, as `import_memory` does. Messages call it by the noun."""
         check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
         kind = type(handle)
         self._require_import(Operation.IMPORT_MEMORY, handle)
@@ -267,16 +262,16 @@ class Device(NoCopy):
         Parameters
         ----------
         handle : SemaphoreHandle
-            Its type names the kind, which drivers do not check: `OpaqueFd` is a binary semaphore, `TimelineFd` a
-            timeline. Success consumes it, as in `import_memory`. Every device that can create timelines imports those
-            of `create_semaphore`, from any process and backend, even if it cannot import its vendor's.
+            The type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
+            timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create
+            timelines imports those of `create_semaphore`, from any process and backend, whatever its vendor's import.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         ExternalSemaphore
-            The semaphore, which the caller closes.
+            The imported semaphore. You close it.
 
         Raises
         ------
@@ -293,7 +288,7 @@ class Device(NoCopy):
         kind = type(handle)
         if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
             self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-            check_origin(handle, (OriginKind.TIMELINE,))  # the page is host memory
+            check_origin(handle, (OriginKind.TIMELINE,))  # host memory, so no device to compare
             drain()
             return cast("ExternalSemaphore[K]", self._once(OwnTimelines).load(handle, label))
         self._require_import(Operation.IMPORT_SEMAPHORE, handle)
@@ -317,29 +312,29 @@ class Device(NoCopy):
         Parameters
         ----------
         handle : AllocationHandle
-            Success consumes a descriptor, as in `import_memory`; a fabric handle is only bytes, and stays the caller's.
+            A successful import consumes a descriptor, as in `import_memory`. A fabric handle is bytes, and stays yours.
         size : int
-            Allocated size in bytes; drivers do not report it.
+            Allocated size in bytes (`Allocation.size`); drivers do not report it.
         access : sequence of Device, optional
-            Further devices that map it, see `allocate`. The memory may lie on another device: then this device and
-            each of `access` need peer access to that one.
+            Other devices that map it too, see `allocate`. If the memory is on yet another device, all these devices
+            need peer access to that one.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         Allocation
-            The allocation, which the caller closes. It cannot be exported again.
+            The imported allocation. You close it. It cannot be exported again.
 
         Raises
         ------
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
-            See `import_memory`; UnsupportedError also if one of the devices has no peer access to the memory. When
-            only the import shows that, the import is undone.
+            See `import_memory`. Also UnsupportedError if one of the devices has no peer access to the memory; if only
+            the import shows that, gpuinterop undoes it.
 
         Examples
         --------
-        The handle comes from another process, through `gpuinterop.ipc`. Here one process has both sides:
+        Another process sends the handle, for example with `gpuinterop.ipc`. Here both sides are in one process:
 
         >>> with device.allocate(65536) as mine, device.import_allocation(mine.export(), mine.size) as theirs:
         ...     mine.buffer.fill(7)
@@ -350,7 +345,7 @@ class Device(NoCopy):
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
-        # A peer may map another GPU's allocation, so only the kind is checked here.
+        # Only the kind is checked: a device can map the allocation of a peer.
         check_origin(handle, (OriginKind.ALLOCATION,))
         check_size(handle, count)
         members = self._with(access)
@@ -372,29 +367,27 @@ class Device(NoCopy):
         import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
 
-    # -- makes -------------------------------------------------------------------------------------------------
-
     def allocate(
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
         label: str | None = None,
     ) -> Allocation:  # fmt: skip
-        """Allocate memory that others can import (``cuMemCreate`` / ``hipMemCreate``).
+        """Allocate memory that other processes and APIs can import (``cuMemCreate`` / ``hipMemCreate``).
 
         Parameters
         ----------
         size : int
-            Size in bytes; rounded up to the granularity (`allocation_granularity`).
+            Size in bytes. It is rounded up to the granularity (`allocation_granularity`).
         handle_type : type
             Type of the handles that `Allocation.export` returns.
         access : sequence of Device, optional
-            Further devices of the same backend that map it (`Allocation.buffer_on`). The memory lies on this device.
+            Other devices of the backend that map the memory too (`Allocation.buffer_on`). It is on this device.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         Allocation
-            The allocation, which the caller closes. Its bytes are undefined at first.
+            The allocation, with undefined content. You close it.
 
         Raises
         ------
@@ -402,7 +395,7 @@ class Device(NoCopy):
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
             its memory (`can_access`).
         OutOfMemoryError
-            The device has not enough free memory.
+            The device does not have enough free memory.
 
         Examples
         --------
@@ -429,10 +422,10 @@ class Device(NoCopy):
         return allocation
 
     def empty(self, shape: int | Sequence[int], dtype: object, *, label: str | None = None) -> DeviceArray:
-        """Make an array in memory of its own, which `gpuinterop.share` and Vulkan take.
+        """Create an array in its own shareable memory, for `gpuinterop.share` and Vulkan.
 
-        It calls `allocate` and `Allocation.view`, so a small array takes a whole granule: 4 KiB on the host, mostly
-        2 MiB on a GPU.
+        It calls `allocate` and `Allocation.view`, so even a small array uses one whole granule: 4 KiB on the host,
+        usually 2 MiB on a GPU.
 
         Parameters
         ----------
@@ -441,12 +434,12 @@ class Device(NoCopy):
         dtype : str or dtype
             See `Buffer.view`.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         DeviceArray
-            The array, C-contiguous; its bytes are undefined at first. The caller closes it, or drops it.
+            The C-contiguous array, with undefined content. Close it, or drop the last reference to it.
 
         Raises
         ------
@@ -463,17 +456,17 @@ class Device(NoCopy):
         return DeviceArray(self.allocate(max(layout.high, 1), label=label), layout)
 
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
-        """Granularity to which `allocate` rounds sizes up (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
+        """Return the granularity of `allocate`'s sizes (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
 
         Parameters
         ----------
         handle_type : type
-            The argument of the planned `allocate` call.
+            The handle type that you will pass to `allocate`.
 
         Returns
         -------
         Granularity
-            The minimum, and the one recommended for the best performance, in bytes.
+            In bytes: the minimum, and the value recommended for the best performance.
 
         Raises
         ------
@@ -496,17 +489,17 @@ class Device(NoCopy):
         size: int,
         handle_types: type[AllocationHandle] | Sequence[type[AllocationHandle]] = (),
     ) -> Granularity:
-        """Granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
+        """Return the granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
 
         Parameters
         ----------
         devices, size, handle_types
-            The arguments of the planned `create_multicast` call.
+            The values that you will pass to `create_multicast`.
 
         Returns
         -------
         Granularity
-            The minimum, which is enforced, and the one recommended for the best performance, in bytes.
+            In bytes: the minimum, which is enforced, and the value recommended for the best performance.
 
         Raises
         ------
@@ -530,31 +523,31 @@ class Device(NoCopy):
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
     ) -> ExternalSemaphore[K]:
-        """Create a semaphore that `ExternalSemaphore.export` shares.
+        """Create a semaphore that you can share with `ExternalSemaphore.export`.
 
-        The host backend creates both kinds. GPUs create timelines if their streams can write and wait for words
-        (`Operation.STREAM_MEMORY_OPS`): a sealed page of host memory that each process and device pins
-        (``cuMemHostRegister``, ``cuStreamWaitValue64``, ``cuStreamWriteValue64``; ``hip...``). Every vendor's devices
-        with this capability import it, and so does the host backend; graphics APIs do not. Values stay below 2**63.
+        A GPU creates timelines if its streams can write and wait for values in memory (`Operation.STREAM_MEMORY_OPS`).
+        Each is a sealed page of host memory, pinned by every process and device (``cuMemHostRegister``,
+        ``cuStreamWaitValue64``, ``cuStreamWriteValue64``; ``hip...``). The host backend and all such devices can import
+        it, whatever their vendor; graphics APIs cannot. Its values must be below 2**63.
 
         Parameters
         ----------
         handle_type : type
-            `TimelineFd`; `OpaqueFd` on the host backend.
+            `TimelineFd`, or on the host backend also `OpaqueFd`.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         ExternalSemaphore
-            The semaphore, which the caller closes: a timeline at 0, or a binary semaphore that is not signalled.
+            A timeline at 0, or a binary semaphore that is not signalled. You close it.
 
         Raises
         ------
         UnsupportedError
-            The backend does not create this type (`Operation.CREATE_SEMAPHORE`).
+            The backend cannot create this type (`Operation.CREATE_SEMAPHORE`).
         DriverError
-            The page could not be pinned.
+            The driver cannot pin the page.
 
         Examples
         --------
@@ -574,25 +567,25 @@ class Device(NoCopy):
             return semaphore
         if handle_type is not TimelineFd:
             raise ArgumentTypeError(
-                "handle_type", f"expected TimelineFd, which {self.backend} creates, got {handle_type!r}."
+                "handle_type", f"expected TimelineFd, the only type of {self.backend}, got {handle_type!r}; pass that."
             )
         return cast("ExternalSemaphore[K]", self._once(OwnTimelines).create(label))
 
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
-        """Create a stream that does not block on the default one (``cuStreamCreateWithPriority`` / ``hip...``).
+        """Create a stream independent of the default stream (``cuStreamCreateWithPriority`` / ``hip...``).
 
         Parameters
         ----------
         high_priority : bool
-            Give the stream the device's highest priority. Streams that wait for long need it: on AMD a waiting stream
-            stalls the others on its hardware queue, and each priority has four queues.
+            Give the stream the device's highest priority. Use it for long waits: on AMD, a waiting stream stalls the
+            others on its hardware queue, and each priority has four queues.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         Stream
-            The stream, which the caller closes.
+            The stream. You close it.
 
         Examples
         --------
@@ -604,33 +597,32 @@ class Device(NoCopy):
         return self._new_stream(high_priority=bool(high_priority), label=label)
 
     def wrap_stream(self, stream: object, *, label: str | None = None) -> Stream:
-        """Use another library's stream.
+        """Wrap another library's stream. Calls with a `stream` argument do this for you.
 
         Parameters
         ----------
-        stream : int, torch's, CuPy's or numba's stream, object with ``__cuda_stream__``
-            The other library still owns it; this call keeps it alive. 0 is the device's default stream. On the host
-            backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, signals are
-            immediate.
+        stream : int, stream of torch, CuPy or numba, or object with ``__cuda_stream__``
+            The other library still owns it; the wrapper keeps it alive. 0 is the device's default stream. On the host
+            backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, and signals
+            happen at once.
         label : str, optional
-            Name of the stream in messages, warnings and its `repr`. The last one given to a native stream counts.
+            Name in messages, warnings and the stream's `repr`. If you wrap a stream again, the new label replaces it.
 
         Returns
         -------
         Stream
-            The stream, which needs no `close`.
+            The wrapper. You need not close it.
 
         Raises
         ------
         ArgumentTypeError
             `stream` is not a stream.
         InvalidArgumentError
-            `stream` belongs to another device, or its number cannot be a pointer.
+            `stream` belongs to another device, or its number is not a valid pointer.
 
         Examples
         --------
-        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream serves on each
-        backend:
+        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream:
 
         >>> stream = device.wrap_stream(0)
         >>> buffer.fill(7, stream=stream)
@@ -648,9 +640,9 @@ class Device(NoCopy):
         return self.streams.adopt(handle, keepalive, partial(Stream, self), label)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block until every stream that this library knows on the device is idle, then release closed objects.
+        """Block until all streams that gpuinterop knows on the device are idle, then release closed objects.
 
-        It waits for each stream, even if another one has failed.
+        If one stream has failed, it still waits for the others.
 
         Parameters
         ----------
@@ -660,9 +652,9 @@ class Device(NoCopy):
         Raises
         ------
         SemaphoreTimeoutError
-            `timeout` seconds passed in total; the message names the stream and its waits.
+            `timeout` seconds passed. The message names the stream and what it waits for.
         GpuInteropError
-            An operation on one of the streams has failed; the last such failure is raised.
+            Work on a stream has failed. If several streams have failed, the last failure is raised.
 
         Examples
         --------
@@ -691,20 +683,20 @@ class Device(NoCopy):
             raise problem
 
     def drain(self, timeout: float | None = None) -> None:
-        """Release closed objects that are no longer in use, on all devices; blocks only if `timeout` is given.
+        """Release closed objects that are no longer in use, on all devices. Blocks only if you pass `timeout`.
 
         Imports, `close` and `synchronize` drain as well.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait until every closed object of this device is released. What can never be released is not
-            waited for: a warning has named what a driver did not release (`LeakedResourceWarning`).
+            Seconds to wait until every closed object of this device is released. Objects that a driver failed to
+            release do not count; a `LeakedResourceWarning` has named them.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed; the message names what is still in use.
+            `timeout` seconds passed. The message names what is still in use.
 
         Examples
         --------
@@ -725,17 +717,15 @@ class Device(NoCopy):
             if not (wait_for(lifetime, left()) or lifetime.stays):
                 raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
     def _consumer(self, pointer: int) -> Stream:
-        """Wrap the stream of an array library. Arrays keep the wrapper; those that live at once share it."""
+        """Wrap the stream of an array library. Arrays keep the wrapper alive, and share it."""
         key: Hashable = pointer
         handle: Any = None
-        if pointer != _LEGACY:  # other numbers may come again as other streams'
+        if pointer != _LEGACY:  # any other number can be reused by a later stream
             handle = self.driver.adopt_stream(self._handle, pointer)
             key = self.driver.stream_key(handle)
         if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
-            known = stream.known  # None: each thread's own
+            known = stream.known  # None for each thread's own default stream
             if known is not None and known.failure is None and stream.lifetime.state is LIVE:
                 return stream
         if handle is None:
@@ -749,10 +739,7 @@ class Device(NoCopy):
 
     @contextmanager
     def _copy_stream(self) -> Generator[Stream]:
-        """A stream of ours for a copy without a `stream=` argument.
-
-        Each copy under way has its own, so that no copy waits behind another. A failed stream is not used again.
-        """
+        """Lend a stream for one copy without `stream=`, so that no copy waits for another. A failed one is closed."""
         try:
             copier = self._copiers.pop()
         except IndexError:
@@ -770,7 +757,7 @@ class Device(NoCopy):
             copier.close()
 
     def _capture(self, stream: Stream, label: str | None) -> AbstractContextManager[Graph]:
-        """`Stream.capture`: a graph stands on streams."""
+        """Implement `Stream.capture`: module `graph` imports `stream`, not the other way round."""
         return capture(stream, label)
 
     def _new_stream(self, *, high_priority: bool, label: str | None = None) -> Stream:
@@ -782,20 +769,16 @@ class Device(NoCopy):
         )
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        """Remember an import: a graph's nodes name semaphores by number, and a backend's messages by the label."""
+        """Remember a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""
         if hasattr(semaphore._handle, "label"):
-            with suppress(AttributeError):  # a label to read alone
+            with suppress(AttributeError):  # read-only
                 semaphore._handle.label = semaphore.label
         if isinstance(self.driver, GraphBackend) and semaphore._handle is not None:
             self._semaphores[self.driver.semaphore_pointer(semaphore._handle)] = semaphore
 
     @property
     def _makes_timelines(self) -> bool:
-        """Whether timelines of our own are the core's, of words that streams write, and not the backend's.
-
-        A backend that creates semaphores imports them too. Where ``GPUINTEROP_DISABLE`` has turned that import off, the
-        core makes them as on the devices that lack it. A backend without stream words may know our timelines itself.
-        """
+        """Whether the core makes timelines from words that streams write; not if the backend makes and imports them."""
         backend = self.driver
         if not isinstance(backend, StreamMemoryBackend):
             return False
@@ -803,11 +786,10 @@ class Device(NoCopy):
         return not (isinstance(backend, HostSemaphoreBackend) and self.capabilities.supports(natively))
 
     def _with(self, access: Sequence[Device]) -> list[Device]:
-        """The device and those of `access`, each once."""
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
     def _ordinal_of(self, handle: Handle) -> int | None:
-        """The ordinal of the backend's device that the handle's origin names; None if unknown."""
+        """Return the ordinal, in this backend, of the device that the handle's origin names; None if unknown."""
         identity = handle.origin.device if handle.origin is not None else None
         if identity is None:
             return None
@@ -831,7 +813,7 @@ def check_device(device: object, argument: str) -> Device:
 
 
 def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
-    """Devices of one backend."""
+    """Return the devices as a list. Raise unless all belong to `backend`."""
     given: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
     found = [check_device(device, argument) for device in given]
     for device in found:
@@ -846,7 +828,7 @@ def _reaches(device: Device, ordinal: int) -> bool:
 
 
 def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> None:
-    """Refuse a device that cannot use memory of the device `ordinal`, as far as that is known."""
+    """Raise if one of `members` cannot use the memory of device `ordinal`; None means that the device is unknown."""
     if ordinal is None:
         return
     for device in members:
@@ -855,7 +837,7 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
             raise UnsupportedError(
                 cell.gap(
                     Scope.DEVICE,
-                    f"the memory lies on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "
+                    f"the memory is on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "
                     f"{device.ordinal}, {device.name}, has no peer access to it.",
                     "gpuinterop.backend.AllocationBackend.can_access: cuDeviceCanAccessPeer, hipDeviceCanAccessPeer",
                     "choose a device for which device.can_access(peer) is true, or copy through the host.",
@@ -865,20 +847,20 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
 
 
 def _load(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
-    """Import an allocation, if all its devices reach the memory."""
+    """Import an allocation. Undo the import if one of its devices has no access to the memory."""
     backend = allocation.driver
     loaded = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
     try:
         allocation.location = backend.location(loaded)
         check_access(allocation.devices, allocation.location, cell)
-    except BaseException:  # while the handle is still the caller's
+    except BaseException:
         undo("an imported allocation", lambda: backend.release_allocation(loaded))
         raise
     return loaded
 
 
 def team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Device | None, int, list[Device]]:
-    """`device`, or a team's first; the size of the team; and the devices that it names, which are to be added."""
+    """Return the leader (`device`, or the first of `devices`), the team's size, and the devices to add to the team."""
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
         return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []

@@ -1,9 +1,9 @@
-"""Draining: releases whatever was closed and is no longer in use.
+"""Draining: releases objects that are closed and no longer in use.
 
-Import, create, allocate, close, synchronize and drain release. One thread releases one object; threads do not wait for
-each other's drains. A retired object is in one place, which hands it on: in `waiting_for_a_look`, behind a fence, at
-the gate, or under what stands on it, also an array. It stays in the queue while threads look at it. (So two threads may
-look at one object, and one of them once too often.)
+Import, create, allocate, close, synchronize and drain release. One thread releases one object, and threads do not wait
+for each other's drains. A closed object is in one place at a time: in the queue `waiting_for_a_look`, among the waiters
+of a fence, at the gate, or kept by an array or a dependent object. It stays in the queue while threads look at it, so
+two threads may look at one object.
 """
 
 from __future__ import annotations
@@ -39,27 +39,21 @@ from .monitor import after_fork, dropped, interrupted, lingering, locked
 T = TypeVar("T")
 
 _MANY_DROPPED: Final = 256
-_MANY_OPEN: Final = 10
-"""Objects that the warning at the exit names."""
-BACKLOG: Final = 256
-"""Fences of a stream that may not be reached, above which a call that makes memory waits."""
-BACKLOG_S: Final = 0.1
-"""Seconds for such a wait: the stream may wait for what this library does not know."""
+_MANY_OPEN: Final = 10  # objects that the warning at the exit names
+BACKLOG: Final = 256  # with more pending fences on a stream, a call that makes memory waits
+BACKLOG_S: Final = 0.1  # at most so many seconds: the stream may wait for something unknown
 _exiting = False
 
 
 class _Here(threading.local):
-    """State of the calling thread."""
-
-    calling_back = False
-    """Whether the thread runs callbacks."""
+    calling_back = False  # the thread runs callbacks
 
 
 _here: Final = _Here()
 
 
 def drain() -> None:
-    """Release whatever is ready, on all devices; never waits. The caller holds nothing: callbacks run here."""
+    """Release whatever is ready, on all devices. Never waits. The caller must hold no lock: callbacks run here."""
     try:
         _drain()
     finally:
@@ -68,9 +62,9 @@ def drain() -> None:
 
 
 def make_room() -> None:
-    """Drain before memory is made. Where the device has fallen far behind, let it catch up for a moment.
+    """Drain before memory is made. If the device is far behind, give it a moment to catch up.
 
-    What is closed stays until the work on it has run: a loop that makes, uses and closes would pile it up.
+    Otherwise a loop that makes, uses and closes memory would accumulate it, until the work on it has run.
     """
     drain()
     stream = next((one for one in list(fenced) if len(one.fences) > BACKLOG and not one.pending()), None)
@@ -80,7 +74,7 @@ def make_room() -> None:
 
 
 def _drain() -> None:
-    if interrupted():  # a signal handler struck inside a transition: the next drain releases it
+    if interrupted():  # called by a signal handler inside a transition; the next drain releases
         return
     lingering.clear()
     for gate in list(blocking):
@@ -96,11 +90,11 @@ def _drain() -> None:
 
 
 def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
-    """Drain until `lifetime` is released and its callbacks have run; False after `timeout`, or if it never will be."""
+    """Drain until `lifetime` is released and its callbacks have run; return False if it is not, or never will be."""
 
     def over() -> bool:
         drain()
-        # A callback does not wait for others: those of its own thread run after it.
+        # A callback does not wait for other callbacks, because those of its thread run after it.
         told = _here.calling_back or (lifetime not in endings and not lifetime.tellers)
         return bool(lifetime.state in GONE and told) or lifetime.stays
 
@@ -108,33 +102,33 @@ def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
 
 
 def tidy() -> None:
-    """Retire dropped objects in calls that make something and do not drain: dropped objects would pile up."""
+    """Close dropped objects in calls that make something and do not drain, so that they do not accumulate."""
     if len(dropped) > _MANY_DROPPED:
         drain()
 
 
 def relieve(gate: Gate) -> None:
-    """Hold back a wait that is about to be enqueued for a moment, so that blocked releases can run.
+    """Delay a wait that is about to be enqueued, so that blocked releases can run. The caller must hold nothing.
 
-    Otherwise a pipeline that always has a wait pending would never release anything. The caller holds nothing.
+    Otherwise a pipeline that always has a pending wait would never release anything.
     """
     shut = gate.shut
     shut += MARK
     try:
-        relieved(gate, 2 * gate.limit)  # other waits stand at the gate; try half as often, unless it succeeds
+        relieved(gate, 2 * gate.limit)  # other waits are at the gate; unless this works, try half as often
         if system.until(lambda: not gate.held_by(), MOMENT_S):
             relieved(gate, MANY)
             _drain()
     finally:
         del shut[-1]
     if endings:
-        call_back()  # with the gate open: a callback may wait
+        call_back()  # after the gate is open, because a callback may wait
 
 
 def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
-    """Make a call that blocks until the default stream gets there, once no wait that is known holds that stream up.
+    """Make a call that blocks until the default stream reaches it, when no known wait delays that stream.
 
-    Raises `ResourceBusyError` where the calling thread itself would have to signal.
+    Raises `ResourceBusyError` if only the calling thread could signal.
     """
     shut = gate.shut
     while True:
@@ -147,31 +141,30 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
         stream = gate.before_default()
         if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_behind()):
             raise ResourceBusyError(
-                f"{what} blocks until {stream.label} gets there, which waits for {wait}, and this thread alone could "
+                f"{what} blocks until {stream.label} is done, which waits for {wait}, and only this thread could "
                 "signal that; signal first, or map before the wait."
             )
         system.until(lambda: gate.before_default() is None, 10 * MOMENT_S)
 
 
 def _release_ready() -> bool:
-    """Look once at what may be ready; return whether anything was released."""
     moved = False
-    ends: dict[KnownStream, Fence | None] = {}  # one event a stream, however many wait for it
+    ends: dict[KnownStream, Fence | None] = {}  # at most one event per stream
     for lifetime in _ready():
         try:
             moved |= _advance(lifetime, ends)
-        except Exception as error:  # a backend's mistake, which the draining caller did not cause
+        except Exception as error:  # an error in the backend, for which the caller is not responsible
             _leak(lifetime, error)
     return moved
 
 
 @locked
 def _ready() -> list[Lifetime]:
-    """Objects that may be released. They stay in the queue until they go on; what is kept leaves it."""
+    """Return the objects that may be released. Remove objects from the queue that something still keeps."""
     found = []
     for lifetime in list(waiting_for_a_look):
         if lifetime.state is RETIRED:
-            if lifetime.calls.copy():  # always a copy: it has one order with the marks of other threads
+            if lifetime.calls.copy():  # a copy, for a defined order with the marks of other threads
                 continue
             standing = lifetime.standing.values()
             if not (Standing.CHILD in standing or Standing.HOLDS in standing or lifetime.arrays.copy()):
@@ -182,10 +175,10 @@ def _ready() -> list[Lifetime]:
 
 
 def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
-    """Release an object, or leave it where it waits; return whether anything has moved."""
+    """Release an object, or put it where it waits. Return whether anything has changed."""
     behind = lifetime.behind
     if behind is None and (streams := lifetime.streams()):
-        if any(stream.bare and stream.elsewhere for stream in streams):  # that stream's own thread may tell
+        if any(stream.bare and stream.elsewhere for stream in streams):  # only that stream's thread can see its end
             return False
         try:
             for stream in streams:
@@ -205,20 +198,20 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
 
 
 def _end_of(stream: KnownStream) -> Fence | None:
-    """A fence behind all of the stream's work; None if that is done."""
-    if stream.behind is not None:  # a closed stream's end is known
+    """Return a fence after all work of the stream; None if the work is done."""
+    if stream.behind is not None:  # the stream is closed, so its end is known
         return next((fence for fence in stream.behind if fence.state is LIVE), None)
     if stream.state in GONE or stream.is_idle():
         return None
-    if stream.elsewhere:  # a fence stands behind each call
+    if stream.elsewhere:  # each call has made a fence
         return stream.last_fence()
     return stream.fence()
 
 
 @locked
 def _park(lifetime: Lifetime, behind: list[Fence]) -> bool:
-    """Wait for the first fence that is not reached; False if all were reached."""
-    if lifetime.state is not RETIRED:  # the object was opened again
+    """Wait for the first pending fence; return False if all are reached."""
+    if lifetime.state is not RETIRED:  # it was reopened
         return False
     lifetime.behind = behind
     for fence in behind:
@@ -231,7 +224,7 @@ def _park(lifetime: Lifetime, behind: list[Fence]) -> bool:
 
 @locked
 def _end_events(lifetime: Lifetime) -> None:
-    """End the events of an idle stream that others hold: such events are reached. The last one's end looks again."""
+    """Release the events of an idle stream, which are reached. The last event puts the stream in the queue again."""
     for one, how in list(lifetime.standing.items()):
         waiting_for_a_look.pop(lifetime, None)
         if how is Standing.YIELDS:
@@ -240,7 +233,7 @@ def _end_events(lifetime: Lifetime) -> None:
 
 def _release_at_gate(lifetime: Lifetime, gate: Gate) -> bool:
     shut = gate.shut
-    shut += MARK  # first: a wait that is noted after the look below finds it shut
+    shut += MARK  # first: a wait that is noted after the check below sees it
     try:
         waits = "the exit" if _exiting else gate.held_by()
         if not waits:
@@ -270,15 +263,15 @@ def _release(lifetime: Lifetime) -> bool:
 
 
 def _leak(lifetime: Lifetime, problem: BaseException) -> None:
-    """Leave an object unreleased: whether its release is safe is unknown."""
+    """Do not release an object, because that may be unsafe."""
     if _begin(lifetime):
         _end(lifetime, problem)
-    if lifetime.state not in (RELEASING, RELEASED):  # else another drain releases it
+    if lifetime.state not in (RELEASING, RELEASED):  # otherwise another drain releases it
         warn_leak(f"releasing {lifetime.label} failed: {problem}")
 
 
 def shown(call: Callable[[], T]) -> T | None:
-    """Report a failure instead of raising it: the caller, of a drain or none in a loop, did not cause it."""
+    """Report a failure instead of raising it, because the caller did not cause it."""
     try:
         return call()
     except Exception as error:
@@ -288,7 +281,7 @@ def shown(call: Callable[[], T]) -> T | None:
 
 @locked
 def _begin(lifetime: Lifetime) -> bool:
-    if lifetime.state is not RETIRED:  # the object was opened again, or is another thread's
+    if lifetime.state is not RETIRED:  # it was reopened, or another thread releases it
         return False
     if lifetime.standing or lifetime.calls.copy():
         return False
@@ -309,15 +302,15 @@ def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
         leave(lifetime)
         lifetime.release = None
         lifetime.state = RELEASED
-    else:  # the parents stay: the driver may have the object
+    else:  # the parents stay, because the driver may still have the object
         lifetime.problem = str(problem) or repr(problem)
         lifetime.state = LEAKED
 
 
 def call_back() -> None:
-    """Run the callbacks of released objects and drop what these kept, with nothing held: either may do anything.
+    """Run the callbacks of released objects, and drop what the objects kept. The caller must hold nothing.
 
-    What ends meanwhile has its turn afterwards: a chain of callbacks does not nest.
+    Objects that are released meanwhile come afterwards, so that a chain of callbacks does not nest.
     """
     while endings and not _here.calling_back:
         for lifetime in endings.copy():
@@ -329,7 +322,6 @@ def call_back() -> None:
 
 
 def _call_back(lifetime: Lifetime) -> None:
-    """Run the callbacks of one released object."""
     tellers = lifetime.tellers
     tellers += MARK
     try:
@@ -342,19 +334,18 @@ def _call_back(lifetime: Lifetime) -> None:
 
 @locked
 def _take(lifetime: Lifetime) -> tuple[list[Callable[[], None]], object]:
-    """Take what a released object has to tell, and what it has kept, which the caller drops."""
+    """Return the callbacks of a released object, and what it kept, for the caller to drop."""
     callbacks, lifetime.callbacks = lifetime.callbacks, []
     return callbacks, endings.pop(lifetime, None)
 
 
 @after_fork
 def _forked() -> None:
-    _here.calling_back = False  # the child begins anew, also where the fork was in a callback
+    _here.calling_back = False  # even if the fork was in a callback
 
 
 @atexit.register
 def _drain_at_exit() -> None:
-    """Release what can be released without blocking."""
     global _exiting  # noqa: PLW0603 - it is the process that exits
     system.end_threads()
     _exiting = True
@@ -367,7 +358,7 @@ def _drain_at_exit() -> None:
 
 
 def open_at_exit() -> str:
-    """The warning of what is open at the exit; empty if all is closed. A parent stands for children that it closes."""
+    """Return the warning about open objects at the exit; empty without any. A parent covers children that it closes."""
     open_ones = {one: None for one in alive() if one.warns and one.state is LIVE}
 
     def closes_with_another(one: Lifetime) -> bool:

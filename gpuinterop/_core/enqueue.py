@@ -1,4 +1,4 @@
-"""The one protocol by which a stream is given waits and signals: of a semaphore, a batch, or a graph's launch."""
+"""The protocol for enqueueing waits and signals: of a semaphore, of a batch, or of a graph's launch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 class Enqueues(ABC):
-    """What a stream waits for, signals or launches by one call."""
+    """An object that a stream can wait for, signal or launch with one call."""
 
     _batch: Any
-    _direct: bool
-    """Whether the driver's own call is all that a wait or a signal makes."""
+    _direct: bool  # a wait or signal is a single call of the driver
 
     def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
-        """Set the object that each call marks beside the stream, and what is noted of each stream."""
+        """Set the object that each call marks, besides the stream, and the dict with notes on each stream."""
         self._marked = marked
         self.device = device
         self.gate = device.gate
@@ -38,11 +37,11 @@ class Enqueues(ABC):
 
     @abstractmethod
     def _note_use(self, stream: Stream, known: KnownStream) -> Any:
-        """Note a stream's first use; return what `_noted` has of the stream from now on."""
+        """Note a stream's first use, and return the entry of `_noted` for the stream."""
 
     @abstractmethod
     def _hold_in(self, graph: Graph) -> None:
-        """Have the graph that captures the call keep what the call uses."""
+        """Make the graph that captures the call keep what the call uses."""
 
     def _enqueue(
         self,
@@ -53,14 +52,14 @@ class Enqueues(ABC):
         numbers: Sequence[int] = (),
         pending: Wait | None = None,
     ) -> Any:
-        """Mark, look, note, call, unmark. Return what is noted of the stream; None if a graph captures the call.
+        """Mark, check, note, call, unmark. Return the stream's notes; None if a graph captures the call.
 
-        The caller has looked up `noted`, what is noted of the stream: None before the stream's first use.
-        `give` enqueues. A driver's takes the batch, the stream's handle, the values, and of a wait the milliseconds;
-        another one takes the known stream in place of the handle, and the wait.
+        `noted` has the stream's notes, None before its first use. `give` enqueues. If it is the driver's, its arguments
+        are the batch, the stream's handle, the values, and for a wait the milliseconds. Otherwise they are the batch,
+        the known stream, the values, and for a wait the `Wait`.
         """
         if pending is not None and (gate := self.gate).crowded:
-            relieve(gate)  # before the marks: callbacks run here
+            relieve(gate)  # before the marks, because callbacks run here
         marked = self._marked
         calls, streams = marked.calls, known.calls
         calls += MARK
@@ -68,15 +67,15 @@ class Enqueues(ABC):
         try:
             if (odd := known.odd) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._look_closer(stream)
-                known.bare = known.thread is not None  # until `came_along` has an event behind the call
-            if noted is None:  # before the call, which may fail half-way: the release waits for the stream
+                known.bare = known.thread is not None  # until `came_along` records an event after the call
+            if noted is None:  # before the call, because the release must wait even if the call fails half-way
                 noted = self._note_use(stream, known)
-            if odd and (graph := known.graph) is not None:  # the graph's launches wait and signal
+            if odd and (graph := known.graph) is not None:  # the graph's launches will wait and signal
                 self._hold_in(graph)
                 noted = None
             elif pending is not None:
-                known.waits.append(pending)  # as in `KnownStream.note`
-                waiting[known] = None  # before the look at the gate: see there
+                known.waits.append(pending)  # as `KnownStream.note` does
+                waiting[known] = None  # before the check of the gate; module `gate` says why
                 if gate.shut:
                     gate.let_releases_end()
             if pending is None:
@@ -89,7 +88,7 @@ class Enqueues(ABC):
                 if pending is not None:
                     pending.enqueued = True
                 known.came_along()
-        except GpuInteropError:  # the call has enqueued nothing
+        except GpuInteropError:  # nothing was enqueued
             if pending is not None:
                 pending.passed = True
             raise

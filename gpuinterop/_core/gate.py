@@ -1,8 +1,8 @@
-"""The gate between releases that block and waits.
+"""The gate between waits and blocking releases.
 
-A release such as ``cuMemFree`` waits for all work of its device, and every other call of the process waits for it. So
-it runs only while no stream waits for a semaphore that is not signalled yet, and waits stand at the gate until it is
-over. A wait notes itself, then looks at the gate; a release shuts the gate, then looks at the notes.
+A release such as ``cuMemFree`` waits for all work of its device, and blocks all other calls of the process. So it runs
+only while no stream waits for a missing signal, and new waits are delayed until it is over. A wait notes itself, then
+checks the gate. A release shuts the gate, then checks the notes.
 """
 
 from __future__ import annotations
@@ -16,53 +16,45 @@ from .monitor import after_fork, locked
 if TYPE_CHECKING:
     from .known_stream import KnownStream, Streams
 
-MOMENT_S: Final = 0.004
-"""Seconds for which waits stand aside when too many releases are blocked."""
-MANY: Final = 8
-"""Number of blocked releases from which on the next wait stands aside."""
-TOO_MANY: Final = 256
-"""Number of blocked releases at which a warning is issued."""
+MOMENT_S: Final = 0.004  # seconds by which waits are delayed when too many releases are blocked
+MANY: Final = 8  # with so many blocked releases, the next wait is delayed
+TOO_MANY: Final = 256  # with so many blocked releases, a warning is issued
 
-waiting: dict[KnownStream, None] = {}
-"""Streams of all devices with waits that may be pending."""
-blocking: dict[Gate, None] = {}
-"""Gates with blocked releases."""
+waiting: dict[KnownStream, None] = {}  # streams of all devices with waits that may be pending
+blocking: dict[Gate, None] = {}  # gates with blocked releases
 
 
 class Gate:
     """One per device, or one per backend if its releases wait for the work of all its devices."""
 
     def __init__(self) -> None:
-        self.shut: list[None] = Marks()
-        """One mark for each release that is under way or about to begin."""
-        self.blocked: dict[Lifetime, str] = {}
-        """Releases that only a pending wait holds up, each with the stream that may be waiting."""
+        self.shut: list[None] = Marks()  # one mark for each release that is running or about to begin
+        self.blocked: dict[Lifetime, str] = {}  # releases delayed by a pending wait, each with that stream's label
         self.limit = MANY
-        self.crowded = False
-        """Whether so many releases are blocked that the next wait stands aside (`drain.relieve`)."""
+        self.crowded = False  # so many releases are blocked that the next wait is delayed (`drain.relieve`)
         self.devices: list[Streams] = []
 
     def let_releases_end(self) -> None:
-        """Block while a release is under way; waits do not hold a release up."""
+        """Block while a release is running. Waits do not delay a running release."""
         system.until(lambda: not self.shut, None)
 
     def held_by(self) -> str:
-        """The label of a stream that may wait for a semaphore that is not signalled yet; empty if all have passed.
+        """Return the label of a stream that may wait for a missing signal; empty if there is none. Never blocks.
 
-        Asks the driver; never blocks. The stream that has waited longest is asked first, and alone if it holds releases
-        up: its wait costs the same beside few streams and beside hundreds.
+        Asks the driver about the stream that has waited longest, and about others only if that one has passed. So the
+        cost does not grow with the number of streams.
         """
         for stream in self._waiting():
             if _holds_up(stream):
                 return stream.label
-        # If the release keeps the GIL, no thread of this process can signal what another library's work waits for.
+        # If the release holds the GIL, no thread of this process can signal what another library's work waits for.
         streams = [stream for device in self.devices if device.backend.releases_hold_gil for stream in device.known()]
         return next((stream.label for stream in streams if not stream.is_idle()), "")
 
     def before_default(self) -> KnownStream | None:
-        """A stream that may hold the default one up, by a wait that is not signalled yet; asks the driver.
+        """Return a stream whose wait for a missing signal delays the default stream. Asks the driver.
 
-        Our streams block the default one only where the two share a hardware queue; another library's may.
+        gpuinterop's streams delay it only if both share a hardware queue. Other libraries' streams can always do so.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
@@ -80,7 +72,6 @@ def _holds_up(stream: KnownStream) -> bool:
 
 @locked
 def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
-    """Put a release aside while a wait is pending."""
     if lifetime.state is not RETIRED:
         return
     if len(gate.blocked) >= gate.limit:
@@ -92,7 +83,7 @@ def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
 
 @locked
 def unblock(gate: Gate) -> None:
-    """Have the next drain look at all blocked releases again."""
+    """Make the next drain check all blocked releases again."""
     waiting_for_a_look.update(dict.fromkeys(gate.blocked))
     gate.blocked.clear()
     blocking.pop(gate, None)
@@ -100,7 +91,7 @@ def unblock(gate: Gate) -> None:
 
 @locked
 def relieved(gate: Gate, limit: int) -> None:
-    """Make the next wait stand aside once `limit` releases are blocked."""
+    """Delay the next wait once `limit` releases are blocked."""
     gate.limit = limit
     gate.crowded = False
 

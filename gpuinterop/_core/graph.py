@@ -1,7 +1,7 @@
 """Graphs: signals and waits that are captured once and launched many times.
 
-A graph bakes the values of its semaphores in. Binary semaphores have no value. Timelines must grow, so each launch
-needs new values: `GraphSemaphores.advance` or `GraphStep.set` sets them for the next launch.
+A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values. Set them with
+`GraphSemaphores.advance` or `GraphStep.set` before the launch.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from .device import Device
     from .memory import Mapping
 
-_PATIENCE_S: Final = 1.0  # how long a capture waits for calls that are under way
+_PATIENCE_S: Final = 1.0  # how long a capture waits for calls on its streams
 
 __all__ = ["Graph", "GraphSemaphores", "GraphStep", "capture"]
 
 
 class GraphStep:
-    """One node of a graph that waits or signals. Made by `GraphSemaphores`.
+    """One node of a graph that waits or signals; `GraphSemaphores.steps` lists them.
 
     Attributes
     ----------
     signals : bool
         True if the node signals, False if it waits.
     semaphores : tuple of ExternalSemaphore or None
-        The node's semaphores in order; None for one that gpuinterop did not import, or has released.
+        The node's semaphores, in order; None for a semaphore that gpuinterop did not import, or has released.
     values : tuple of int
         Values that the next launch waits for or signals; 0 for a binary semaphore.
 
@@ -72,10 +72,10 @@ class GraphStep:
         self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
         self._handles = [semaphore._handle for semaphore in self._ours]
         counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
+        # The largest value that all semaphores accept; None if one of them does not count.
         self._largest = min(one.max_value for one in self._ours) if counts else None
-        """The largest value of semaphores that all count; None if some do not."""
+        # `_most` has the largest values ever set. No launch waits for more, even if another thread sets values.
         self.values = self._most = node.values
-        """`_most` has the largest ever set: no launch waits for more, though another thread sets others meanwhile."""
 
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
@@ -83,38 +83,36 @@ class GraphStep:
         Parameters
         ----------
         *values : int or None
-            One value per entry of `semaphores`; None for a binary one. Enqueued launches keep their values.
+            One value per entry of `semaphores`; None for a binary semaphore. Launches already enqueued keep theirs.
 
         Raises
         ------
         InvalidArgumentError
             The number of values differs from the number of semaphores, a value does not fit its semaphore, or
-            gpuinterop did not import a semaphore.
+            gpuinterop did not import one of the semaphores.
         """
         numbers = self._checked(values)
         self._owner.lifetime.use(lambda _: self._apply(numbers))
 
     def _checked(self, values: tuple[int | None, ...]) -> tuple[int, ...]:
-        """The values as the backend takes them."""
         if len(values) != len(self.semaphores):
             raise InvalidArgumentError(
-                "values", f"expected {len(self.semaphores)}, one a semaphore, got {len(values)}."
+                "values", f"expected {len(self.semaphores)}, one for each semaphore, got {len(values)}."
             )
         if len(self._handles) != len(self.semaphores):
             raise InvalidArgumentError(
-                "values", "expected a node of semaphores imported here, got one of another library's; set it there."
+                "values", "expected semaphores imported here, got one of another library; set its value there."
             )
         return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
-        """Set checked values. The caller marks."""
         owner = self._owner
-        self._most = tuple(map(max, self._most, numbers))  # first: a launch that has these values finds them
+        self._most = tuple(map(max, self._most, numbers))  # first, so that a launch with these values finds them
         owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
         self.values = numbers
 
     def _advanced(self, by: int) -> tuple[int, ...]:
-        """The values plus `by`, for semaphores that count; keys and addresses of fences stay."""
+        """Return the values plus `by` for semaphores that count; keys and fence addresses do not change."""
         if self._largest is not None:
             numbers = tuple([value + by for value in self.values])
             if by >= 0 and max(numbers) <= self._largest:
@@ -134,7 +132,7 @@ class GraphStep:
 
 
 class GraphSemaphores(Resource):
-    """The signals and waits of a graph, and their values.
+    """The signals and waits of a graph, and their values. You create it for a graph of another library.
 
     Parameters
     ----------
@@ -157,12 +155,12 @@ class GraphSemaphores(Resource):
 
     Notes
     -----
-    The caller keeps both graphs, which must outlive this object: the nodes belong to them. The semaphores are not
-    released before this object is closed, even if they are closed earlier.
+    You own both graphs. Keep them until this object is closed, because its nodes belong to them. The semaphores stay
+    valid until then, even if you close them earlier.
 
     Examples
     --------
-    torch's graph is ``gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec())``.
+    For torch's graph, use ``gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec())``.
 
     On CUDA (here a simulated driver):
 
@@ -191,7 +189,7 @@ class GraphSemaphores(Resource):
             self.steps = tuple(GraphStep(self, node) for node in self.driver.semaphore_nodes(nodes_of))
             for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
                 hold(semaphore.lifetime, self.lifetime)
-                if _parent is None:  # another library launches the graph, so its signals are not seen here
+                if _parent is None:  # another library launches the graph, so its signals cannot be tracked
                     semaphore._forget_values()
             if _parent is None:
                 self.lifetime.untracked = (device.streams,)
@@ -210,17 +208,17 @@ class GraphSemaphores(Resource):
         return tuple(step for step in self.steps if step.signals)
 
     def advance(self, by: int) -> None:
-        """Add `by` to the value of every timeline and fence, as each new frame needs.
+        """Add `by` to the value of every timeline and fence, usually once per frame.
 
         Parameters
         ----------
         by : int
-            What one frame adds to the timeline.
+            How much one frame adds to the timeline.
 
         Raises
         ------
         InvalidArgumentError
-            A value would exceed 64 bits, or gpuinterop did not import a semaphore; no value was changed.
+            A value would exceed 64 bits, or gpuinterop did not import a semaphore. No value was changed.
 
         Examples
         --------
@@ -248,17 +246,17 @@ class GraphSemaphores(Resource):
 
 
 class _Opaque(Waits):
-    """Waits of a launch that also waits for what is not known here. They pass with the stream alone."""
+    """Waits of a launch with semaphores that are unknown here. They pass only when the stream has passed them."""
 
     def is_there(self) -> bool:
         return self.passed
 
 
 class Graph(Resource, Enqueues):
-    """Work that was captured once and can be launched many times. Made by `Stream.capture`.
+    """Work that is captured once and launched many times. `Stream.capture` returns it.
 
-    Semaphores and mappings that its work uses are released after it, also those that were closed during the capture.
-    Closing it releases the driver's graph when its launches are done (``cuGraphExecDestroy``, ``cuGraphDestroy``).
+    It keeps the semaphores and mappings that its work uses, even if you close them, until it is released itself. After
+    `close`, the driver's graph is released when its launches are done (``cuGraphExecDestroy``, ``cuGraphDestroy``).
 
     Examples
     --------
@@ -276,16 +274,15 @@ class Graph(Resource, Enqueues):
         super().__init__(Lifetime("Graph", device=device.streams, label=label))
         self.device, self.driver = device, backend
         self._batch, self._direct = None, False
+        # After the capture: the driver's graph, its executable, and what they wait for and signal.
         self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
-        """The driver's graph, its executable, and what they wait for and signal, once the capture has ended."""
-        self._awaited: list[Lifetime] = []
-        """The semaphores that it waits for, as far as this library imported them."""
-        self._waits: list[tuple[GraphStep, int, bool]] = []  # where the value of each is, and whether it takes one
+        self._awaited: list[Lifetime] = []  # semaphores that it waits for and that this process imported
+        self._waits: list[tuple[GraphStep, int, bool]] = []  # step, index of its value, whether it takes a value
         self._passing: type[Waits] = Waits
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
-        self._joined: list[KnownStream] = []  # streams whose work goes into it during the capture
-        self._kept: list[ExternalSemaphore[Any]] = []  # during the capture: the steps name them
+        self._joined: list[KnownStream] = []  # streams whose work is being captured
+        self._kept: list[ExternalSemaphore[Any]] = []  # until the end of the capture, for the steps
         self.lifetime.open()
 
     @property
@@ -296,12 +293,12 @@ class Graph(Resource, Enqueues):
     @property
     def executable_ptr(self) -> int:
         """The native executable (``CUgraphExec``) as an integer."""
-        self._passing = _Opaque  # a caller may set other values by the number
+        self._passing = _Opaque  # with this pointer, a caller can set other values
         return int(self._captured()[1].handle)
 
     @property
     def semaphores(self) -> GraphSemaphores:
-        """The graph's signals and waits, with the values of the next launch."""
+        """The signals and waits of the graph, with the values of the next launch."""
         return self._captured()[2]
 
     def launch(self, stream: Stream | object) -> None:
@@ -309,8 +306,8 @@ class Graph(Resource, Enqueues):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
-            Stream of the same device, which need not be the captured one.
+        stream : Stream, int, or stream of torch, CuPy or numba
+            Stream of the same device; it need not be the captured stream.
 
         Raises
         ------
@@ -320,10 +317,10 @@ class Graph(Resource, Enqueues):
         if self._made is None:
             self._captured()
         pending: Waits | None = None
-        if self._waits:  # a wait may be remembered for long: it names objects alone, and not the graph
+        if self._waits:  # `pending` can exist for long, so it refers to the semaphores and not to the graph
             pending = self._passing()
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
-            pending.values = [None] * len(self._awaited)  # nothing passes before the launch's own are known
+            pending.values = [None] * len(self._awaited)  # nothing passes before this launch's values are set
         known = (stream := check_stream(self.device, stream))._known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
@@ -332,7 +329,7 @@ class Graph(Resource, Enqueues):
     def _launch_now(self, _batch: None, known: KnownStream, _numbers: object, pending: Waits | None = None) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
             raise InvalidArgumentError(
-                "stream", "is being captured: values of a graph inside a graph cannot be set; launch both one by one."
+                "stream", "is being captured: values of a graph inside a graph cannot be set; launch them one by one."
             )
         self.driver.launch(self._marked.handle, known.handle)
         if pending is not None:
@@ -352,7 +349,7 @@ class Graph(Resource, Enqueues):
         return cast(Sequence[Told], self._marked.uses[known])
 
     def _hold_in(self, graph: Graph) -> None:
-        """Do nothing: the call is refused."""
+        """Do nothing, because such a launch is refused."""
 
     def _captured(self) -> tuple[Lifetime, Lifetime, GraphSemaphores]:
         self._check_open()
@@ -361,39 +358,34 @@ class Graph(Resource, Enqueues):
         return self._made
 
     def _hold(self, lifetime: Lifetime) -> None:
-        """Keep an object that captured work uses."""
         hold(lifetime, self.lifetime)
 
     def _note(self, mapping: Mapping, start: int, end: int) -> None:
-        """Note bytes that each launch will use."""
         first, last = self._mappings.get(mapping, (start, end))
         self._mappings[mapping] = min(first, start), max(last, end)
 
     def _enter(self, known: KnownStream) -> None:
-        """Capture the stream's work from the next call on. Other calls stop querying it: a query ends the capture.
-
-        Waits for calls that checked before and are under way, up to a limit: one may be in `Stream.synchronize`.
-        """
+        """Capture the stream's work from now on. Waits for other calls, but not for long: one may be `synchronize`."""
         self._claim(known)
         system.until(lambda: not known.calls.copy(), _PATIENCE_S)
 
     @locked
     def _claim(self, known: KnownStream) -> None:
-        if known.captured:  # by another thread, just now
+        if known.captured:  # another thread was faster
             raise CapturedError(known)
         self._joined.append(known)
-        known.captured = True
+        known.captured = True  # other calls no longer query it, because a query would end the capture
         known.note_odd()
 
     @locked
     def _join(self, known: KnownStream) -> None:
-        """Note the stream's new work as the graph's until the capture ends."""
+        """Add the stream's new work to the graph until the capture ends."""
         if known in self._joined:
             known.graph = self
 
     @locked
     def _part(self, streams: Sequence[KnownStream]) -> None:
-        """End the capture of streams: of all at its end, or of one whose call to join it has failed."""
+        """End the capture of these streams: all at its end, or a single one that failed to join."""
         for known in streams:
             if known in self._joined:
                 known.graph = None
@@ -402,11 +394,11 @@ class Graph(Resource, Enqueues):
                 self._joined.remove(known)
 
     def _end(self, known: KnownStream) -> None:
-        """End the capture, also a failed one: then the stream runs again. Idempotent."""
+        """End the capture, even one that failed, so that the stream runs again. Idempotent."""
         if self._joined and self._made is None:
             self._leave()
-            with suppress(GpuInteropError):  # an invalid capture, without a graph
-                if known.ask(self.driver.is_capturing, False):  # else the call that failed has ended it
+            with suppress(GpuInteropError):  # the capture was invalid: there is no graph
+                if known.ask(self.driver.is_capturing, False):  # otherwise the failed call has ended it
                     self.driver.destroy_graph(self.device._handle, known.ask(self.driver.end_capture, None))
             with suppress(GpuInteropError):
                 known.broken = known.ask(self.driver.is_capturing, False)
@@ -414,15 +406,15 @@ class Graph(Resource, Enqueues):
         self._kept.clear()
 
     def _leave(self) -> None:
-        """Refuse new work until the capture has ended; waits as `enter` does."""
-        for known in self._joined.copy():  # another thread's `part` may take one off the list
+        """Refuse new work until the capture has ended. Waits as `_enter` does."""
+        for known in self._joined.copy():  # `_part` in another thread may shorten the list
             known.graph = None
         system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 
     def _finish(self, known: KnownStream) -> None:
         device, backend = self.device._handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
-        graph.create(lambda: known.ask(backend.end_capture, None))  # a stream that was closed stays until then
+        graph.create(lambda: known.ask(backend.end_capture, None))  # works on a closed stream, too
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
         self._gives(executable, self.device, executable.uses)
@@ -441,14 +433,13 @@ class Graph(Resource, Enqueues):
 
 @contextmanager
 def capture(stream: Stream, label: str | None) -> Iterator[Graph]:
-    """See `Stream.capture`."""
     device = stream.device
     stream._check_open()
     device.capabilities.require(Operation.GRAPH_CAPTURE)
     backend = cast(GraphBackend, device.driver)  # otherwise the capability is a gap
     if stream.capturing:
         raise InvalidArgumentError(
-            "stream", "expected one that is not being captured, got one that is; end that capture first."
+            "stream", "expected a stream that is not being captured, got one that is; end that capture first."
         )
     known = stream._known_as()
     graph = Graph(device, backend, label)

@@ -1,7 +1,4 @@
-"""Checks of a handle before a driver gets it: its type, its origin, the size of its object.
-
-Drivers swallow what is wrong there, and fail or crash later.
-"""
+"""Checks of a handle before a driver gets it: type, origin, size. Drivers accept bad ones, and fail or crash later."""
 
 from __future__ import annotations
 
@@ -33,34 +30,34 @@ HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandl
 
 _IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
 _ARRAY_MARKS: Final = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
-# The APIs know these only as one resource that owns its memory.
+# The APIs export these only as one resource with its own memory.
 _ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
 
 
 def object_size(fd: int) -> int | None:
-    """The size of a memory object in bytes if the kernel knows it (memfd, dma-buf); else None."""
+    """Return the size of a memory object in bytes if the kernel reports it (memfd, dma-buf); else None."""
     if system.seals(fd) is not None:
         return os.fstat(fd).st_size
-    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # skips the dearer check
+    if not os.readlink(f"/proc/self/fd/{fd}").startswith("/dmabuf:"):  # avoids the slower check
         return None
-    # Not lseek: any file may be named like a dma-buf. Only dma-bufs have this line.
+    # Not lseek, because any file can have such a name. Only dma-bufs have this line.
     with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8", errors="replace") as lines:
         return dmabuf_size(lines.read())
 
 
 def dmabuf_size(fdinfo: str) -> int | None:
-    """The size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None for other files."""
+    """Return the size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None otherwise."""
     found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def check_size(handle: Handle, size: int) -> None:
-    """Refuse a size that exceeds the object: drivers accept it and fail, or crash, later."""
+    """Raise if a size exceeds the object. Drivers accept such a size, and fail or crash later."""
     origin = handle.origin
     said = origin.size if origin is not None else None
     known = [("the exporter", said)]
     if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
-        with contextlib.suppress(OSError):  # no /proc, or an object that cannot seek: the driver must check
+        with contextlib.suppress(OSError):  # no /proc, or not seekable: leave the check to the driver
             known.append(("the system", handle._use(object_size)))
     for who, limit in known:
         if limit is not None and size > limit:
@@ -70,7 +67,7 @@ def check_size(handle: Handle, size: int) -> None:
 
 
 def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIdentity | None = None) -> None:
-    """Refuse what drivers swallow, as far as the origin shows it: another kind, or another device than `device`."""
+    """Raise if the origin shows another kind, or another device than `device`. Drivers do not check this."""
     origin = handle.origin
     if origin is None:
         return
@@ -81,7 +78,7 @@ def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIden
         )
     if device is not None and origin.device is not None and origin.device.conflicts(device):
         raise HandleError(
-            f"handle: expected one of {device.name}, got one that was exported by "
+            f"handle: expected a handle of {device.name}, got one exported by "
             f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
         )
 
@@ -91,23 +88,22 @@ def _article(noun: str) -> str:
 
 
 def check_handle(handle: object, wanted: type[Handle], call: str, example: str) -> None:
-    """Refuse what is not an open handle of the wanted types."""
     if not isinstance(handle, wanted):
         takes = [f"import_{name}" for name, kind in _IMPORTS.items() if isinstance(handle, kind)]
-        got = type(handle).__name__ + "".join(f", which {name} takes" for name in takes[:1])
+        got = type(handle).__name__ + "".join(f", which {name} accepts" for name in takes[:1])
         if isinstance(handle, int):
             got = f"an int; wrap it: {example}"
         elif _is_array(handle):
             got += (
-                ", an array and not a handle; share it with other processes by gpuinterop.share(array), with Vulkan by "
-                "gpuinterop.vulkan.import_array(vk, array)"
+                ", an array and not a handle; pass it to gpuinterop.share(array) for other processes, to "
+                "gpuinterop.vulkan.import_array(vk, array) for Vulkan"
             )
         raise ArgumentTypeError("handle", f"{call} expects one of {_names(wanted)}, got {got}.")
     handle._check_open()
 
 
 def _is_array(value: object) -> bool:
-    """Whether a value is some library's array. Its attributes are looked up, and not called: torch's may raise."""
+    """Whether a value is an array of some library. Looks attributes up without calling them, as torch's may raise."""
     return any(inspect.getattr_static(value, name, None) is not None for name in _ARRAY_MARKS)
 
 

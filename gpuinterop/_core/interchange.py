@@ -1,6 +1,6 @@
-"""DLPack and the array interfaces: they hand memory to array libraries without a copy.
+"""DLPack and the array interfaces: array libraries use memory without a copy.
 
-NumPy is imported on first use, here and nowhere else in the core.
+In the core, only this module imports NumPy, on first use.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ TYPES: Final = {
     "float8_e4m3": (8, 8), "float8_e4m3b11fnuz": (9, 8), "float8_e4m3fn": (10, 8), "float8_e4m3fnuz": (11, 8),
     "float8_e5m2": (12, 8), "float8_e5m2fnuz": (13, 8), "float8_e8m0fnu": (14, 8),
 }  # fmt: skip
-"""Names of the element types, and DLPack's code and bits."""
 _NAMES: Final = {facts: name for name, facts in TYPES.items()}
 
 
 class DType:
-    """An element type, as DLPack and the array interfaces name it."""
+    """An element type and its names in DLPack and the array interfaces."""
 
     __slots__ = ("alignment", "bits", "code", "is_numpys", "itemsize", "name", "typestr")
 
@@ -47,21 +46,21 @@ class DType:
 
         name = str(dtype).removeprefix("torch.")
         if name not in TYPES:
-            with suppress(Exception):  # NumPy parses strings with several kinds of error
+            with suppress(Exception):  # NumPy raises several types when it parses a string
                 parsed = np.dtype(dtype)  # type: ignore[call-overload]
-                name = parsed.name if parsed.isnative and dtype is not None else ""  # NumPy takes None for float64
+                name = parsed.name if parsed.isnative and dtype is not None else ""  # NumPy reads None as float64
         if name not in TYPES:
             raise ArgumentTypeError(
                 "dtype", f"expected one of {', '.join(TYPES)}, got {dtype!r}; take bytes (uint8), and view those."
             )
         self.name, (self.code, self.bits) = name, TYPES[name]
-        self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these to it
+        self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
         self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
         self.itemsize = self.bits // 8
         self.alignment = self.itemsize // 2 if self.code == 5 else self.itemsize
 
     def for_numpy(self) -> Any:
-        """NumPy's dtype. Raises `ImportError` or `AttributeError` where it needs ml_dtypes, or a newer one."""
+        """Return NumPy's dtype. Raise `ImportError` or `AttributeError` if it needs ml_dtypes, or a newer one."""
         import numpy as np
 
         if self.is_numpys:
@@ -75,9 +74,9 @@ _PLAIN: Final = frozenset({int})
 
 
 def resolve_ints(values: Sequence[int], argument: str, *, minimum: int = -MAX_SIZE) -> tuple[int, ...]:
-    """A tuple of ints, or an error that names the argument."""
+    """Return a tuple of ints, or raise an error that names the argument."""
     try:
-        if isinstance(values, str | bytes):  # a sequence of letters
+        if isinstance(values, str | bytes):  # these are sequences too
             raise TypeError
         listed = tuple(values)
     except TypeError:
@@ -96,7 +95,7 @@ def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 class Layout:
-    """What all views of one shape, element type and strides have in common, made once (`layout_of`)."""
+    """Shape, element type and strides of a view, with derived values. `layout_of` makes it once for all such views."""
 
     __slots__ = ("blank", "dtype", "high", "low", "misfit", "shape", "strides")
 
@@ -109,47 +108,41 @@ class Layout:
             got = len(self.strides)
             raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {got}.")
         reaches = [] if 0 in shape else [(dim - 1) * stride for dim, stride in zip(shape, self.strides, strict=True)]
-        self.low = sum(reach for reach in reaches if reach < 0)
-        """The first byte that is touched, relative to the first element."""
-        self.high = 0 if 0 in shape else size + sum(reach for reach in reaches if reach > 0)
-        """The byte behind the last one."""
+        self.low = sum(reach for reach in reaches if reach < 0)  # first byte used, relative to the first element
+        self.high = 0 if 0 in shape else size + sum(reach for reach in reaches if reach > 0)  # end of the last byte
+        # DLPack cannot express a stride that is not a multiple of the element size.
         self.misfit = next((stride for stride in self.strides if stride % size), None)
-        """A stride that DLPack cannot express, because it is not a multiple of the element size."""
-        self.blank: Any = None
-        """NumPy's array of the layout, at no address: the first export makes it, and each has a view of it."""
+        self.blank: Any = None  # a NumPy array of this layout without memory; exports use views of it
 
     def __str__(self) -> str:
         return f"{list(self.shape)} of {self.dtype.name}, strides {list(self.strides)}"
 
     def array(self, address: int, read_only: bool, whose: object) -> Any:
-        """Make an array of NumPy at an address. Its base has room for what it keeps: an error is to keep nothing."""
+        """Return a NumPy array at an address. Its base has a slot for what must stay alive; it is still empty."""
         import numpy as np
 
         try:
             return np.asarray(_Base(self.interface(address, read_only)))
-        except (ValueError, OverflowError) as error:  # too many dimensions; broadcast to more than the address space
+        except (ValueError, OverflowError) as error:  # too many dimensions, or larger than the address space
             raise BufferError(f"expected a shape that NumPy can describe, got {whose}: {error}.") from None
 
     def blank_array(self, whose: object) -> Any:
-        """An array for a capsule, at no address yet."""
         if self.blank is None:
             self.blank = self.array(_NOWHERE, False, whose).view(_exported())
         return self.blank.view()
 
     def interface(self, pointer: int, read_only: bool) -> dict[str, Any]:
-        """The array interface of the elements at an address, as numbers of their size."""
+        """Return the array interface of elements at an address, as numbers of their size."""
         data, typestr = (pointer, read_only), self.dtype.typestr
         return {"shape": self.shape, "strides": self.strides, "typestr": typestr, "data": data, "version": 3}
 
 
 _known_type = functools.lru_cache(256)(DType)
 _known_layout = functools.lru_cache(1024)(Layout)
-_MOST_PLACES: Final = 1 << 16
-"""Number of elements that `overlap` compares, at most."""
+_MOST_PLACES: Final = 1 << 16  # elements that `overlap` compares at most
 
 
 def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None) -> Layout:
-    """The layout that a caller names, checked."""
     one = type(shape) is not tuple and not isinstance(shape, Iterable)
     dims = resolve_ints((shape,) if one else shape, "shape", minimum=0)  # type: ignore[arg-type]
     steps = None if strides is None else resolve_ints(strides, "strides")
@@ -159,16 +152,16 @@ def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | N
 
 @functools.lru_cache(1024)
 def overlap(layout: Layout) -> bool:
-    """Whether two elements have a byte in common; also True if that takes long to tell."""
+    """Whether two elements share a byte. Also True if the answer would take long."""
     if 0 in layout.shape:
         return False
     size = layout.dtype.itemsize
     dims = sorted((abs(step), count) for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1)
-    while dims and dims[0][0] == size:  # what has no gaps is like one element
+    while dims and dims[0][0] == size:  # elements without gaps count as one element
         size *= dims.pop(0)[1]
     reach = size + sum(step * (count - 1) for step, count in dims)
     while dims and (reach := reach - dims[-1][0] * (dims[-1][1] - 1)) <= dims[-1][0]:
-        dims.pop()  # what lies beyond the rest has its own bytes, if that has
+        dims.pop()  # this dimension cannot overlap unless the others do
     if math.prod(count for _, count in dims) > _MOST_PLACES:
         return True
     places = [0]
@@ -180,7 +173,7 @@ def overlap(layout: Layout) -> bool:
 
 @functools.lru_cache(1024)
 def dense_order(layout: Layout) -> tuple[object, ...] | None:
-    """What layouts have in common that fill the same bytes alike; None if a byte is in no element, or in two."""
+    """Return a key, equal for layouts that fill the same bytes in one order; None if they have gaps or overlaps."""
     if layout.high - layout.low != math.prod(layout.shape) * layout.dtype.itemsize or overlap(layout):
         return None
     steps = [step for step, count in zip(layout.strides, layout.shape, strict=True) if count > 1 and layout.high]
@@ -191,17 +184,14 @@ def dense_order(layout: Layout) -> tuple[object, ...] | None:
 
 CPU, _CUDA, _CUDA_HOST, _ROCM = 1, 2, 3, 10
 HOST_TYPES: Final = (CPU, _CUDA_HOST, 11)  # kDLROCMHost
-_AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}
-"""The streams that the array API forbids."""
+_AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {_CUDA: (0,), _CUDA_HOST: (0,), _ROCM: (1, 2)}  # forbidden streams
 
-# NumPy makes every capsule: its deleter is C code. One in Python would destroy an exception that is on its way when the
-# array dies. NumPy takes all memory for the host's; what it says of the place and of the type is written over.
-_NOWHERE: Final = 64  # NumPy refuses the address 0, and reads none
+# NumPy makes every capsule because its deleter is C code. A deleter in Python would lose an exception that is being
+# raised when the array is freed. NumPy believes that all memory is the host's; we overwrite device and element type.
+_NOWHERE: Final = 64  # NumPy refuses the address 0, and does not read this one
 
 
 class DLTensor(ctypes.Structure):
-    """DLPack's ``DLTensor``."""
-
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -217,22 +207,21 @@ class DLTensor(ctypes.Structure):
 
 
 CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
-"""Unversioned, versioned: the name, and the offset of the ``DLTensor``, behind version, manager, deleter and flags."""
+"""Unversioned and versioned: name, and offset of the ``DLTensor`` after version, manager, deleter and flags."""
 _READ_ONLY: Final = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
-# A library object of our own: any module may set other argument types on the shared ctypes.pythonapi.
+# A separate library object, because any module can change argument types on the shared ctypes.pythonapi.
 pointer_of = ctypes.PyDLL(None, handle=ctypes.pythonapi._handle).PyCapsule_GetPointer
 pointer_of.restype = ctypes.c_void_p
 pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def _flags_at(address: int) -> ctypes.c_uint64:
-    """The flags of a versioned ``DLManagedTensor``."""
     return ctypes.c_uint64.from_address(address + 24)
 
 
 class _Base:
-    """The base of an array that NumPy makes: what is to live as long as that does."""
+    """The base of a NumPy array; it keeps other objects alive as long as the array."""
 
     __slots__ = ("__array_interface__", "hold")
 
@@ -242,7 +231,7 @@ class _Base:
 
 @functools.cache
 def _exported() -> type[Any]:
-    """The type of the arrays that capsules keep: NumPy's, with room for what is to live as long."""
+    """Return the type of the arrays that capsules keep: NumPy's, with slots for objects that must stay alive."""
     import numpy as np
 
     class Exported(np.ndarray[Any, Any]):
@@ -253,7 +242,7 @@ def _exported() -> type[Any]:
 
 @functools.cache
 def _numpy_knows_versions() -> bool:
-    """Whether NumPy makes versioned capsules (2.1 on). A consumer that asks for one takes the other kind, too."""
+    """Whether NumPy makes versioned capsules (from 2.1). Consumers that ask for one accept the other kind too."""
     import numpy as np
 
     try:
@@ -267,12 +256,12 @@ def _numpy_knows_versions() -> bool:
 
 
 class View(NoCopy):
-    """A typed, strided window on a buffer, for ``from_dlpack`` of any array library. Made by `Buffer.view`.
+    """A typed, strided view of a buffer for any array library. `Buffer.view` returns it.
 
-    It has the interfaces that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host,
-    ``__cuda_array_interface__`` on a GPU. The array that a library makes keeps the bytes mapped, even if the buffer is
-    closed; the view alone does not. One exception: what takes a view by ``__cuda_array_interface__``, as
-    ``cupy.asarray`` does, keeps the view, and that keeps the bytes. Drop such a view with the array.
+    It has the protocols that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host, and
+    ``__cuda_array_interface__`` on a GPU. The array that a library makes keeps the bytes mapped, even if you close the
+    buffer; the view does not. The exception is ``__cuda_array_interface__``, used by ``cupy.asarray``: then the array
+    keeps the view, and the view keeps the bytes, so drop both.
 
     Attributes
     ----------
@@ -283,14 +272,14 @@ class View(NoCopy):
     ndim : int
         Number of dimensions.
     nbytes : int
-        Number of elements, multiplied by the element size.
+        Number of elements times the element size.
     dtype : numpy.dtype
-        Element type; it compares equal to its name. For bfloat16, float8 and complex32 it is that of ml_dtypes; the
-        name if that is not installed.
+        Element type, which compares equal to its name. bfloat16, float8 and complex32 are types of ml_dtypes; if that
+        is not installed, `dtype` is the name.
     ptr : int
         Address of the first element on the device.
     read_only : bool
-        Whether libraries are told not to write: the view is of an array of another process that is immutable there.
+        True if array libraries must not write, because another process shares an immutable array.
 
     Examples
     --------
@@ -302,8 +291,7 @@ class View(NoCopy):
     """
 
     _instead = "send view.to_numpy(), which is a copy, or bytes(gpuinterop.share(view))."
-    _token: object = None
-    """The hold on the bytes that the first look at `__cuda_array_interface__` takes."""
+    _token: object = None  # the hold that the first use of `__cuda_array_interface__` takes
 
     def __init__(self, buffer: Buffer, layout: Layout, offset: int, *, read_only: bool = False) -> None:
         self._buffer = buffer
@@ -339,27 +327,27 @@ class View(NoCopy):
         return f"<{type(self).__name__} {self._layout.dtype.name}{list(self.shape)} of {self._buffer.label}>"
 
     def to_numpy(self) -> Any:
-        """Return a copy on the host, as an array of NumPy, on any device (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
+        """Copy to the host and return a NumPy array; works on any device (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
-        Ordered behind every stream that used these bytes through gpuinterop, done on return. All bytes from the first
-        element to the last are copied, also those between the elements of a strided view.
+        The copy waits for every stream that used these bytes through gpuinterop, and is complete on return. It also
+        transfers the bytes between the elements of a strided view.
 
         Returns
         -------
         numpy.ndarray
-            The view's shape and element type, C-contiguous and writable, in memory of its own.
+            The view's shape and element type, C-contiguous and writable, in new memory.
 
         Raises
         ------
         ArgumentTypeError
-            The elements are of ml_dtypes, as bfloat16, and that is not installed.
+            The element type needs ml_dtypes (bfloat16, for example), which is not installed.
         ValueError
             NumPy cannot describe the shape.
         ResourceBusyError
-            On a GPU one of those streams has a pending semaphore wait: the copy would block and could deadlock.
-            Synchronize it first.
+            On a GPU, one of those streams waits for a semaphore, so the copy would block and could deadlock.
+            Synchronize the stream first.
         GpuInteropError
-            An operation on one of those streams has failed.
+            Work on one of those streams has failed.
         InvalidArgumentError
             One of those streams is being captured.
 
@@ -378,26 +366,26 @@ class View(NoCopy):
         return np.asarray(np.ndarray(self.shape, own, raw, -low, self.strides), order="C")
 
     def copy_from(self, source: Any, *, stream: Stream | object = None) -> None:
-        """Copy a view of the same device, or host memory, into the bytes of this one.
+        """Copy a view of the same device, or host memory, into this view (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
-        The elements of both have no bytes between them, and one order (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
+        Both must have no gaps between elements, and store them in the same order.
 
         Parameters
         ----------
-        source : View, or numpy.ndarray, torch's CPU tensor
-            Of the same shape and element type. An array of the host may have any strides, if this view is C-contiguous.
-            If you pass a stream, leave the source unchanged until the stream has copied it.
+        source : View, numpy.ndarray, or CPU tensor of torch
+            Must have the same shape and element type. If this view is C-contiguous, a host array can have any strides.
+            If you pass a stream, do not change the source until the stream has copied it.
         stream : Stream, optional
-            Stream to enqueue the copy on. None: ordered behind every stream that used the bytes of one of the two
-            through gpuinterop, done on return.
+            Stream that does the copy. With None, the copy waits for every stream that used the bytes of either side
+            through gpuinterop, and is complete on return.
 
         Raises
         ------
         ArgumentTypeError
-            `source` is neither a view of the device nor host memory.
+            `source` is neither a view on this device nor host memory.
         InvalidArgumentError
-            Shapes, element types or strides differ, or there are bytes between elements; or the two have bytes in
-            common; or this view is read-only; or `stream` is of another device.
+            Shapes, element types or strides differ, elements have gaps between them, source and target share bytes,
+            this view is read-only, or `stream` belongs to another device.
         ResourceBusyError
             See `Buffer.copy_from_host`.
 
@@ -414,27 +402,27 @@ class View(NoCopy):
         is_ours = isinstance(source, View) and source._buffer.device is buffer.device
         array = None if is_ours else HostArray(source, argument="source", writable=False)
         theirs = source._layout if is_ours else described(source, "source", in_place=False).layout
-        if array is not None:  # which has C order
+        if array is not None:  # a `HostArray` has C order
             theirs = layout_of(theirs.shape, theirs.dtype.name, None)
         if (order := dense_order(mine)) is None or order != dense_order(theirs):
             raise InvalidArgumentError(
                 "source",
-                f"expected {mine}, in which each byte is of one element, got {theirs}; pass its to_numpy(), or copy by "
-                "a library, as torch.from_dlpack(view).copy_(other) does.",
+                f"expected {mine}, in which each byte belongs to one element, got {theirs}; pass its to_numpy(), or "
+                "copy with a library, for example torch.from_dlpack(view).copy_(other).",
             )
         if self.read_only:
-            raise InvalidArgumentError("view", f"expected one that can be written, got {self!r} of immutable bytes.")
+            raise InvalidArgumentError("view", f"expected a writable view, got {self!r} of immutable bytes.")
         if array is not None:
             buffer._copy(array, "source", self._start, stream, to_host=False)
             return
         there, first = source._buffer, source._pointer + theirs.low
         if abs(first - self._pointer - mine.low) < self.nbytes:
-            raise InvalidArgumentError("source", f"expected other bytes than those of {self!r}; copy those twice.")
+            raise InvalidArgumentError("source", f"expected bytes outside of {self!r}, got an overlap; copy twice.")
 
         def copy(_: object) -> None:
             buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
 
-        there.lifetime.use(copy)  # the source stays mapped until the stream is known to use it
+        there.lifetime.use(copy)  # keeps the source mapped until its use on the stream is noted
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack
@@ -447,23 +435,23 @@ class View(NoCopy):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a DLPack capsule by the array API's rules.
+        """Return a DLPack capsule, following the rules of the array API.
 
         Parameters
         ----------
         stream : int, optional
-            The consumer's stream, which is ordered behind every stream that used the buffer through gpuinterop. CUDA:
-            None and 1 are the legacy default stream, 2 is the per-thread one, -1 means no ordering, 0 is refused.
+            The consumer's stream. It will wait for every stream that used the buffer through gpuinterop. CUDA: None and
+            1 are the legacy default stream, 2 is the per-thread default stream, -1 means no ordering, 0 is refused.
             ROCm: None and 0 are the default stream, -1 means no ordering, 1 and 2 are refused. CPU: None or -1; the
-            call waits for those streams, because CPU consumers have no streams.
+            call itself waits for those streams, because CPU consumers have no streams.
         max_version, dl_device, copy
-            See the array API; a copy is never made.
+            See the array API. A copy is never made.
 
         Raises
         ------
         BufferError
-            The consumer asks for a copy or for another device, or a stride is not a multiple of the element size, or
-            the shape has more dimensions than NumPy knows (64; 32 before NumPy 2).
+            The consumer asks for a copy or another device, a stride is not a multiple of the element size, or the shape
+            has more dimensions than NumPy supports (64; 32 before NumPy 2).
         InvalidArgumentError
             The array API refuses this stream.
 
@@ -482,13 +470,13 @@ class View(NoCopy):
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
         array = layout.blank_array(self)
-        array.hold = buffer.hold()  # before the wait below: the buffer may be closed meanwhile
+        array.hold = buffer.hold()  # before the wait, during which the buffer may be closed
         array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and _numpy_knows_versions()
         return _capsule_at(array, self._pointer, layout, device, versioned=versioned, read_only=self.read_only)
 
     def _order(self, stream: int | None, device_type: int) -> Stream | None:
-        """Return the consumer's stream, which the array keeps: the release waits for its work there."""
+        """Return the consumer's stream. The array keeps it, so that the release waits for its work."""
         if stream == -1:
             return None
         buffer = self._buffer
@@ -498,7 +486,7 @@ class View(NoCopy):
         if stream is None:
             stream = 0 if device_type == _ROCM else 1
         consumer = buffer.device._consumer(stream)
-        if not buffer._is_used_by(consumer):  # by no other: the most frequent case
+        if not buffer._is_used_by(consumer):  # skips the most frequent case
             for user in buffer._users(consumer):
                 if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
                     consumer._follow(user)
@@ -506,7 +494,7 @@ class View(NoCopy):
         return consumer
 
     def _described(self) -> Described:
-        """The view as an array to share, which keeps the bytes mapped."""
+        """Describe the view as an array to share. The description keeps the bytes mapped."""
         keep = self, self._buffer.hold()
         if self._is_of_host():
             self._buffer._wait_for_users()  # as for other CPU consumers
@@ -514,11 +502,11 @@ class View(NoCopy):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """The CUDA array interface of a GPU's memory. From the first look on the view keeps the bytes mapped.
+        """The CUDA array interface of GPU memory. From the first access on, the view keeps the bytes mapped.
 
-        A library keeps the view as the owner of its array, and nothing else that could keep the bytes.
+        A library keeps only the view alive with its array, so nothing else could keep the bytes.
         """
-        if self._is_of_host():  # else a library would hand the pointer to a GPU
+        if self._is_of_host():  # a library would pass the pointer to a GPU
             raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
         if not (dtype := self._layout.dtype).is_numpys:
             raise AttributeError(
@@ -534,25 +522,25 @@ class View(NoCopy):
         return interface
 
     def _behind(self, users: list[KnownStream]) -> int:
-        """The one stream that the interface can name."""
+        """Return the one stream that the interface can name; it waits for the users."""
         if len(users) == 1 and users[0].state is LIVE and not users[0].elsewhere:
             return users[0].pointer
         meeting: Stream | None = self.__dict__.get("_meeting")
-        if meeting is None:  # the view's own stream: unrelated work must not be ordered behind the users
+        if meeting is None:  # a stream for this view, so that no unrelated work waits for the users
             fresh = self._buffer.device.create_stream()
             fresh.lifetime.warns = False
-            meeting = self.__dict__.setdefault("_meeting", fresh)  # the first thread's stays
+            meeting = self.__dict__.setdefault("_meeting", fresh)  # another thread may have been first
         for user in users:
             meeting._follow(user)
         return meeting.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
-        """Return the host's memory (PEP 688: ``memoryview(view)`` from Python 3.12). It counts as an exported array.
+        """Return host memory as a `memoryview` (PEP 688, Python 3.12 and newer). It counts as an exported array.
 
         Raises
         ------
         ArgumentTypeError
-            The memory is not the host's, or the buffer protocol has no format for the elements, as for bfloat16.
+            The memory is not on the host, or the buffer protocol has no format for the elements, such as bfloat16.
         """
         if not self._is_of_host():
             self._refuse_numpy()
@@ -565,12 +553,12 @@ class View(NoCopy):
         return memoryview(self.__array__())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return an array of NumPy on the host's memory, in place; NumPy calls it.
+        """Return a NumPy array on host memory, without a copy. NumPy calls this.
 
         Raises
         ------
         ArgumentTypeError
-            The memory is not the host's, or the elements are of ml_dtypes, as bfloat16, and that is not installed.
+            The memory is not on the host, or the element type needs ml_dtypes, which is not installed.
         BufferError
             NumPy cannot describe the shape.
         """
@@ -601,13 +589,13 @@ class View(NoCopy):
     def _refuse_numpy(self) -> NoReturn:
         raise ArgumentTypeError(
             "view",
-            f"expected memory of the host, got {self!r} on {self._buffer.device.name}; use torch.from_dlpack(view) "
-            "or cupy.asarray(view), or copy it to the host by view.to_numpy().",
+            f"expected memory of the host, got {self!r} on {self._buffer.device.name}; use torch.from_dlpack(view) or "
+            "cupy.asarray(view), or copy it to the host with view.to_numpy().",
         )
 
 
 def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: object) -> Any:
-    """A capsule of memory that lives as long as `hold`, in no order with any stream."""
+    """Return a capsule of memory that stays valid as long as `hold`. No stream is ordered."""
     array = layout.blank_array("a tensor")
     array.hold = hold
     return _capsule_at(array, pointer, layout, device, versioned=False, read_only=False)
@@ -619,7 +607,7 @@ def _capsule_at(
     capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     name, offset = CAPSULES[versioned]
     address = pointer_of(capsule, name)
-    if versioned and read_only:  # the other kind of capsule cannot say so
+    if versioned and read_only:  # unversioned capsules cannot express it
         _flags_at(address).value |= _READ_ONLY
     tensor = DLTensor.from_address(address + offset)
     tensor.data, tensor.code = pointer, layout.dtype.code
@@ -628,7 +616,7 @@ def _capsule_at(
 
 
 def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
-    """Refuse what the array API does not know, or a view cannot do."""
+    """Raise if the array API forbids the request, or a view cannot fulfil it."""
     if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
         raise ArgumentTypeError("max_version", f"expected a pair of ints or None, got {max_version!r}.")
     if dl_device is not None:
@@ -647,46 +635,43 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device[0], ()):
-        raise InvalidArgumentError("stream", f"expected an unambiguous number, as the array API wants, got {stream}.")
+        raise InvalidArgumentError("stream", f"expected a number that the array API allows, got {stream}.")
 
 
 # -- arrays of other libraries -----------------------------------------------------------------------------------------
 
 
 class Described(NamedTuple):
-    """An array of any library: its memory, its layout, and objects that keep both."""
+    """An array of any library: its memory, its layout, and the objects that keep both alive."""
 
-    place: tuple[int, int] | str
-    """DLPack's device; the name of the interface, if that does not say."""
+    place: tuple[int, int] | str  # DLPack's device, or the name of the interface, which does not contain the device
     pointer: int
     layout: Layout
     read_only: bool
-    keep: tuple[Any, object]
-    """The array, and what its library gave for it."""
-    data_ptr: object = None
-    """What the array's `data_ptr` gave, if it has that: torch may give it other memory, and other libraries do not."""
+    keep: tuple[Any, object]  # the array, and what its library returned for it
+    data_ptr: object = None  # the array's `data_ptr`, if it has one: torch can move an array to other memory
 
     @property
     def span(self) -> tuple[int, int]:
-        """Addresses of the first byte, and behind the last."""
+        """Addresses of the first byte, and after the last byte."""
         return self.pointer + self.layout.low, self.pointer + self.layout.high
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The bytes for NumPy, which then keeps this object, as numbers of the elements' size."""
+        """The bytes for NumPy, as numbers of the element size. NumPy keeps this object alive."""
         return self.layout.interface(self.pointer, self.read_only)
 
 
 def described(array: Any, argument: str, *, in_place: bool) -> Described:
-    """Describe an array by DLPack or an array interface, without a copy, and without ordering any stream.
+    """Describe an array through DLPack or an array interface, without ordering a stream.
 
-    Of a tensor whose bytes are not its values a copy is described, where the array need not be in place.
+    It is a copy only if a tensor's bytes are not its values, and the array need not be used in place.
     """
     if isinstance(array, View):
         return array._described()
     array = with_values(array, argument, in_place=in_place)
     problem = ""
-    for way in (_by_dlpack, _by_interface):  # the latter for NumPy's of ml_dtypes' element types, or an older library
+    for way in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
         if isinstance(found := way(array), Described):
             return found
         problem = problem or found
@@ -701,12 +686,12 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 
 
 def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
-    """The array, or a copy, whose bytes are its values: torch may be going to compute them, or keep them elsewhere."""
+    """Return the array, or a copy, whose bytes are its values. torch may compute values later, or elsewhere."""
     if not _is_torchs(array):
         return array
     problem = hidden_values(array)
     if not problem and (array.is_conj() or array.is_neg()):
-        if not in_place and array.is_cpu:  # on a GPU torch's current stream, which ours do not follow, would copy
+        if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
     if problem:
@@ -715,24 +700,24 @@ def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
 
 
 def _is_torchs(array: Any) -> bool:
-    """Whether it is a tensor of torch, which need not be imported to ask it."""
+    """Whether it is a torch tensor. Does not import torch."""
     return hasattr(type(array), "__torch_dispatch__")
 
 
 def hidden_values(array: Any) -> str:
-    """What a tensor of torch is whose memory does not have its values, and what to pass; empty for others."""
+    """Describe a torch tensor whose memory does not contain its values, with what to pass; empty for others."""
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
-        return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, as DTensor.to_local() does"
+        return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, such as DTensor.to_local()"
     try:
         if array.is_quantized or array.is_nested or str(array.layout) != "torch.strided":
             return "a quantized, nested or sparse one; pass x.dequantize(), x.values() or x.to_dense()"
         if array.untyped_storage().data_ptr() or not array.numel():
             return ""
         reason = f"on {array.device}"
-    except Exception as error:  # torch's own, for each kind of tensor without a storage
+    except Exception as error:  # torch has several, for tensors without storage
         reason = str(error).rstrip(".")
-    return f"one without memory ({reason}); pass x.clone() of a zero tensor, else one from outside of torch.func"
+    return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
 
 
 def _by_dlpack(array: Any) -> Described | str:
@@ -740,7 +725,7 @@ def _by_dlpack(array: Any) -> Described | str:
         return ""
     place, on_host, is_torchs = None, False, _is_torchs(array)
     try:
-        if is_torchs:  # not by the method: it takes long, and refuses a gradient, and others than the current device
+        if is_torchs:  # its method is slow, and refuses gradients and devices other than the current one
             capsule = sys.modules["torch"].to_dlpack(array)
         else:
             kind, number = array.__dlpack_device__()
@@ -749,7 +734,7 @@ def _by_dlpack(array: Any) -> Described | str:
             capsule = _capsule(array, {} if on_host else {"stream": -1})
         name, offset = CAPSULES["dltensor_versioned" in repr(capsule)]
         address = pointer_of(capsule, name)
-    except Exception as error:  # each library has its own: an element type, a tracer
+    except Exception as error:  # each library has its own, for element types or tracers
         return f"{str(error).rstrip('.')}."
     tensor = DLTensor.from_address(address + offset)
     count = tensor.ndim
@@ -757,7 +742,7 @@ def _by_dlpack(array: Any) -> Described | str:
     layout = _dlpack_layout(tuple(tensor.shape[:count]), steps, tensor.code, tensor.bits, tensor.lanes)
     if isinstance(layout, str):
         return layout
-    # A capsule without a version says nothing of it: JAX's array interface does, and on the CPU its array of NumPy.
+    # An unversioned capsule has no read-only flag. JAX shows it in the array interface, or on the CPU in NumPy's array.
     if offset:
         read_only = bool(_flags_at(address).value & _READ_ONLY)
     else:
@@ -772,7 +757,7 @@ def _dlpack_layout(
 ) -> Layout | str:
     dtype = _NAMES.get((code, bits))
     if dtype is None or lanes != 1:
-        return f"the element type (code {code}, {bits} bits) has no name here; take a view of uint8."
+        return f"the element type (code {code}, {bits} bits) is not supported; take a view of uint8."
     return _known_layout(shape, dtype, None if steps is None else tuple(step * bits // 8 for step in steps))
 
 
@@ -781,7 +766,7 @@ def _capsule(array: Any, stream: dict[str, int]) -> Any:
     for more in (last | stream, stream, last):
         try:
             return array.__dlpack__(**more)
-        except (TypeError, RuntimeError):  # an older protocol; JAX 0.11 knows no stream -1
+        except (TypeError, RuntimeError):  # an older protocol; JAX 0.11 does not accept stream -1
             if more is last:
                 raise
 
@@ -796,7 +781,7 @@ def _interface(array: object) -> tuple[str, dict[str, Any]] | None:
         try:
             if isinstance(found := getattr(array, name, None), dict):
                 return name, found
-        except Exception:  # torch, of element types that the interface does not know
+        except Exception:  # torch, for element types without a name in the interface
             pass
     return None
 
@@ -818,11 +803,11 @@ def _by_interface(array: Any) -> Described | str:
         shape, dtype, strides = facts["shape"], facts["typestr"], facts.get("strides") or None
         try:
             layout = layout_of(shape, dtype, strides)
-        except ArgumentTypeError:  # the interface has no name for ml_dtypes' types
+        except ArgumentTypeError:  # ml_dtypes' types have no name in the interface
             layout = layout_of(shape, str(getattr(array, "dtype", dtype)), strides)
         place = (CPU, 0) if name == "__array_interface__" else name
         return Described(place, int(pointer), layout, bool(read_only), (array, facts), _data_ptr(array))
-    except (LookupError, TypeError, ValueError) as error:  # as an image of PIL, whose data are bytes
+    except (LookupError, TypeError, ValueError) as error:  # PIL's images, for example: their data are bytes
         return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
 
 
@@ -835,14 +820,14 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
 
     try:
         return np.asarray(memoryview(array))
-    except (TypeError, ValueError, BufferError):  # no buffer, or an element type that buffers do not know
+    except (TypeError, ValueError, BufferError):  # not a buffer, or an element type without a buffer format
         problem = "it is neither a NumPy array nor a buffer"
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
             return np.asarray(array)
-        except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy has not
+        except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
             problem = str(error)
-    # A write into what requires a gradient would go unseen.
+    # autograd would not notice a write into a tensor that requires a gradient.
     found = "" if writable and getattr(array, "requires_grad", False) else _by_dlpack(array)
     if isinstance(found, Described) and found.place[0] in HOST_TYPES:
         return np.asarray(found)
@@ -850,7 +835,7 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
 
 
 class HostArray:
-    """A caller's host memory for the length of a copy."""
+    """A caller's host memory during a copy."""
 
     __slots__ = ("keep", "nbytes", "pageable", "ptr")
 

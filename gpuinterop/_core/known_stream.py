@@ -1,7 +1,6 @@
-"""Lifetime streams: the pending work, the failure and the capture of each.
+"""Native streams: the pending work, failure and capture of each.
 
-Wrappers come and go, but `Streams` knows each native stream once: all its wrappers share its waits, its failure and its
-capture.
+Several wrappers can exist for a native stream. `Streams` knows it once, so all share its waits, failure and capture.
 """
 
 from __future__ import annotations
@@ -26,64 +25,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ASKED: Final = frozenset({LIVE, RETIRED})
-_PER_THREAD: Final = 2  # CUDA's and HIP's number for the calling thread's own default stream
-_MANY_WAITS: Final = 128  # from this number of noted waits on, the driver is asked which have passed
-_FENCES: Final = 8  # this many events show soon enough which waits have passed
-_REMEMBERED: Final = 256  # closed native streams that are remembered
+_PER_THREAD: Final = 2  # number of the calling thread's own default stream in CUDA and HIP
+_MANY_WAITS: Final = 128  # with more noted waits, the driver is asked which have passed
+_FENCES: Final = 8  # events that are enough to show which waits have passed
+_REMEMBERED: Final = 256  # closed native streams in the table
 
-order = itertools.count(1)
-"""Numbers enqueued work, to tell later which work was behind a wait that failed."""
+order = itertools.count(1)  # numbers enqueued work, to show later which work ran after a failed wait
 
-fenced: dict[KnownStream, None] = {}
-"""Streams with fences that may not be reached."""
+fenced: dict[KnownStream, None] = {}  # streams with fences that may be pending
 
 
 class CapturedError(InvalidArgumentError):
-    """The stream's work goes into a graph; the driver would refuse the call too, and abandon the capture."""
+    """The stream is being captured. The driver would refuse the call too, and abandon the capture."""
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("stream", f"{stream.label} is being captured: its work runs when the graph is launched.")
 
 
 class Wait:
-    """A semaphore wait that a stream was given, or that it was ordered behind.
-
-    Attributes
-    ----------
-    semaphore : Lifetime
-    value : int or None
-    ms : int or None
-        Milliseconds after which the driver's wait for a keyed mutex ends.
-    number : int
-        When the stream was ordered behind it; 0 for a driver's own, which cannot be let go on.
-    reached : callable or None
-        Tells whether the wait passes by itself, where the semaphore cannot tell (`Lifetime.counter`).
-    enqueued : bool
-        Whether the driver has it.
-    covered : bool
-        Whether a fence stands behind it: once that is reached, the wait has passed.
-    passed : bool
-    implied : bool
-        Whether the stream stands behind it only by the default stream's rules. It does not fail with the wait.
-    failure : GpuInteropError or None
-        Why the signal will not come; the waiting streams were let go on.
-    """
+    """A semaphore wait that a stream was given, or inherited because it waits for another stream."""
 
     semaphore: Lifetime
     value: int | None = None
-    ms: int | None = None
-    number = 0
-    reached: Callable[[], bool] | None = None
-    enqueued = False
-    covered = False
+    ms: int | None = None  # after so many milliseconds, the driver ends its wait for a keyed mutex
+    number = 0  # when the stream got the wait; 0 for a wait in the driver, which cannot be ended early
+    reached: Callable[[], bool] | None = None  # whether it passes without another signal, if there is no counter
+    enqueued = False  # the driver has it
+    covered = False  # a fence follows it: when the fence is reached, the wait has passed
     passed = False
-    implied = False
-    failure: GpuInteropError | None = None
+    implied = False  # the stream has it only through the rules of the default stream, and does not fail with it
+    failure: GpuInteropError | None = None  # why the signal will not come; the waiting streams were released
     _origin: Wait | None = None
 
     @classmethod
     def of(cls, semaphore: Lifetime, value: int | None = None) -> Wait:
-        """Make a wait. `ExternalSemaphore.wait` does so in line: a call costs as much as all else."""
+        """Make a wait. `ExternalSemaphore.wait` does this inline to save a call."""
         wait = cls()
         wait.semaphore = semaphore
         wait.value = value
@@ -91,11 +67,11 @@ class Wait:
 
     @property
     def origin(self) -> Wait:
-        """The wait that a stream was given; others inherit it."""
+        """The wait that a stream was given, if this one is inherited."""
         return self._origin or self
 
     def inherited(self, *, implied: bool) -> Wait:
-        """Make the wait of a stream that is ordered behind this wait, and passes with it."""
+        """Return a wait for a stream that waits for this wait's stream. It passes when this wait passes."""
         wait = Wait.of(self.semaphore)
         wait.implied = implied
         wait._origin = self.origin
@@ -103,7 +79,7 @@ class Wait:
         return wait
 
     def is_there(self) -> bool:
-        """Whether the wait passes without a further signal. `reached` is not called once the semaphore is released."""
+        """Whether the wait passes without another signal. Calls `reached` only until the semaphore is released."""
         return self.passed or self.semaphore.ask(self._is_signalled, True)
 
     def _is_signalled(self, handle: DriverHandle) -> bool:
@@ -122,13 +98,7 @@ class Wait:
 
 
 class Waits(Wait):
-    """A wait for several semaphores in one call, which only the driver knows; `semaphore` is one of them.
-
-    Attributes
-    ----------
-    semaphores : sequence of Lifetime
-    values : sequence of int or None
-    """
+    """A wait for several semaphores in one driver call; `semaphore` is one of them."""
 
     semaphores: Sequence[Lifetime]
     values: Sequence[int | None]
@@ -146,11 +116,8 @@ class Waits(Wait):
 
 @locked
 def fail_wait(wait: Wait, error: GpuInteropError) -> None:
-    """Fail a wait whose signal will not come, and the streams that waited for it and were let go on.
-
-    Makes no driver calls: the bridge's watcher calls it.
-    """
-    wait.failure = error  # first: a stream that notes the wait from now on checks this
+    """Fail a wait whose signal will not come, and the streams that it held. Makes no driver calls (for the watcher)."""
+    wait.failure = error  # first: from now on, streams that note the wait see this
     for stream in list(waiting):
         _fail_behind(stream, wait, error)
 
@@ -158,7 +125,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
 def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = False) -> None:
     """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value.
 
-    With `passed` also those that pass by the value as it is, which another may have stored so.
+    If `passed`, this includes waits that the current value satisfies, because another process may have stored it.
     """
     for stream in list(waiting):
         for wait in stream.pending():
@@ -167,7 +134,7 @@ def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = Fa
 
 
 def awaited(semaphore: Lifetime) -> bool:
-    """Whether a stream may still be waiting for a semaphore; asks the driver."""
+    """Whether a stream may still wait for a semaphore. Asks the driver."""
     for stream in list(waiting):
         stream.look()
     return any(wait.origin.semaphore is semaphore for stream in list(waiting) for wait in stream.pending())
@@ -178,14 +145,13 @@ def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> Non
     first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)
     if first is not None:
         stream.fail(error)
-        stream.voids.append((first, next(order)))  # numbered last: what is enqueued behind this sees the failure
+        stream.voids.append((first, next(order)))  # later work gets higher numbers, and sees the failure
 
 
 class NativeEvent(Lifetime):
-    """An event behind everything that a stream was given before it.
+    """An event after all earlier work of a stream.
 
-    On AMD an event must not outlive its stream, so it keeps the stream's owner and stands on the stream, which ends it,
-    or waits for it.
+    On AMD, an event must not outlive its stream. So it keeps the stream's owner, and its parent is the stream.
     """
 
     __slots__ = ("covers",)
@@ -196,24 +162,22 @@ class NativeEvent(Lifetime):
 
 
 class Fence(NativeEvent):
-    """An event that drains look at. It keeps its stream, also that of a thread that has ended, until it is reached."""
+    """An event that drains check. Until it is reached it keeps its stream, even after the stream's thread has ended."""
 
     __slots__ = ("stream", "waiters")
-    noted_of_closed = True  # the end of a closed stream is a fence
+    noted_of_closed = True  # closing a stream makes a fence
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream, Standing.HOLDS)
         self.stream = stream
-        self.waiters: dict[Lifetime, None] = {}
-        """Objects that a drain looks at again once the fence is reached."""
+        self.waiters: dict[Lifetime, None] = {}  # a drain checks these again when the fence is reached
 
     def is_reached(self) -> bool:
-        """Ask the driver; never blocks."""
         try:
             if not self.ask(self.stream.backend.is_done, True):
                 return False
         except GpuInteropError:
-            pass  # the stream has failed: the rest of its work never runs
+            pass  # the stream has failed, so the rest of its work never runs
         _reached(self)
         return True
 
@@ -233,7 +197,7 @@ def _reached(fence: Fence) -> None:
     settle(stream, fence.covers)
     waiting_for_a_look.update(fence.waiters)
     fence.waiters = {}
-    retire(fence)  # first: off the stream's list, no drain looks at the fence
+    retire(fence)  # before it leaves the list, because drains check only listed fences
     if fence in stream.fences:
         stream.fences.remove(fence)
     if not stream.fences:
@@ -242,7 +206,7 @@ def _reached(fence: Fence) -> None:
 
 @locked
 def _note_anew(stream: KnownStream, wait: Wait) -> None:
-    """Note an inherited wait in place of an earlier one: the stream may have passed that one's event, and not this."""
+    """Note an inherited wait instead of an earlier one, whose event the stream may already have passed."""
     twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
     wait.number = next(order) if twin is None else twin.number
     stream.waits.append(wait)
@@ -254,27 +218,18 @@ def _note_anew(stream: KnownStream, wait: Wait) -> None:
 
 @locked
 def settle(stream: KnownStream, passed: list[Wait]) -> None:
-    """Note that waits have passed."""
     for wait in passed:
         wait.passed = True
     while stream.waits and stream.waits[0].passed:
         stream.waits.popleft()
     if not stream.waits:
         waiting.pop(stream, None)
-        if stream.waits:  # another thread added one, perhaps before the line above removed the stream
+        if stream.waits:  # another thread has added one, perhaps before the stream was removed
             waiting[stream] = None
 
 
 class KnownStream(Lifetime):
-    """One native stream of a device. Made by `Streams`.
-
-    Attributes
-    ----------
-    waits : deque of Wait
-        Waits that may be pending.
-    voids : deque of (int, int)
-        Periods in which it ran on behind a failed wait: its work from those is wrong.
-    """
+    """One native stream of a device. `Streams` makes it."""
 
     device: Streams
 
@@ -290,45 +245,33 @@ class KnownStream(Lifetime):
         self.ends_with_children = not owned
         self.key: Hashable = None
         self.pointer = 0
-        self.thread: weakref.ref[_Me] | None = None
-        """The thread whose own default stream this is: only that thread can query it and record on it."""
-        self.waits: deque[Wait] = deque()
-        self.fences: list[Fence] = []
-        """Fences that may not be reached yet."""
-        self.limit = _MANY_WAITS
-        """Number of waits above which the driver is asked which have passed; less than 0 for a thread's own stream."""
-        self.bare = False
-        """Whether no event stands behind the last work on a thread's own stream: other threads cannot tell its end."""
-        self.broken = False
-        """Whether one of our captures could not be ended: the captured work will never run."""
-        self.captured = False
-        """Whether one of our captures is on or about to begin."""
-        self.graph: Graph | None = None
-        """The graph that `Stream.capture` makes of the work."""
+        self.thread: weakref.ref[_Me] | None = None  # if this is a thread's default stream: only that thread can use it
+        self.waits: deque[Wait] = deque()  # that may be pending
+        self.fences: list[Fence] = []  # that may be pending
+        self.limit = _MANY_WAITS  # with more waits, the driver is asked which have passed; -1 for a thread's own stream
+        self.bare = False  # a thread's own stream has work after its last event, so other threads cannot see its end
+        self.broken = False  # a `Stream.capture` could not be ended, so the captured work will never run
+        self.captured = False  # a `Stream.capture` is running, or about to begin
+        self.graph: Graph | None = None  # the graph of that capture
         self.failure: GpuInteropError | None = None
-        self.told = False
-        """Whether the failure was raised to a caller."""
-        self.odd = False
-        """Whether the stream has failed, is captured, or is a thread's own: calls look closer. See `note_odd`."""
-        self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        self.told = False  # the failure was raised to a caller
+        self.odd = False  # calls must check the stream closely; see `note_odd`
+        self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # numbers of work that ran after a failed wait
 
     def streams(self) -> list[KnownStream]:
-        """The release waits for the stream's end."""
         return [self] if self.owned else []
 
     def note_odd(self) -> None:
-        """Set `odd` anew. Under the monitor, after each change of what it stands for."""
+        """Update `odd`, under the monitor: the stream is captured, has failed, or belongs to a thread."""
         self.odd = self.captured or self.failure is not None or self.thread is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether no call reaches it again. A released stream of another library is opened again while it is known."""
+        """Whether no call can use it again. Another library's stream can be reopened while the table has it."""
         return self.state in GONE and (self.owned or self.device.table.get(self.key) is not self)
 
-    # -- waits ---------------------------------------------------------------------------------------------------
-
     def note(self, wait: Wait) -> None:
-        """Note a wait, before the driver has it; then look at the gate."""
+        """Note a wait before the driver gets it. The caller then checks the gate."""
         if wait.origin is wait:
             wait.number = next(order)
             self.waits.append(wait)
@@ -339,18 +282,17 @@ class KnownStream(Lifetime):
             _fail_behind(self, wait.origin, failure)
 
     def before(self) -> list[KnownStream]:
-        """Streams whose waits the stream may stand behind: itself; if another library's, also the default stream."""
+        """Return the streams whose waits can hold it up: itself, and for another library's stream also the default."""
         device = None if self.owned else self.device
         return [one for one in list(waiting) if one is self or (one.device is device and not one.owned)]
 
     def pending(self) -> list[Wait]:
-        """The waits that may be pending."""
         return [wait for wait in self.waits.copy() if not wait.passed]
 
     def inherits(self, other: KnownStream) -> list[Wait]:
-        """The waits, except its own, that this stream stands behind once it is ordered behind `other`.
+        """Return the waits that this stream gets when it waits for `other`, except its own.
 
-        Also those that it has inherited: it may have passed the event that it stood behind then, but not the next one.
+        Inherited waits are included: the stream may have passed the event of then, but not the next one.
         """
         own = set(self.waits.copy())
         found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
@@ -358,57 +300,55 @@ class KnownStream(Lifetime):
         return [wait for origin, wait in found.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
-        """The waits that newly enqueued work stands behind."""
+        """Return the waits that new work follows."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
     def stuck_behind(self, *seen: KnownStream) -> Wait | None:
-        """A wait that the stream passes only if this thread signals: no other process could, and no stream will."""
+        """Return a wait that only a signal from this thread can end: no other process or stream will signal it."""
         seen = (*seen, self)
         for wait in (one.origin for one in self.pending()):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            uses = semaphore.uses.copy().items()  # what each stream was told last
+            uses = semaphore.uses.copy().items()  # the last value that each stream was told to signal
             before = [None if one in seen else one.stuck_behind(*seen) for one, (told, at) in uses if told[at] >= value]
             if all(before):
                 return before[0] if before else wait
         return None
 
     def waiting_for(self) -> str:
-        """The waits that may be pending, for messages; empty without any."""
+        """Describe the waits that may be pending, for messages; empty if there are none."""
         waits = dict.fromkeys(str(wait) for wait in self.pending() if not wait.is_there())
         return f"; it may be waiting for {', '.join(list(waits)[-16:])}" if waits else ""
 
     def is_held(self) -> bool:
-        """Whether it waits for a signal that is not there yet; also if another thread is about to enqueue the wait."""
-        self.is_idle()  # notes what has passed
+        """Whether the stream waits for a missing signal, or another thread is about to enqueue such a wait."""
+        self.is_idle()  # notes which waits have passed
         return bool(self.waiting_for())
 
     def late(self, what: str) -> SemaphoreTimeoutError:
-        """Make the error of a wait for the stream that has expired: what it waits for, and how it is let go on."""
+        """Return the error for an expired wait for the stream: what it waits for, and how to release it."""
         self.poll()
-        for one in self.standing.copy():  # every event, so that no message names a wait that has passed
+        for one in self.standing.copy():  # all events, so that the message names no wait that has passed
             with contextlib.suppress(GpuInteropError):  # the stream has failed
                 if isinstance(one, NativeEvent) and one.state is LIVE and one.ask(self.backend.is_done, False):
                     settle(self, one.covers)
         waits = self.waiting_for()
-        way_out = " If what was to signal has died, signal it here: by host_signal, or on another stream."
+        way_out = " If the process that should signal has exited, signal it here with host_signal or on another stream."
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
-
-    # -- what the driver says ------------------------------------------------------------------------------------
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the stream is another thread's own default stream, which only that thread can name."""
+        """Whether it is another thread's own default stream, which only that thread can use."""
         return self.thread is not None and self.thread() is not _here.me
 
     def is_capturing(self) -> bool:
-        """Whether the work goes into a graph; False if the driver cannot tell."""
+        """Whether the stream is being captured; False if the driver cannot tell."""
         if self.broken or self.captured:
             return not self.broken
         calls = self.calls
         calls += MARK
-        try:  # as `ask`: each call that is refused in a capture comes here
+        try:  # inlined from `ask` because this is a hot path
             return self.state in _ASKED and self.backend.is_capturing(self.handle)
         except GpuInteropError:
             return False
@@ -416,12 +356,12 @@ class KnownStream(Lifetime):
             del calls[-1]
 
     def refuse_edge(self) -> None:
-        """Raise while one of our captures begins or ends: a call might or might not be captured. The caller marks."""
+        """Raise while `Stream.capture` begins or ends: the call might or might not be captured. The caller marks."""
         if self.captured and self.graph is None:
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
-        """Ask as `ask`, but raise `CapturedError` if the work goes into a graph; the mark holds our captures up."""
+        """Like `ask`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
 
         def asked(handle: DriverHandle) -> T:
             if self.is_capturing():
@@ -431,9 +371,9 @@ class KnownStream(Lifetime):
         return cast(T, self.ask(asked, gone))
 
     def is_idle(self) -> bool:
-        """Whether all work is done, or has failed; False if the driver cannot be asked.
+        """Whether all work is done or has failed; False if the driver cannot be asked.
 
-        Of another thread's own default stream the fences tell, also after the thread's end.
+        For another thread's own default stream, the fences decide, even after the thread has ended.
         """
         seen = self.enqueued()
         if self.elsewhere:
@@ -442,15 +382,15 @@ class KnownStream(Lifetime):
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
         except GpuInteropError as error:
-            if isinstance(error, CapturedError) or self.is_capturing():  # another library's began after the check
+            if isinstance(error, CapturedError) or self.is_capturing():  # another library began one after the check
                 return False
-            # Else the stream has failed: the rest of its work never runs.
+            # Otherwise the stream has failed, so the rest of its work never runs.
         settle(self, seen)
         self.bare = False
         return True
 
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
-        """Return what `use` gives for an event behind all earlier work; None if the stream is gone."""
+        """Call `use` with an event after all earlier work, and return its result; None if the stream is gone."""
         if self.elsewhere:
             return None if (last := self.last_fence()) is None else last.ask(use, None)
 
@@ -464,7 +404,7 @@ class KnownStream(Lifetime):
         return cast("T | None", self.ask(recorded, None))
 
     def synchronize(self, timeout: float | None) -> bool:
-        """Block until all work is done; False if `timeout` seconds passed. Raises the stream's failure."""
+        """Block until all work is done; return False after `timeout` seconds. Raise the stream's failure."""
         seen, backend = [one for one in self.enqueued() if one.covered or not self.elsewhere], self.backend
 
         def poll(_: DriverHandle) -> bool | None:
@@ -478,9 +418,9 @@ class KnownStream(Lifetime):
         return True
 
     def came_along(self) -> None:
-        """Tidy up behind a call, before the call's marks go: waits would pile up.
+        """Clean up after a call, before its marks are removed. Otherwise waits would accumulate.
 
-        Only its thread can query a thread's own default stream, so without a mark there must be an event.
+        A thread's own stream gets an event here, because without one other threads cannot see its end.
         """
         if self.thread is not None:
             self.poll()
@@ -488,13 +428,10 @@ class KnownStream(Lifetime):
                 self.bare = self.fence() is None
         elif len(self.waits) > self.limit:
             self.look()
-            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not ask for the pending ones at each call
+            self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not check pending waits at every call
 
     def fence(self) -> Fence | None:
-        """Record an event behind all earlier work; None if the stream can no longer record.
-
-        Raises `CapturedError` if the event would go into a graph.
-        """
+        """Record an event after all earlier work; None if that is no longer possible. Raises `CapturedError`."""
         fence = Fence(self)
         try:
             self.uncaptured(lambda handle: fence.create(lambda: self.backend.record(handle)), None)
@@ -506,13 +443,13 @@ class KnownStream(Lifetime):
         return fence
 
     def last_fence(self) -> Fence | None:
-        """The latest fence that may not be reached. Other threads may take fences off the list at any time."""
+        """Return the latest fence that may be pending. Other threads can remove fences at any time."""
         return next(reversed(self.fences.copy()), None)
 
     def look(self) -> None:
-        """Ask the driver which waits have passed; never blocks."""
-        # A fence that is not reached tells as much. At each query of a stream with work AMD's runtime enqueues a marker
-        # and keeps it until the stream has gone on.
+        """Ask the driver which waits have passed. Never blocks."""
+        # A pending fence is enough. When a busy stream is queried, AMD's runtime enqueues a marker and keeps it until
+        # the stream has continued.
         fences = self.poll()
         if self.elsewhere or (not fences and self.is_idle()):
             return
@@ -521,41 +458,37 @@ class KnownStream(Lifetime):
                 self.fence()
 
     def poll(self) -> list[Fence]:
-        """Look which fences were reached; return the others."""
         fences = self.fences.copy()
         while fences and fences[0].is_reached():
             del fences[0]
         return fences
 
-    # -- failure -------------------------------------------------------------------------------------------------
-
     @locked
     def fail(self, error: GpuInteropError) -> None:
-        """Fail the stream: a signal that it waited for will not come, and it was let go on.
+        """Fail the stream, because a signal that it waited for will not come and it was released.
 
-        A driver's stream cannot fail by itself. From now on its wrappers raise a copy of `error`. The failure stays
-        until it was raised: a wrapper made afterwards starts without it.
+        A driver's stream cannot do that. From now on, its wrappers raise a copy of `error`. The failure stays until it
+        has been raised; later wrappers start without it.
         """
         if self.failure is None or self.told:
             fresh = cast(GpuInteropError, again(error))
             if fresh is not error:
-                fresh.__cause__ = None  # not kept alive
+                fresh.__cause__ = None  # do not keep it alive
             self.failure = fresh
             self.told = False
             self.note_odd()
 
     def tell_failure(self) -> GpuInteropError | None:
-        """Return the stream's failure, for the caller to raise."""
         return None if self.failure is None else _tell(self)
 
     def is_void(self, number: int) -> bool:
-        """Whether work enqueued at `number` ran behind a failed wait."""
+        """Whether the work with this number ran after a failed wait."""
         return any(first <= number < end for first, end in self.voids.copy())
 
 
 @locked
 def _tell(stream: KnownStream) -> GpuInteropError | None:
-    """Note that the caller will raise the failure: in one step, for a new wrapper forgets a failure that was told."""
+    """Note that the caller will raise the failure. One step, because a new wrapper drops a failure that was raised."""
     stream.told = stream.failure is not None
     return stream.failure
 
@@ -565,7 +498,7 @@ class _Me:
 
 
 class _Here(threading.local):
-    """The calling thread, as long as it lives. Its ident does not identify it: a later thread may have the same."""
+    """Identifies the calling thread. Its ident does not: a later thread can get the same ident."""
 
     def __init__(self) -> None:
         self.me = _Me()
@@ -575,7 +508,7 @@ _here: Final = _Here()
 
 
 class Streams:
-    """The known native streams of one device, each once."""
+    """The known native streams of one device. Each is known once."""
 
     def __init__(self, backend: Backend, gate: Gate) -> None:
         self.backend = backend
@@ -585,11 +518,10 @@ class Streams:
         gate.devices.append(self)
 
     def known(self) -> list[KnownStream]:
-        """Streams that may have work."""
         return [stream for stream in self.table.copy().values() if stream.state not in GONE]
 
     def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T], label: str | None) -> T:
-        """Make a stream of ours with `call`, and what keeps it open with `wrap`."""
+        """Create a stream with `call`, and return the result of `wrap`, which keeps it open."""
         stream = KnownStream(self, owned=True, label=label)
         try:
             handle = stream.create(call)
@@ -602,7 +534,7 @@ class Streams:
     def adopt(
         self, handle: DriverHandle, keep: object, wrap: Callable[[KnownStream, Lifetime], T], label: str | None = None
     ) -> T:
-        """Make, with `wrap`, what keeps another library's stream open: a wrapper with a lifetime of its own."""
+        """Return the result of `wrap` for another library's stream: a wrapper with a separate lifetime."""
         wrapper = Lifetime("Stream", keep=keep, label=label)
         try:
             return wrap(self._find(handle, wrapper), wrapper)
@@ -611,7 +543,6 @@ class Streams:
             raise
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
-        """The calling thread's own default stream."""
         found = self.table.get((_PER_THREAD, id(_here.me)))
         return found if found is not None and found.state is LIVE and not found.elsewhere else self._find(handle, None)
 
@@ -619,7 +550,7 @@ class Streams:
         pointer = self.backend.stream_pointer(handle)
         thread = _here.me if pointer == _PER_THREAD else None
         key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
-        if key not in self.table and thread is None and self.backend.is_capturing(handle):  # and cannot be asked
+        if key not in self.table and thread is None and self.backend.is_capturing(handle):  # its key may be wrong
             key = next((known.key for known in self.known() if known.pointer == pointer), key)
         return _intern(self, key, pointer, handle, wrapper, thread)
 
@@ -640,12 +571,12 @@ def _intern(
         stream.check()
     if (
         stream is None
-        or (stream.owned and stream.state is not LIVE)  # the number may now be another stream's
+        or (stream.owned and stream.state is not LIVE)  # the number may belong to another stream now
         or (stream.thread is not None and stream.thread() is not thread)
         or not revive(stream)
     ):
         if stream is not None:
-            retire(stream)  # of a thread that has ended: another has its number now
+            retire(stream)  # its thread has ended, and another has the number now
         stream = KnownStream(device, owned=False)
         stream.key, stream.pointer, stream.handle = key, pointer, handle
         if thread is not None:
@@ -655,7 +586,7 @@ def _intern(
         revive(stream)
         device.table[key] = stream
         _forget(device)
-    if stream.told:  # a caller knows of the failure: this wrapper starts without it
+    if stream.told:  # a caller has got the failure, so this wrapper starts without it
         stream.failure = None
         stream.told = False
         stream.note_odd()
@@ -665,14 +596,14 @@ def _intern(
             stream.keep = wrapper.keep
             if wrapper.naming[2] or not (stream.naming[2] and Standing.CHILD in stream.standing.copy().values()):
                 stream.naming = wrapper.naming
-        wrapper.uses[stream] = None  # the owner is kept until the stream's work is done
+        wrapper.uses[stream] = None  # keeps the owner until the stream's work is done
         wrapper.parents = (stream,)
         stream.standing[wrapper] = Standing.CHILD
     return stream
 
 
 def _forget(device: Streams) -> None:
-    """Keep few closed streams; only one in many calls looks."""
+    """Remove closed streams from the table, once it has grown."""
     if len(device.table) <= device.limit:
         return
     for key, stream in list(device.table.items()):

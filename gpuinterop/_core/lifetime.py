@@ -1,19 +1,19 @@
 """Lifetimes: the objects of drivers, and what the release of each has to wait for.
 
-Invariants of this module and of those that stand on it (`known_stream`, `gate`, `drain`):
+Invariants of this module and of those that build on it (`known_stream`, `gate`, `drain`):
 
-1. A call never uses a released handle, and a handle is never released while a call with it is under way.
-2. An object is released only when it has no marks, nothing stands on it, and all its uses have passed.
+1. A call never uses a released handle, and a handle is never released during a call with it.
+2. An object is released only when it has no marks, no object depends on it, and all its uses have passed.
 3. A release that blocks the device runs only while no known wait is pending (`gate`).
 4. A pipeline that is never idle still releases.
-5. Work is ordered behind all earlier work on the same bytes.
-6. A native call that fails in a drain is reported; the drain does not raise it, and it does not mask other errors.
-7. After an exception at any point, no lock is held and no mark is left. What was being made or released may stay until
-   the exit.
-8. Objects made before a fork are dead in the child.
-9. The exit takes two seconds in all; from then on finalizers do nothing.
+5. Work waits for all earlier work on the same bytes.
+6. If a native call fails in a drain, the failure is reported. The drain does not raise it, or mask other errors.
+7. After an exception at any point, no lock is held and no mark is left. The object being made or released may stay
+   until the exit.
+8. Objects made before a fork are unusable in the child.
+9. The exit takes two seconds in all. After that, finalizers do nothing.
 
-A call takes no lock. It marks every object that it uses, then looks at their states, then calls::
+A call takes no lock. It marks every object that it uses, then checks their states, then calls the driver::
 
     calls = lifetime.calls
     calls += MARK
@@ -23,11 +23,10 @@ A call takes no lock. It marks every object that it uses, then looks at their st
     finally:
         del calls[-1]
 
-`retire` changes the state, and a drain looks at the marks later: it sees a call that marked before that look, and a
-call that marks after it sees the new state. Python makes no call between ``+=`` and ``try``, so no mark is left.
-
-An exported array marks its mapping in the same way for as long as it lives (`memory.Hold`). Its end takes the mark off,
-then looks at the state: if a drain still saw the mark, the mapping was closed by then, and the array's end queues it.
+`retire` changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its
+check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so no mark is
+left. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
+the mark, then checks the state: if the mapping is closed, the array queues it for the next drain.
 """
 
 from __future__ import annotations
@@ -50,12 +49,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MARK: Final = (None,)
-Marks: type[list[Any]] = list
-"""One entry per call under way, or per array."""
+Marks: type[list[Any]] = list  # one entry per call in progress, or per array
 
 
 class State(Enum):
-    __hash__ = object.__hash__  # C code: Enum's own runs Python code at each look whether a state is in GONE
+    __hash__ = object.__hash__  # in C: Enum's own would run Python code in each `state in GONE`
 
     BORN = "being made"
     LIVE = "open"
@@ -71,7 +69,7 @@ GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
 
 
 class Standing(Enum):
-    """What the end of a parent means for an object that stands on it."""
+    """How an object depends on a parent: what happens to it when the parent is closed, or may be released."""
 
     CHILD = "it is closed as well"
     HOLDS = "it keeps the object"
@@ -81,10 +79,8 @@ class Standing(Enum):
 _serials = itertools.count(1)
 _alive: dict[Lifetime, None] = {}
 
-waiting_for_a_look: dict[Lifetime, None] = {}
-"""Retired objects that may be ready for release."""
-endings: dict[Lifetime, object] = {}
-"""Released objects whose callbacks the next drain runs, outside the monitor; and what each has kept, which it drops."""
+waiting_for_a_look: dict[Lifetime, None] = {}  # closed objects that may be ready for release
+endings: dict[Lifetime, object] = {}  # released objects: the next drain runs their callbacks, and drops what they kept
 
 
 def _name(noun: str, number: int, given: str | None, *_: object) -> str:
@@ -92,31 +88,7 @@ def _name(noun: str, number: int, given: str | None, *_: object) -> str:
 
 
 class Lifetime(NoCopy):
-    """One driver object, or an object of this library in its place.
-
-    Parameters
-    ----------
-    noun : str
-        Name in messages.
-    release : callable, optional
-        Called with the handle, once.
-    parents : sequence of Lifetime
-        Objects that it stands on; they are released later.
-    how : Standing
-        How it stands on them.
-    gate : Gate, optional
-        Given if the release blocks the device: says when it may run.
-    keep : object
-        Object that must live as long: another library's stream, a handle's owner.
-    device : Streams, optional
-        Device that it is an object of; without one, it is one of its parents' devices.
-    label : str, optional
-        The user's name for it.
-    size : int
-        Size in bytes, for messages.
-    of : Lifetime, optional
-        What it is made of, for messages; by default its first parent.
-    """
+    """One driver object, or an object of gpuinterop in its place."""
 
     __slots__ = (
         "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "made_at",
@@ -124,71 +96,59 @@ class Lifetime(NoCopy):
         "written",
     )  # fmt: skip
 
-    arrays: list[Any] = Marks()
-    """One mark for each exported array, which keeps it. Only a mapping has any."""
-    counter: Callable[[Any], int] | None = None
-    """Reads the value of a timeline's handle; None if only the driver knows it, and for what is not one."""
-    remark: Callable[[int | None], str] | None = None
-    """What a message adds of a semaphore and the value that a stream waits for."""
-    noted_of_closed: ClassVar[bool] = False
-    """Whether a parent may be closed already, but not yet released."""
+    arrays: list[Any] = Marks()  # one mark for each exported array; only mappings have them
+    counter: Callable[[Any], int] | None = None  # reads a timeline's value; None if only the driver can
+    remark: Callable[[int | None], str] | None = None  # what messages add to a semaphore and the awaited value
+    noted_of_closed: ClassVar[bool] = False  # a parent may already be closed, but not yet released
 
     def __init__(
         self,
-        noun: str,
-        release: Callable[[Any], None] | None = None,
+        noun: str,  # name in messages
+        release: Callable[[Any], None] | None = None,  # called once, with the handle
         *,
-        parents: Sequence[Lifetime] = (),
-        how: Standing = Standing.CHILD,
-        gate: Gate | None = None,
-        keep: object = None,
-        device: Streams | None = None,
-        label: str | None = None,
-        size: int = 0,
-        of: Lifetime | None = None,
+        parents: Sequence[Lifetime] = (),  # objects that it depends on; they are released later
+        how: Standing = Standing.CHILD,  # how it depends on them
+        gate: Gate | None = None,  # decides when a release may run that blocks the device
+        keep: object = None,  # must stay alive as long: another library's stream, a handle's owner
+        device: Streams | None = None,  # by default the devices of its parents
+        label: str | None = None,  # the user's name for it
+        size: int = 0,  # in bytes, for messages
+        of: Lifetime | None = None,  # what it is part of, for messages; by default its first parent
     ) -> None:
         if label is not None:
             check_type(label, str, "label", "a str")
+        # The parts of its label, which is rarely needed.
         self.naming = noun, next(_serials), label, size, of or (parents[0] if parents else None)
-        """The parts of its label. Few objects are ever told of, so the text is made then."""
         self.made_at = place() if DEV_MODE else ""
-        self.warns = False
-        """Whether a warning tells of its end without `close`: it is a user's."""
+        self.warns = False  # a user's object: a warning is issued if it ends without `close`
         self.release = release
         self.parents = parents
         self.how = how
         self.gate = gate
         self.keep = keep
         self.device = device
-        self.ends_with_children = False
-        """Whether the end of the last child closes the object."""
+        self.ends_with_children = False  # it is closed with its last child
         self.state = BORN
         self.calls: list[Any] = Marks()
-        self.standing: dict[Lifetime, Standing] = {}
-        self.uses: dict[KnownStream, Any] = {}
-        """Use by each stream: the bytes, or the last value signalled."""
-        self.untracked: Sequence[Any] = ()
-        """Devices (`Streams`) whose streams may all use the object: its address was handed out."""
-        self.written = False
-        """Whether a copy or a fill has been enqueued that writes its bytes or texels."""
-        self.behind: list[Fence] | None = None
-        """Fences that the release waits for, set once a drain has looked."""
+        self.standing: dict[Lifetime, Standing] = {}  # the objects that depend on it
+        self.uses: dict[KnownStream, Any] = {}  # per stream: the bytes used, or the last value signalled
+        self.untracked: Sequence[Any] = ()  # devices (`Streams`) whose streams may all use it: a caller has its address
+        self.written = False  # a copy or fill into it has been enqueued
+        self.behind: list[Fence] | None = None  # fences that the release waits for; a drain sets them
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
-        self.problem = ""
-        """Error of the failed release."""
-        self.tellers: list[Any] = Marks()
-        """One mark for each thread that runs the callbacks."""
+        self.problem = ""  # error of the failed release
+        self.tellers: list[Any] = Marks()  # one mark for each thread that runs the callbacks
 
     @property
     def label(self) -> str:
-        """Name in messages. Without a user's label it says what the object is made of."""
+        """Name in messages. Without a user's label, it includes the size and what the object is part of."""
         *_, given, size, of = self.naming
         made_of = " ".join([f"{size:,} bytes"] * bool(size) + [f"of {_name(*of.naming)}" for of in [of] if of])
         return _name(*self.naming) + (f" ({made_of})" if made_of and not given else "")
 
     def create(self, call: Callable[[], Any]) -> Any:
-        """Make the object with a native call, outside the monitor. Return the call's result, which becomes the handle.
+        """Make the object with a native call, outside the monitor. Store its result as the handle, and return it.
 
         Raises what `call` raises, and `ResourceClosedError` if a parent was closed meanwhile.
         """
@@ -205,19 +165,16 @@ class Lifetime(NoCopy):
         return made
 
     def open(self) -> None:
-        """Open an object that needs no native call."""
         _begin(self, LIVE)
 
     def ending(self) -> None:
-        """Change what must change before the children are closed. Called under the monitor."""
+        """Prepare for the closing of the children. Called under the monitor."""
 
     def check(self) -> None:
-        """Raise unless the object is open."""
         if self.state is not LIVE:
             raise self.refusal()
 
     def refusal(self) -> ResourceClosedError:
-        """The error of a call with an object that is not open."""
         if self.state is DEAD:
             return ResourceClosedError(
                 f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
@@ -226,16 +183,16 @@ class Lifetime(NoCopy):
         return ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
     def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
-        """Call the driver with the handle, even when closed; return `gone` once the release has begun."""
+        """Call the driver with the handle, even if the object is closed; return `gone` once the release has begun."""
         calls = self.calls
         calls += MARK
-        try:  # one look at the state: `revive` may come between two
+        try:  # check the state only once, because `revive` may change it
             return question(self.handle) if self.state in (LIVE, RETIRED) else gone
         finally:
             del calls[-1]
 
     def use(self, call: Callable[[Any], T]) -> T:
-        """Call the driver with the handle; raises unless the object is open."""
+        """Call the driver with the handle. Raises unless the object is open."""
         calls = self.calls
         calls += MARK
         try:
@@ -245,11 +202,10 @@ class Lifetime(NoCopy):
             del calls[-1]
 
     def is_of(self, device: Streams) -> bool:
-        """Whether a device answers for the object."""
+        """Whether the object belongs to the device, or the device's streams may use it."""
         return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
 
     def streams(self) -> list[KnownStream]:
-        """Streams whose work the release waits for."""
         found = self.uses.copy()
         for device in self.untracked:
             found.update(dict.fromkeys(device.known()))
@@ -257,11 +213,11 @@ class Lifetime(NoCopy):
 
     @property
     def stays(self) -> bool:
-        """Whether the object is never released, because one on it could not be."""
+        """Whether the object is never released, because an object that depends on it could not be released."""
         return any(one.state is LEAKED or one.stays for one in self.standing.copy())
 
     def what_holds(self) -> str:
-        """Why the object is not released yet, for messages."""
+        """Describe why the object is not released yet, for messages."""
         if self.state is LEAKED:
             return f"it is {self.state.value}: {self.problem}"
         if self.tellers:
@@ -303,7 +259,7 @@ def _begin(lifetime: Lifetime, state: State) -> None:
 
 @locked
 def _came_up(lifetime: Lifetime, made: Any) -> None:
-    if lifetime.state is BORN:  # else the object is the parent process's
+    if lifetime.state is BORN:  # after a fork, the child's state is DEAD
         lifetime.handle = made
         lifetime.state = LIVE
     for parent in lifetime.parents:
@@ -313,23 +269,23 @@ def _came_up(lifetime: Lifetime, made: Any) -> None:
 
 @locked
 def _failed(lifetime: Lifetime, error: BaseException) -> None:
-    """End an object that the caller does not get."""
+    """End an object whose creation has failed."""
     if lifetime.state is BORN:
-        if (release := left_to_core(error)) is not None:  # the object exists, and is released as a closed one
+        if (release := left_to_core(error)) is not None:  # the object exists, so release it like a closed one
             lifetime.handle, lifetime.release = release, operator.call
             lifetime.state = LIVE
-        elif isinstance(error, GpuInteropError):  # the driver has said that it made nothing
+        elif isinstance(error, GpuInteropError):  # the driver has made nothing
             lifetime.release = lifetime.gate = None
             lifetime.behind = []
             lifetime.state = LIVE
-        else:  # nothing tells how far the driver got: the object stays until the exit, and its parents
+        else:  # the driver may have made it, so it stays until the exit, with its parents
             lifetime.problem = repr(error)
             lifetime.state = LEAKED
     _retire(lifetime)
 
 
 def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
-    """Retire an object, and a parent that ends with it, unless that is `under`, which is being retired."""
+    """Close an object, and each parent that ends with it, except `under`, which is being closed."""
     if lifetime.state is not LIVE:
         return
     lifetime.ending()
@@ -339,7 +295,7 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     waiting_for_a_look[lifetime] = None
     lifetime.state = RETIRED
     keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
-    if not (keeps or lifetime.standing or lifetime.calls.copy()):  # no drain is needed
+    if not (keeps or lifetime.standing or lifetime.calls.copy()):  # no need to wait for a drain
         leave(lifetime)
         lifetime.state = RELEASED
     if lifetime.how is not Standing.CHILD:
@@ -349,17 +305,16 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
             continue
         if not any(
             how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
-        ):  # the latest first: those are open
+        ):  # newest first, because open children are usually new
             _retire(parent)
 
 
 retire: Callable[[Lifetime], None] = locked(_retire)
-"""End use of an object, of its children, and of objects that close with their last child."""
+"""Close an object, its children, and parents that end with their last child."""
 
 
 @locked
 def add_callback(lifetime: Lifetime, callback: Callable[[], None]) -> None:
-    """Call `callback` when the object is released."""
     lifetime.callbacks.append(callback)
     if lifetime.state in GONE:
         endings.setdefault(lifetime)
@@ -367,7 +322,7 @@ def add_callback(lifetime: Lifetime, callback: Callable[[], None]) -> None:
 
 @locked
 def revive(lifetime: Lifetime) -> bool:
-    """Reopen an object that has no driver object of its own; False if it is too late."""
+    """Reopen an object without a driver object; return False if it is too late."""
     if lifetime.state in (RELEASING, LEAKED, DEAD):
         return False
     _alive[lifetime] = None
@@ -377,7 +332,7 @@ def revive(lifetime: Lifetime) -> bool:
 
 @locked
 def retire_dropped() -> None:
-    """Retire the objects that finalizers queued, and look again at those that are: their last array may be gone."""
+    """Close the objects that finalizers have queued. Check the closed ones again: their last array may be gone."""
     while dropped:
         lifetime = dropped[0]
         _retire(lifetime)
@@ -387,7 +342,7 @@ def retire_dropped() -> None:
 
 
 def leave(lifetime: Lifetime) -> None:
-    """Note that an object is released, so that its parents may be. Called under the monitor."""
+    """Note that an object is released, so that its parents can be. Called under the monitor."""
     for parent in lifetime.parents:
         if parent.state is RETIRED:
             waiting_for_a_look[parent] = None
@@ -397,7 +352,7 @@ def leave(lifetime: Lifetime) -> None:
 
 @locked
 def hold(lifetime: Lifetime, user: Lifetime) -> None:
-    """Keep an object until its user is released, as a graph keeps what it uses, also what was closed meanwhile."""
+    """Keep an object, even if it is closed, until its user is released. Graphs do this for what they use."""
     if user not in lifetime.standing:
         if lifetime.state is not RETIRED:
             lifetime.check()
@@ -407,7 +362,7 @@ def hold(lifetime: Lifetime, user: Lifetime) -> None:
 
 @locked
 def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
-    """Note that a stream's work uses the object. Forget streams that are over: a batch or a graph may know others."""
+    """Note that a stream's work uses the object. Forget streams that are over."""
     if stream not in lifetime.uses:
         for known in [known for known in lifetime.uses if known.is_over]:
             del lifetime.uses[known]
@@ -416,12 +371,10 @@ def note_use(lifetime: Lifetime, stream: KnownStream, value: Any) -> None:
 
 @locked
 def forget_use(lifetime: Lifetime, stream: KnownStream) -> None:
-    """Note that a stream has finished all its work with the object."""
     lifetime.uses.pop(stream, None)
 
 
 def alive() -> list[Lifetime]:
-    """All objects that are not released."""
     return list(_alive)
 
 

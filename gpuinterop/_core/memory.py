@@ -35,7 +35,7 @@ def round_up(size: int, step: int) -> int:
 
 
 class Mapping(Lifetime):
-    """The mapping of a whole object; it lasts as long as one of its buffers is open."""
+    """The mapping of a whole object. It is unmapped after its last buffer is closed."""
 
     __slots__ = ("address", "arrays", "devices", "size", "waits")
 
@@ -52,36 +52,25 @@ class Mapping(Lifetime):
         self.ends_with_children = True
         self.arrays = Marks()
         self.devices = devices
-        self.waits = waits
-        """Whether the driver's unmap call waits for all work of the device."""
+        self.waits = waits  # whether the driver's unmap call waits for all work of the device
         self.address = 0
         self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
-        """Whether the device is one of those that have it mapped."""
         return any(one.streams is device for one in self.devices)
 
     def expose(self) -> None:
-        """Note that the address was handed out: any stream may use it from now on."""
+        """Note that a caller knows the address, so any stream can use it from now on."""
         if not self.untracked and not self.waits:
             self.untracked = tuple(device.streams for device in self.devices)
 
     def used_on(self, stream: KnownStream, start: int, end: int) -> None:
-        """Note that a stream's work uses these bytes."""
         hull = self.uses.get(stream)
         if hull is None or start < hull[0] or hull[1] < end:
             _widen(self, stream, start, end)
 
     def users(self, start: int, end: int, user: Stream | None) -> list[KnownStream]:
-        """Other streams that `user` must be ordered behind before it uses these bytes.
-
-        Raises
-        ------
-        InvalidArgumentError
-            One of them is being captured, so no stream can wait for it.
-        GpuInteropError
-            One of them has failed.
-        """
+        """Return the other streams that `user` must wait for. Raise if one has failed, or is being captured."""
         found = []
         mine = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
@@ -92,8 +81,8 @@ class Mapping(Lifetime):
             if stream.is_capturing():
                 raise InvalidArgumentError(
                     "stream",
-                    f"expected streams that can be waited for, got {stream.label}, which used these bytes before its "
-                    "capture began; synchronize it before the capture.",
+                    f"cannot wait for {stream.label}, which used these bytes before its capture began; synchronize it "
+                    "before the capture.",
                 )
             found.append(stream)
         return found
@@ -108,8 +97,7 @@ def _widen(mapping: Mapping, stream: KnownStream, start: int, end: int) -> None:
 class Sized(Resource, NotAnArray):
     """An object that has a device and a size in bytes."""
 
-    device: Device
-    """Device through which the driver is called."""
+    device: Device  # the driver is called through this one
     _size: int
     _exportable = False
 
@@ -122,11 +110,11 @@ class Sized(Resource, NotAnArray):
         self._check_open()
         if not self._exportable:
             raise InvalidArgumentError(
-                argument, f"{self.label} was imported and cannot be exported; duplicate() its handle before import."
+                argument, f"{self.label} was imported and cannot be exported; duplicate() its handle before the import."
             )
 
     def _range_of(self, offset: int, size: int | None, argument: str = "size", *, least: int = 1) -> tuple[int, int]:
-        """Start and size of a range of the open object; by default all from `offset` on."""
+        """Return start and size of a range of the open object; by default everything from `offset` on."""
         if self.lifetime.state is not LIVE:
             raise self.lifetime.refusal()
         start = check_nbytes(offset, "offset", minimum=0)
@@ -136,9 +124,9 @@ class Sized(Resource, NotAnArray):
         return start, count
 
     def _check_range(self, start: int, size: int, argument: str = "size") -> None:
-        if start + min(size, 1) > self._size:  # the first byte is outside already
+        if start + min(size, 1) > self._size:  # even the first byte is outside
             raise InvalidArgumentError(
-                "offset", f"expected one in {self.label}, which has {self._size} bytes; got {start}."
+                "offset", f"expected an offset in {self.label}, which has {self._size} bytes; got {start}."
             )
         if start + size > self._size:
             left = self._size - start
@@ -154,14 +142,14 @@ class Mappable(Sized):
 
     @abstractmethod
     def _new_mapping(self) -> Mapping:
-        """Make a mapping that is not mapped natively yet."""
+        """Return a mapping that is not yet mapped natively."""
 
     @abstractmethod
     def _map(self, mapping: Mapping) -> DriverHandle:
-        """Map the memory natively; set the mapping's address, and return the handle."""
+        """Map the memory natively, set the mapping's address and return the handle."""
 
     def _buffer(self, offset: int, size: int, device: Device, label: str | None = None) -> Buffer:
-        """Make a buffer, mapping the memory if necessary, even while other threads close buffers. The caller looks."""
+        """Return a new buffer, and map the memory if necessary. The caller has checked the range."""
         tidy()
         while True:
             mapping = self._mapping
@@ -175,15 +163,15 @@ class Mappable(Sized):
             self._check_open()
             standing = mapping.standing.copy().values()
             held = mapping.state is LEAKED or mapping.arrays.copy() or any(how is Standing.HOLDS for how in standing)
-            if held or not wait_for(mapping, MOMENT_S):  # the driver may only need a moment to see work as done
+            if held or not wait_for(mapping, MOMENT_S):  # drivers need a moment to report work as done
                 raise ResourceBusyError(
                     f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
-                    "close(timeout=...) on the last of them, or drop its arrays."
+                    "close(timeout=...) on the last one, or drop its arrays."
                 )
 
     def _open(self) -> Mapping:
         fresh = self._new_mapping()
-        making = fresh.calls  # marked while a thread maps it
+        making = fresh.calls  # other threads see the mark, and wait
         making += MARK
         try:
             mapping = _claim_mapping(self, fresh)
@@ -198,7 +186,7 @@ class Mappable(Sized):
 
 @locked
 def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
-    """Find the existing mapping; else take the fresh one, which the caller then maps."""
+    """Return the existing mapping; without one, return the fresh one, which the caller then maps."""
     known = memory._mapping
     if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
         known = memory._mapping = fresh
@@ -206,7 +194,7 @@ def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
 
 
 class Hold(NoCopy):
-    """Keeps bytes mapped while alive. The caller then looks whether the buffer is open, as a call does."""
+    """Keep bytes mapped while the object is alive. The caller checks afterwards that the buffer is open."""
 
     __slots__ = ("_buffer",)
 
@@ -214,15 +202,15 @@ class Hold(NoCopy):
         mapping = buffer.mapping
         arrays = mapping.arrays
         arrays += MARK
-        self._buffer = buffer  # no call in between: the finalizer finds the mark
+        self._buffer = buffer  # no call comes between mark and attribute, so the finalizer removes each mark
         if not mapping.untracked:
             mapping.expose()
 
     def __del__(self) -> None:
-        try:  # no call may come first: CPython loses what is raised in a finalizer
+        try:  # no call first: CPython drops an exception raised in a finalizer
             mapping = self._buffer.mapping
             del mapping.arrays[-1]
-            if mapping.state is not LIVE:  # the look comes last: a drain that saw the mark does not look again
+            if mapping.state is not LIVE:  # checked last: a drain that saw the mark does not look again
                 dropped.append(mapping)
         except AttributeError:
             pass
@@ -231,8 +219,8 @@ class Hold(NoCopy):
 class Buffer(Sized):
     """Mapped bytes that the device and its array libraries use in place.
 
-    Made by `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on`. Closing the last buffer of a
-    mapping unmaps it, once pending work and exported arrays are done with it. Pass `view` to an array library.
+    `ExternalMemory.map_buffer`, `Allocation.buffer` and `Allocation.buffer_on` return it; pass its `view` to an array
+    library. When the last buffer of a mapping is closed, and no pending work or array uses it, it is unmapped.
 
     Examples
     --------
@@ -276,33 +264,33 @@ class Buffer(Sized):
         offset: int = 0,
         strides: Sequence[int] | None = None,
     ) -> View:
-        """Return a typed window on the buffer, without a copy.
+        """Return a typed view of the buffer, without a copy.
 
         Parameters
         ----------
         shape : int or sequence of int
             Number of elements in each dimension.
         dtype : str or dtype
-            ``"float32"``, a dtype of NumPy, ml_dtypes, torch or JAX: bool, int8 to int64, uint8 to uint64, float16 to
-            float64, complex32 to complex128, bfloat16, and float8 as ``"float8_e5m2"``. Elements have the byte order of
-            the machine.
+            ``"float32"``, or a dtype of NumPy, ml_dtypes, torch or JAX: bool, int8 to int64, uint8 to uint64, float16
+            to float64, complex32 to complex128, bfloat16, and float8 (``"float8_e5m2"``). Elements have the machine's
+            byte order.
         offset : int
-            Offset of the first element from the buffer's start in bytes.
+            Offset in bytes from the start of the buffer to the first element.
         strides : sequence of int, optional
-            Strides in bytes; by default C-contiguous. Pass the row pitch of a linear image here.
+            Strides in bytes; by default the view is C-contiguous. For a linear image, pass its row pitch here.
 
         Returns
         -------
         View
-            Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack``, ``cupy.asarray``... The mapping lives as long as
-            the array.
+            Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long
+            as the array exists.
 
         Raises
         ------
         ArgumentTypeError
-            `dtype` is none of these.
+            `dtype` is not in this list.
         InvalidArgumentError
-            The window exceeds the buffer, or is not aligned to its element size.
+            The view exceeds the buffer, or its address is not aligned to the element size.
 
         Examples
         --------
@@ -334,15 +322,15 @@ class Buffer(Sized):
             raise InvalidArgumentError(
                 "offset",
                 f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got "
-                f"{self.address + start:#x}, that of byte {start} of the buffer; pass {start + step - beyond}, or "
-                "view bytes.",
+                f"{self.address + start:#x}, the address of byte {start} of the buffer; pass {start + step - beyond}, "
+                "or view bytes.",
             )
         return View(self, layout, start, read_only=read_only)
 
     def hold(self) -> Hold:
-        """Return an object that keeps the bytes mapped as long as it lives, as an exported array does.
+        """Return an object that keeps the bytes mapped while it is alive, as an exported array does.
 
-        Use it when you hand `ptr` to another API, whose work gpuinterop cannot see.
+        Use it when you pass `ptr` to another API, because gpuinterop cannot see the work of that API.
 
         Examples
         --------
@@ -353,9 +341,9 @@ class Buffer(Sized):
         >>> memory.close()
         >>> del token  # it has finished: now the bytes are unmapped
         """
-        token = Hold(self)  # first: the result of the check below then stays true
+        token = Hold(self)  # first, so that the result of the check below stays true
         if self.lifetime.state is not LIVE:
-            del token  # else the hold lives as long as the traceback
+            del token  # the traceback would keep it alive
             self.lifetime.check()
         return token
 
@@ -365,22 +353,23 @@ class Buffer(Sized):
         Parameters
         ----------
         source : numpy.ndarray or bytes-like
-            Host memory, of any shape and dtype, or a tensor; its bytes are copied in C order, and the values of
-            torch's conjugates. If you pass a stream, leave them unchanged until the stream has copied them.
+            Host memory of any shape and dtype, or a tensor. Its bytes are copied in C order; conjugated torch tensors
+            are resolved first. If you pass a stream, do not change the memory until the stream has copied it.
         offset : int
-            Destination offset in bytes.
-        stream : Stream, or torch's, CuPy's, numba's, an int, optional
-            Stream to enqueue the copy on. None: ordered behind every stream that used these bytes, done on return.
+            Offset in the buffer, in bytes.
+        stream : Stream, int, or stream of torch, CuPy or numba, optional
+            Stream that does the copy. With None, the copy waits for every stream that used these bytes, and is complete
+            on return.
 
         Raises
         ------
         ArgumentTypeError
             `source` is not host memory.
         InvalidArgumentError
-            The bytes do not fit into the buffer, or `stream` is of another device, or is being captured; or the memory
-            of a tensor of torch does not have its values (sparse, fake).
+            The bytes do not fit into the buffer, `stream` belongs to another device or is being captured, or `source`
+            is a torch tensor whose memory does not contain its values (sparse, fake).
         ResourceBusyError
-            The memory is pageable and the stream has a pending semaphore wait: the copy would block and could deadlock.
+            The memory is pageable and the stream waits for a semaphore, so the copy would block and could deadlock.
 
         Examples
         --------
@@ -396,17 +385,17 @@ class Buffer(Sized):
         Parameters
         ----------
         target : numpy.ndarray or bytearray
-            Host memory, writable and C-contiguous, whose size says how many bytes are copied. If you pass a stream, do
-            not read them before the stream has copied them.
+            Host memory, writable and C-contiguous. Its size sets how many bytes are copied. If you pass a stream, do
+            not read it before the stream has copied the bytes.
         offset : int
-            Source offset in bytes.
-        stream : Stream, or torch's, CuPy's, numba's, an int, optional
+            Offset in the buffer, in bytes.
+        stream : Stream, int, or stream of torch, CuPy or numba, optional
             See `copy_from_host`.
 
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, ResourceBusyError
-            See `copy_from_host`; also if `target` is read-only or not contiguous.
+            See `copy_from_host`. Also if `target` is read-only or not contiguous.
 
         Examples
         --------
@@ -420,23 +409,23 @@ class Buffer(Sized):
         self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
-        """Set every byte (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
+        """Set every byte to one value (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
         Parameters
         ----------
         byte : int
-            Value of each byte, 0 to 255.
+            The value, 0 to 255.
         offset : int
             Offset of the first byte.
         size : int, optional
-            Number of bytes; by default all from `offset` on.
-        stream : Stream, or torch's, CuPy's, numba's, an int, optional
+            Number of bytes; by default everything from `offset` on.
+        stream : Stream, int, or stream of torch, CuPy or numba, optional
             See `copy_from_host`.
 
         Raises
         ------
         InvalidArgumentError
-            The range exceeds the buffer, or `stream` is of another device.
+            The range exceeds the buffer, or `stream` belongs to another device.
 
         Examples
         --------
@@ -451,13 +440,8 @@ class Buffer(Sized):
         self._on(stream, start, count, lambda handle: self.driver.fill(handle, self.address + start, value, count))
         self.mapping.written = True
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
     def _copy_from(self, source: int, size: int, *, offset: int, stream: object, owners: Owners = ()) -> None:
-        """Copy memory that the device reaches, from any address, as `copy_from_host` does. The caller keeps it mapped.
-
-        If it is a buffer's, `owners` has that, and the offset there.
-        """
+        """Copy from any address that the device can read. `owners` lists its buffer, if it has one, and the offset."""
         start, count = self._range_of(offset, size, least=0)
         here = self.address + start
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count), owners=owners)
@@ -472,16 +456,15 @@ class Buffer(Sized):
             self.mapping.written = True
 
     def _use_on(self, stream: Stream, start: int, size: int) -> None:
-        """Note that a stream's next work uses these bytes."""
         known, first = stream._known_as(), self._offset + start
-        if (graph := known.graph) is not None:  # the graph's launches use them
+        if (graph := known.graph) is not None:  # the launches of the graph use them
             graph._hold(self.mapping)
             graph._note(self.mapping, first, first + size)
         else:
             self.mapping.used_on(known, first, first + size)
 
     def _is_used_by(self, stream: Stream) -> bool:
-        """Whether all bytes are noted as the stream's, and no other stream has used the mapping."""
+        """Whether the stream is the only user of the mapping, and has used all bytes of this buffer."""
         known, uses = stream.known or stream._known_as(), self.mapping.uses.copy()
         hull = uses.get(known)
         if hull is None or len(uses) != 1 or known.graph is not None:
@@ -493,7 +476,6 @@ class Buffer(Sized):
         return self.mapping.users(first, first + (self._size if size is None else size), user)
 
     def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
-        """Block until every stream that used the bytes has finished that work."""
         for user in self._users(None, start, size):
             user.synchronize(None)
             if (failure := user.tell_failure()) is not None:
@@ -503,14 +485,14 @@ class Buffer(Sized):
         self, stream: object, start: int, size: int, enqueue: Callable[[DriverHandle], None],
         *, array: HostArray | None = None, owners: Owners = (),
     ) -> None:  # fmt: skip
-        """Enqueue on the given stream. Without one, enqueue on our own and wait for it; the CPU needs none for that."""
+        """Enqueue on the given stream. Without one, use a stream of the device and wait; on the CPU, call directly."""
         spans = [(self, start), *owners]
         if stream is not None:
             stream = check_stream(self.device, stream)
             if array is not None:
                 stream._check_host_copy(array)
             calls = stream._known_as().calls
-            calls += MARK  # our captures cannot begin or end between the check and the call
+            calls += MARK  # no `Stream.capture` begins or ends between the check and the call
             try:
                 for buffer, first in spans:
                     buffer._use_on(stream, first, size)
@@ -536,7 +518,7 @@ class Buffer(Sized):
                 copier._follow(user)
             if array is not None and users:
                 copier._check_host_copy(array)
-            for buffer, first in spans:  # another thread may close it, and what is below may fail
+            for buffer, first in spans:  # before the call: it may fail, and another thread may close the buffer
                 buffer._use_on(copier, first, size)
             copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
             copier.synchronize()
@@ -544,30 +526,27 @@ class Buffer(Sized):
                 forget_use(buffer.mapping, copier._known_as())
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once (see `Resource.close`).
-
-        Closing the last buffer of a mapping releases it. While other buffers share it, `close` ignores `timeout`.
-        """
+        """Close the buffer (see `Resource.close`). If other buffers share its mapping, `timeout` is ignored."""
         super().close()
         if self.mapping.state is not LIVE:
             self._wait(self.mapping, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the mapping behind the buffer is released (see `Resource.on_released`)."""
+        """Call `callback` when the buffer's mapping is released (see `Resource.on_released`)."""
         self._on_released(self.mapping, callback)
 
 
 class ExternalMemory(Mappable):
-    """Memory that another API or process exported. Made by `Device.import_memory`.
+    """Memory that another API or process exported. `Device.import_memory` returns it.
 
-    Closing it closes its buffers and arrays. When the device is done with them, the native release follows
-    (``cuDestroyExternalMemory`` / ``hipDestroyExternalMemory``). The exporter may free its own memory after that
-    (`on_released`, ``close(timeout=...)``).
+    Closing it also closes its buffers and arrays. The native release follows when the device no longer uses them
+    (``cuDestroyExternalMemory`` / ``hipDestroyExternalMemory``). Only then can the exporter free its memory; find out
+    with `on_released` or ``close(timeout=...)``.
 
     Attributes
     ----------
     handle_type : type
-        Type of the handle that it was imported from.
+        Type of the imported handle.
     dedicated : bool
         Whether the exporting allocation is dedicated.
 
@@ -594,30 +573,30 @@ class ExternalMemory(Mappable):
         self.dedicated = dedicated
 
     def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
-        """Map bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
+        """Map a range of bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
-        The driver maps the whole object once; buffers are ranges of that mapping, and may overlap.
+        The driver maps the whole object once. Buffers are ranges of this mapping and can overlap.
 
         Parameters
         ----------
         offset : int
-            Offset of the first byte in the memory.
+            Offset of the first byte.
         size : int, optional
-            Size in bytes; by default all from `offset` on.
+            Size in bytes; by default everything from `offset` on.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         Buffer
-            The buffer, which the caller closes; closing the memory closes it too.
+            The buffer. You close it; closing the memory closes it too.
 
         Raises
         ------
         InvalidArgumentError
             The range exceeds the memory.
         ResourceBusyError
-            All earlier buffers were closed, and pending work or arrays still use one of them.
+            All earlier buffers are closed, but pending work or arrays still use one of them.
         UnsupportedError
             The device cannot map buffers of this memory (`Operation.MAP_BUFFER`).
 
@@ -649,29 +628,29 @@ class ExternalMemory(Mappable):
         Parameters
         ----------
         format : str
-            A Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``; see `MipmappedArray`.
+            Vulkan format without its prefix, such as ``R32G32B32A32_SFLOAT``.
         extent : sequence of int
-            Width, height, depth in texels; 0 or omitted for a dimension that the image does not have.
+            Width, height and depth in texels; 0 or omitted for a dimension that the image does not have.
         levels : int
             Number of mip levels.
         layers : int
             Number of array layers; 0 if the image is not an array.
         offset : int
-            Offset of the image in bytes.
+            Offset of the image in the memory, in bytes.
         usage : ArrayUsage
-            How the image is used; the exporter must have created it for the same usage.
+            Usage of the image. The exporter must have created it with the same usage.
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Returns
         -------
         MipmappedArray
-            The array, which the caller closes; closing the memory closes it too.
+            The array. You close it; closing the memory closes it too.
 
         Raises
         ------
         InvalidArgumentError
-            The image does not fit into the memory, or its format is not one that every side lays out alike.
+            The image does not fit into the memory, or APIs lay out its format differently.
         UnsupportedError
             The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
 
@@ -690,8 +669,6 @@ class ExternalMemory(Mappable):
         layout = array_layout(self, format, extent, levels, layers, offset, usage)
         drain()
         return MipmappedArray(self, layout, label)
-
-    # -- inside ------------------------------------------------------------------------------------------------
 
     def _new_mapping(self) -> Mapping:
         backend, blocks = self.driver, self.driver.releases_block

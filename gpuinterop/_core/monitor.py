@@ -1,8 +1,8 @@
-"""The monitor: the one lock of the process under which objects change their state; and the queue of finalizers.
+"""The monitor, the only lock under which objects change their state; and the queue of finalizers.
 
-No native call, wait, callback or I/O happens under it. An exception of a signal handler may end a function under it
-anywhere. What it leaves may keep an object for good, and must not release one early: so the first of two writes is the
-one that keeps.
+No native call, wait, callback or I/O happens under it. A signal handler's exception may end a function under it at any
+point. It may then leave an object that is never released, but no object that is released too early. So of two writes,
+the one that keeps the object comes first.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 Ts = TypeVarTuple("Ts")
 T = TypeVar("T")
 
-_lock = threading.RLock()  # a signal handler may come back in the same thread: see `refuse_reentry`
+_lock = threading.RLock()  # a signal handler may enter again in the same thread, see `refuse_reentry`
 _resets: list[Callable[[], None]] = []
 _generation = 0
 
 dropped: deque[Lifetime] = deque()
-"""Objects without a reference, and closed mappings that an array has left. Finalizers append to it, and the next drain
-retires them, or looks at them again."""
+"""Dropped objects, and closed mappings that have lost an array. Finalizers append them for the next drain."""
 lingering: deque[object] = deque(maxlen=64)
-"""Array libraries' streams, as wrapped. The next drain lets them go; an array that is made before takes them again."""
+"""Wrapped streams of array libraries, kept until the next drain for reuse by arrays made before then."""
 
 
 def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
-    """Run a function under the monitor, as `system.under` does it, without its frame: calls come here many times."""
+    """Run a function under the monitor, like `system.under`, but without its frame because this is a hot path."""
 
     @functools.wraps(transition)
     def entered(*arguments: *Ts) -> T:
@@ -52,12 +51,12 @@ def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
 
 
 def interrupted() -> bool:
-    """Whether the caller is a signal handler or finalizer that struck inside a transition of its thread."""
+    """Whether the caller is a signal handler or finalizer that interrupted a transition of its thread."""
     return _lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
 def refuse_reentry() -> None:
-    """Raise in such a handler: it cannot change objects now, and waiting for the transition would never end."""
+    """Raise if `interrupted`: the handler cannot change objects now, and waiting for the transition would never end."""
     if interrupted():
         raise ResourceBusyError(
             "a signal handler made this call inside a gpuinterop state change; set a flag there and make the call in "
@@ -66,12 +65,12 @@ def refuse_reentry() -> None:
 
 
 def generation() -> int:
-    """How often this process and its ancestors were forked since the library was loaded."""
+    """Return how often this process and its ancestors were forked after the import of gpuinterop."""
     return _generation
 
 
 def after_fork(reset: Callable[[], None]) -> Callable[[], None]:
-    """Run `reset` in every child of a fork, to replace what a thread of the parent may have held."""
+    """Run `reset` in every forked child, to replace what a thread of the parent may have held."""
     _resets.append(reset)
     return reset
 

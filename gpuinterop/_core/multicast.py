@@ -1,8 +1,8 @@
 """Multicast objects: one store reaches memory of every device of the team.
 
-When a rule is broken, drivers often accept the call, or block for ever. So this module enforces the rules before it
-calls them: sizes and offsets are multiples of the granularity; every device is added before anything is bound or
-mapped; bytes are bound once; an unbind equals its bind; releases come in the order mappings, bindings, object.
+If a rule is broken, drivers often accept the call, or block forever. So this module checks the rules first: sizes and
+offsets are multiples of the granularity; all devices are added before anything is bound or mapped; bytes are bound
+once; an unbind matches its bind; mappings are released before bindings, and bindings before the object.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ def create_multicast(
     Parameters
     ----------
     devices : sequence of Device or int
-        The team. A sequence names the whole team, and this call adds each device. A number is the size of the team
-        over all processes, each of which adds its own devices with `MulticastObject.add_device`.
+        The team. If you pass all its devices, this call adds them. If you pass the number of devices in the team, each
+        process then adds its own devices with `MulticastObject.add_device`.
     size : int
         Size in bytes, a multiple of the minimum granularity (`Device.multicast_granularity`).
     handle_types : type or sequence of type, optional
         Types of the handles that `MulticastObject.export` returns.
     device : Device, optional
-        Device through which the driver is called; by default the team's first, or ``gpuinterop.device()``.
+        Device for the driver calls; by default the first of the team, or ``gpuinterop.device()``.
     label : str, optional
-        Name of the object in messages, warnings and its `repr`.
+        Name in messages, warnings and the object's `repr`.
 
     Returns
     -------
     MulticastObject
-        The object, which the caller closes.
+        The object. You close it.
 
     Raises
     ------
     UnsupportedError
-        `device` or one of the team does not support multicast (`Operation.CREATE_MULTICAST`), or cannot export this
-        handle type.
+        `device` or a device of the team does not support multicast (`Operation.CREATE_MULTICAST`), or cannot export
+        this handle type.
     InvalidArgumentError
-        `size` does not fit; the message names the next that does. Or the team is empty, names a device twice, or has
-        a device of another backend.
+        `size` is not a valid multiple; the message names the next one. Or the team is empty, contains a device twice,
+        or a device of another backend.
     DriverError
-        The driver refused; what this call created was released.
+        The driver refused. What this call had created is released.
 
     Examples
     --------
@@ -94,8 +94,8 @@ def import_multicast(
     Parameters
     ----------
     handle : AllocationHandle
-        Result of `MulticastObject.export`. Success consumes a descriptor; after an error the caller still owns it, open
-        and untouched. A fabric handle is only bytes, and stays the caller's.
+        Handle from `MulticastObject.export`. A successful import consumes a descriptor; after an error you still own
+        it, open and unchanged. A fabric handle is only bytes, and remains yours.
     devices, device, label
         See `create_multicast`.
     size : int
@@ -104,18 +104,18 @@ def import_multicast(
     Returns
     -------
     MulticastObject
-        The object, which the caller closes.
+        The object. You close it.
 
     Raises
     ------
     HandleError
-        `handle` is closed or consumed, or of another kind.
+        `handle` is closed or consumed, or is not a handle to a multicast object.
     ArgumentTypeError, InvalidArgumentError, UnsupportedError, DriverError
         See `create_multicast`.
 
     Examples
     --------
-    The handle comes from another process, which has device 0. This process adds device 1:
+    The handle comes from another process, which adds device 0. This process adds device 1:
 
     On CUDA (here a simulated driver):
 
@@ -136,7 +136,7 @@ def import_multicast(
     multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
     backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
 
-    def load(duplicate: AllocationHandle) -> None:  # if adding a device fails, the caller keeps the handle
+    def load(duplicate: AllocationHandle) -> None:  # includes the devices: if adding one fails, the handle is kept
         multicast._create(lambda: backend.import_multicast(through, duplicate, devices=count, size=size))
 
     user = f"{multicast.device.backend} import_multicast"
@@ -144,7 +144,7 @@ def import_multicast(
 
 
 def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
-    """Make the object; close it again if adding a device fails."""
+    """Make the object. Close it again if that fails, or adding a device."""
     try:
         make()
     except BaseException:
@@ -158,19 +158,16 @@ def _bytes_of(device: Device, offset: int, size: int) -> str:
 
 
 def _mapping_at(device: Device, address: int) -> Mapping | None:
-    """The mapping of this library that a device's address lies in."""
+    """Return gpuinterop's mapping at an address of a device, if there is one."""
     mappings = (one for one in alive() if isinstance(one, Mapping) and one.state is LIVE)
     here = (one for one in mappings if one.address <= address < one.address + one.size)
     return next((one for one in here if one.is_of(device.streams)), None)
 
 
 class _Group(Lifetime):
-    """The native multicast object."""
-
     __slots__ = ()
 
     def ending(self) -> None:
-        """Release mappings before bindings when the whole object is closed."""
         mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
         for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
             for mapping in mappings:
@@ -178,33 +175,28 @@ class _Group(Lifetime):
 
 
 class _Mapping(Lifetime):
-    """The native mapping of a multicast object."""
-
     __slots__ = ()
 
 
-# -- the object ------------------------------------------------------------------------------------------------------
-
-
 class MulticastObject(Sized):
-    """Multicast object: one store to it reaches memory of every device of the team.
+    """An object that spreads each store to memory of every device of the team.
 
-    Made by `create_multicast` and `import_multicast`. First add every device of the team, then bind memory of each
-    device, then map the object for kernels. Only ``multimem`` instructions may access it.
+    `create_multicast` and `import_multicast` return it. Add all devices of the team, then bind memory of each device,
+    then map the object for kernels. Only ``multimem`` instructions can access it.
 
     `close` unmaps, unbinds and releases, in this order, each when the earlier work of `devices` is done. The process
-    that created the object keeps it open until every other process has imported it.
+    that created the object must keep it open until every other process has imported it.
 
     Attributes
     ----------
     granularity : Granularity
-        Granularity of the offsets and sizes of bindings.
+        Granularity of the bindings' offsets and sizes.
     handle_types : tuple of type
-        Handle types for `export`; of an imported object, the type that was imported.
+        Handle types for `export`; for an imported object, the type of the imported handle.
     device_count : int
         Number of devices in the whole team, over all processes.
     devices : tuple of Device
-        Devices that this process has added.
+        Devices added by this process.
 
     Examples
     --------
@@ -242,43 +234,40 @@ class MulticastObject(Sized):
                 f"of {steps.recommended}.",
             )
         drain()
-        # Streams use only what is mapped and bound, not the object itself: those objects wait for the streams.
+        # Streams use mappings and bindings, which wait for the streams, and not the object itself.
         self.device, self._size = device, size
         release, streams = backend.release_allocation, device.streams
         super().__init__(_Group("MulticastObject", release, device=streams, label=label, size=size))
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
-        # Binds and maps that are done or under way: their callers have said that every device was added.
-        self._seals: list[Any] = Marks()
-        self._taken: dict[MulticastBinding, None] = {}  # also those that the driver has not unbound yet
+        self._seals: list[Any] = Marks()  # finished and running binds and maps; afterwards no device can be added
+        self._taken: dict[MulticastBinding, None] = {}  # includes bindings that the driver has not unbound yet
         self.handle_types = handle_types
         self._needs = needs
         self._exportable = exportable
 
     @property
     def complete(self) -> bool:
-        """Whether this process added the whole team. It cannot see other processes' devices (`exchange`)."""
+        """Whether this process has added the whole team. It cannot see other processes' devices (see `exchange`)."""
         return len(self.devices) == self.device_count
 
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
-        """Open bindings."""
+        """The open bindings."""
         return tuple(binding for binding in self._taken.copy() if not binding.closed)
 
-    # -- life --------------------------------------------------------------------------------------------------
-
     def add_device(self, device: Device) -> None:
-        """Add a device of the team before anything is bound or mapped (``cuMulticastAddDevice``).
+        """Add a device of the team (``cuMulticastAddDevice``). Do this before you bind or map anything.
 
         Parameters
         ----------
         device : Device
-            A device of this process. Each process adds its own.
+            A device of this process. Each process adds its own devices.
 
         Raises
         ------
         InvalidArgumentError
-            The device was added already, is of another backend, or exceeds the team; or memory was bound or mapped.
+            The device is already added, is of another backend, or the team is full; or something is bound or mapped.
         UnsupportedError
             The device does not support multicast.
 
@@ -302,7 +291,7 @@ class MulticastObject(Sized):
         if self.complete:
             raise InvalidArgumentError(
                 "device",
-                f"expected {self.device_count} devices, the team's, got {device!r} beside {self._added()}.",
+                f"expected the {self.device_count} devices of the team, got {device!r} in addition to {self._added()}.",
             )
         if self._seals:
             raise InvalidArgumentError(
@@ -326,27 +315,27 @@ class MulticastObject(Sized):
         Parameters
         ----------
         allocation : Allocation
-            Memory on a device that was added here. Closing it closes the binding. A shared multicast object needs
-            shareable memory, which imported memory is not: the driver reports no handle type for it.
+            Memory on a device that this process has added. Closing it closes the binding. If this object is shared, the
+            memory must be shareable and not imported: drivers report no handle type for imported memory.
         offset, start : int
             Offsets in this object and in the allocation, in bytes.
         size : int
-            Size in bytes; by default as much as both have. All three are multiples of the minimum granularity.
+            Size in bytes; by default as much as fits into both. All three are multiples of the minimum granularity.
         assume_all_added : bool
-            Says that every device of the team was added, in other processes as well. Until then the driver blocks,
-            possibly for ever. `gpuinterop.exchange` lets the processes agree first.
+            Pass True to confirm that all processes have added their devices; until then the driver blocks, perhaps
+            forever. With `gpuinterop.exchange`, the processes can agree on this first.
 
         Returns
         -------
         MulticastBinding
-            The binding; this object holds it until it is closed or unbound.
+            The binding. This object keeps it until it is closed or unbound.
 
         Raises
         ------
         InvalidArgumentError
-            Not every device was added, the allocation lies on another device, or the bytes do not fit or are bound.
+            A device was not added, the allocation is on another device, or the bytes do not fit or are already bound.
         ResourceBusyError
-            The bytes were bound, and their unbind waits for pending work.
+            The bytes were bound, and the unbind still waits for pending work.
         DriverError
             The driver refused.
 
@@ -376,20 +365,20 @@ class MulticastObject(Sized):
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:
-        """Bind memory of one device that is mapped already (``cuMulticastBindAddr``).
+        """Bind mapped memory of one device by its address (``cuMulticastBindAddr``).
 
         Parameters
         ----------
         device : Device
-            Device that owns the memory; it was added here.
+            Device with the memory. It must have been added by this process.
         address : int or Buffer
-            Address of the first byte, a multiple of the minimum granularity, or a buffer. The binding keeps a buffer
-            alive, and closing the buffer closes the binding. Behind a number, closing this library's allocation closes
-            the binding; keep another library's memory until it is unbound (`unbind`).
+            A buffer, or the address of the first byte, a multiple of the minimum granularity. The binding keeps a
+            buffer alive. Closing the buffer, or the allocation of gpuinterop at the address, closes the binding. Keep
+            another library's memory until you `unbind` it.
         size : int
             Size in bytes, a multiple of the minimum granularity.
         offset : int
-            Offset in this object in bytes, a multiple of the minimum granularity.
+            Offset in this object, in bytes, a multiple of the minimum granularity.
         assume_all_added : bool
             See `bind_memory`.
 
@@ -401,7 +390,7 @@ class MulticastObject(Sized):
         Raises
         ------
         InvalidArgumentError
-            See `bind_memory`; also if this object is shared and the memory was not allocated here to be shared.
+            See `bind_memory`. Also if this object is shared, and the memory was not allocated here to be shared.
         ResourceBusyError, DriverError
             See `bind_memory`.
 
@@ -427,7 +416,7 @@ class MulticastObject(Sized):
             self._check_buffer(device, buffer, count)
 
         def bind() -> None:
-            # Inside: only now the buffer stays mapped.
+            # Checked here because the buffer now stays mapped.
             if self.handle_types and not self.driver.is_shareable(device._handle, number):
                 raise InvalidArgumentError(
                     "address",
@@ -440,21 +429,21 @@ class MulticastObject(Sized):
         return self._bind(device, at, count, bind, buffer, behind, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
-        """End a binding as `MulticastBinding.close` does (``cuMulticastUnbind``, after pending work).
+        """Close a binding like `MulticastBinding.close` (``cuMulticastUnbind`` after pending work).
 
         Parameters
         ----------
         device : Device
             Device whose memory is bound.
         offset : int
-            Offset of the binding in this object in bytes.
+            Offset of the binding in this object, in bytes.
         size : int
             Size of the binding in bytes.
 
         Raises
         ------
         InvalidArgumentError
-            `device` does not have a binding of exactly these bytes; the message lists the existing bindings.
+            No binding of `device` has exactly these bytes. The message lists the existing bindings.
 
         Examples
         --------
@@ -485,19 +474,19 @@ class MulticastObject(Sized):
         Parameters
         ----------
         devices : sequence of Device, optional
-            Devices whose kernels use the mapping; they were added here. Default: all that were.
+            Devices whose kernels use the mapping; by default all that this process has added.
         assume_all_added : bool
             See `bind_memory`.
 
         Returns
         -------
         MulticastMapping
-            The mapping, which the caller closes; closing this object closes it too.
+            The mapping. You close it; closing this object closes it too.
 
         Raises
         ------
         InvalidArgumentError
-            Not every device was added, or one of `devices` was not added here.
+            A device of the team or of `devices` was not added.
         DriverError
             The driver refused.
 
@@ -517,18 +506,18 @@ class MulticastObject(Sized):
         for device in members:
             self._check_added(device, "devices")
         if not members:
-            raise InvalidArgumentError("devices", "no device that could map it was added here; add_device() first.")
+            raise InvalidArgumentError("devices", "expected a device added here, got none; add_device() first.")
         self._check_complete("mapping", assume_all_added)
-        drain()  # before the marks: callbacks run here
+        drain()  # before the marks, because callbacks run here
         return self._sealed(lambda: MulticastMapping(self, members))
 
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
-        """Return a new handle for `import_multicast`, which the caller owns (``cuMemExportToShareableHandle``).
+        """Return a new handle for `import_multicast`. You own it (``cuMemExportToShareableHandle``).
 
         Parameters
         ----------
         handle_type : type, optional
-            One of `handle_types`; optional if there is only one.
+            One of `handle_types`; not necessary if there is only one.
 
         Raises
         ------
@@ -550,17 +539,14 @@ class MulticastObject(Sized):
         if handle_type is None or handle_type not in self.handle_types:
             raise InvalidArgumentError(
                 "handle_type",
-                f"expected one that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
+                f"expected a type that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
             )
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
         return handle
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
     def _create(self, call: Callable[[], Any]) -> None:
-        """Make the object, and add the devices that its maker has named."""
         self.lifetime.create(call)
         for device in self._team:
             self.add_device(device)
@@ -584,12 +570,12 @@ class MulticastObject(Sized):
             )
 
     def _check_home(self, device: Device, allocation: Allocation | None, argument: str) -> None:
-        """Check that the device was added and binds its own memory."""
+        """Raise unless the device was added and the allocation is on it."""
         self._check_added(device, argument)
         if allocation is not None and allocation.location not in (None, device.ordinal):
             raise InvalidArgumentError(
                 argument,
-                f"expected memory of {device!r}, got {allocation.label}, which lies on device {allocation.location}.",
+                f"expected memory of {device!r}, got {allocation.label}, which is on device {allocation.location}.",
             )
 
     def _check_allocation(self, allocation: Allocation) -> None:
@@ -645,16 +631,16 @@ class MulticastObject(Sized):
         behind: Lifetime | None, assume_all_added: bool,
     ) -> MulticastBinding:  # fmt: skip
         self._check_complete("binding", assume_all_added)
-        drain()  # before the marks: callbacks run here
+        drain()  # before the marks, because callbacks run here
         for there in self._overlapping(device, offset, size):
-            if there.closed:  # the driver may only need a moment to see work as done
+            if there.closed:  # drivers need a moment to report work as done
                 wait_for(there.lifetime, MOMENT_S)
         return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, behind, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
-        """Bind or map: afterwards devices can no longer be added, unless the call was refused."""
-        system.under(self._lock, self._seals.append, None)  # after a device that is being added
-        try:  # without the lock: while the driver blocks, another thread may make the call that it waits for
+        """Bind or map. Afterwards no device can be added, unless this call fails."""
+        system.under(self._lock, self._seals.append, None)  # not while a device is being added
+        try:  # without the lock: the driver may block until another thread has made its call
             return make()
         except BaseException:
             del self._seals[-1]
@@ -688,7 +674,7 @@ class MulticastObject(Sized):
 
 @locked
 def _claim(multicast: MulticastObject, binding: MulticastBinding) -> MulticastBinding | None:
-    """Take a binding's bytes, or return one that has some of them: it is bound, or not unbound yet."""
+    """Reserve the bytes of a binding, or return another binding that overlaps them and is not yet unbound."""
     for one in list(multicast._taken):
         if one.lifetime.state is RELEASED:
             del multicast._taken[one]
@@ -699,20 +685,20 @@ def _claim(multicast: MulticastObject, binding: MulticastBinding) -> MulticastBi
 
 
 class MulticastBinding(Sized):
-    """Memory of `device`, bound to a multicast object. Made by `MulticastObject.bind_memory` and `bind_address`.
+    """Memory of `device` bound to a multicast object. `MulticastObject.bind_memory` and `bind_address` return it.
 
-    `close` unbinds it (``cuMulticastUnbind``) when the earlier work of the object's `devices`, those added here, is
-    done; the memory is unmapped and released only after that. It does not wait for mappings or other processes: before
-    you close a binding, stop all stores to its bytes.
+    `close` unbinds it (``cuMulticastUnbind``) when the earlier work of the object's `devices` is done. Only then is the
+    memory unmapped and released. It does not wait for mappings or other processes: stop all stores to the bytes before
+    you close a binding.
 
     Attributes
     ----------
     multicast : MulticastObject
         The object.
     offset : int
-        Offset in the multicast object in bytes.
+        Offset in the multicast object, in bytes.
     memory : Allocation or Buffer or None
-        The bound memory; None if it was bound by a number.
+        The bound memory; None if you passed an address.
 
     Examples
     --------
@@ -750,20 +736,20 @@ class MulticastBinding(Sized):
         self.lifetime.create(call)
 
     def __del__(self, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Do nothing: a binding is dropped only with its object, which unbinds it after unmapping."""
+        """Do nothing: a binding is dropped only with its object, which unmaps and then unbinds."""
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once (see `Resource.close`)."""
+        """Close the binding (see `Resource.close`)."""
         super().close(timeout)
         if self.lifetime.state is RELEASED:
             self.multicast._taken.pop(self, None)
 
 
 class MulticastMapping(Resource, NotAnArray):
-    """A multicast object's address for kernels. Made by `MulticastObject.map`.
+    """A multicast object's address for kernels. `MulticastObject.map` returns it.
 
-    Only ``multimem`` instructions may access it, so array libraries cannot use it, and it is not a `Buffer`; the
-    devices' own allocations have buffers. `close` unmaps it when the earlier work of the devices added here is done.
+    Only ``multimem`` instructions can access it. Array libraries cannot, so it is not a `Buffer`; the devices' own
+    allocations have buffers. `close` unmaps it when the earlier work of the devices added here is done.
 
     Attributes
     ----------
@@ -772,7 +758,7 @@ class MulticastMapping(Resource, NotAnArray):
     size : int
         Size in bytes.
     devices : tuple of Device
-        Devices whose kernels may use it.
+        Devices whose kernels can use it.
 
     Examples
     --------
@@ -804,19 +790,17 @@ class MulticastMapping(Resource, NotAnArray):
 
     @property
     def ptr(self) -> int:
-        """Address of the first byte, the same on each of `devices`; for ``multimem`` instructions only."""
+        """Address of the first byte, equal on all `devices`. Use it only with ``multimem`` instructions."""
         self._check_open()
         return self._address
 
-    # -- refused -----------------------------------------------------------------------------------------------
-    # Without these methods an array library would report only an unknown type, and some would look for a pointer
-    # themselves.
+    # -- refused: without these methods, array libraries would report an unknown type, or look for a pointer -----
 
     def _refuse_arrays(self, *_args: object, **_kwargs: object) -> NoReturn:
         raise UnsupportedError(
             Cell(Operation.MAP_BUFFER).gap(
                 Scope.DEVICE,
-                "only multimem instructions may access a multicast address, so array libraries cannot use it.",
+                "only multimem instructions can access a multicast address, so array libraries cannot use it.",
                 "CUDA driver API, Multicast Object Management",
                 "pass .ptr to a kernel; each device's own allocation is an ordinary buffer (Allocation.buffer).",
             ),

@@ -1,7 +1,7 @@
-"""Give a duplicate of a handle to a driver, and settle afterwards who owns the descriptor.
+"""Pass a duplicate of a handle to a driver, then settle who owns the descriptor.
 
-CUDA closes the fd after a successful import and sometimes after a failed one; HIP never does. gpuinterop has one rule:
-success consumes the caller's handle, failure leaves it open and untouched. So a driver only ever gets a duplicate.
+CUDA closes the fd after a successful import, and sometimes after a failed one; HIP never closes it. In gpuinterop,
+success consumes the caller's handle, and failure leaves it open and unchanged. So drivers only ever get a duplicate.
 """
 
 from __future__ import annotations
@@ -29,41 +29,30 @@ if sys.platform != "win32":
 H = TypeVar("H", bound=Handle)
 T = TypeVar("T")
 
-# No other import may run between the duplicate and the check: after a driver's close, another thread's descriptor
-# could otherwise get our number.
+# Held from the duplication to the check: another import in between could get the number that a driver has closed.
 _import_lock = threading.RLock()
 
 
 @after_fork
 def _forked() -> None:
-    global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it; the child does not have that thread
+    global _import_lock  # noqa: PLW0603 - a thread of the parent may hold it, and the child does not have that thread
     _import_lock = threading.RLock()
 
 
 _F_DUPFD_QUERY = 1027  # Linux 6.10: are these two descriptors the same open file?
 _KCMP_FILE = 0
 _KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine())
-# Above what a process has open, as far as its limit goes: the low numbers are those that other threads get meanwhile.
+# Above the open descriptors of most processes: other threads get the low numbers.
 _DUPLICATE_BASES = (4096, 900)
 
 
 def import_duplicate(handle: H, call: Callable[[H], T], *, user: str, lifetime: Lifetime | None = None) -> T:
-    """Run `call` with a duplicate of `handle`; consume the handle when it returns, keep it when it raises.
+    """Run `call` with a duplicate of `handle`. Consume the handle if it returns; keep the handle if it raises.
 
-    Where it raises what is not an error of this library, nothing tells whether the driver has the duplicate: that stays
-    open.
-
-    Parameters
-    ----------
-    handle : Handle
-        An open handle. NT, KMT, NvSci and fabric handles have no descriptor and are passed as they are.
-    call : callable
-        The object import. On success the driver owns the duplicate, or the backend has closed it.
-    user : str
-        Consumer that the error of a second use names.
-    lifetime : Lifetime, optional
-        What `call` makes. Once it is made the duplicate is its own, also if `call` raises after that: its release
-        closes it, in a later drain.
+    On success, the driver owns the duplicate, or the backend has closed it. If `call` raises an exception other than
+    `GpuInteropError`, the duplicate stays open, because the driver may have it. Handles without a descriptor (NT, KMT,
+    NvSci, fabric) are passed as they are. `user` is named in the error if the handle is used again. `lifetime` is the
+    object that `call` makes: once made, it owns the duplicate even if `call` raises, and a later drain closes both.
     """
     if not isinstance(handle, FdHandle):
         handle._check_open()
@@ -104,7 +93,7 @@ def _duplicate(fd: int) -> int:
 
 
 def _take_back(original: int, duplicate: int) -> None:
-    """Close the duplicate of a failed import if it is certainly still ours."""
+    """Close the duplicate after a failed import, if it is certainly still open and ours."""
     same = same_open_file(original, duplicate)
     if same:
         system.close(duplicate)
@@ -116,7 +105,7 @@ def _take_back(original: int, duplicate: int) -> None:
 
 
 def same_open_file(first: int, second: int) -> bool | None:
-    """Whether two descriptors are one open file; None if this system cannot tell."""
+    """Whether two descriptors refer to one open file; None if this system cannot tell."""
     try:
         os.get_inheritable(second)
     except OSError:
@@ -127,11 +116,11 @@ def same_open_file(first: int, second: int) -> bool | None:
         return by_kcmp
     memfds = [system.seals(fd) is not None for fd in (first, second)]
     if not all(memfds):
-        return False if any(memfds) else None  # anonymous inodes and device nodes are shared
+        return False if any(memfds) else None  # inodes of anonymous files and device nodes are shared
     here = os.fstat(first)
     if not os.path.samestat(here, os.fstat(second)):
         return False
-    return True if here.st_nlink == 0 else None  # a memfd's inode is its own; a tmpfs file may be opened twice
+    return True if here.st_nlink == 0 else None  # every memfd has its inode; a tmpfs file can be opened twice
 
 
 def _kcmp(first: int, second: int) -> bool | None:

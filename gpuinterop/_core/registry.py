@@ -1,7 +1,7 @@
-"""Finds backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
+"""Find backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
 
-Import reads nothing. ``GPUINTEROP_BACKEND`` is read at each call that chooses a backend, ``GPUINTEROP_DISABLE``
-when a device is first made: a process makes each device once, and its table never changes.
+The import reads nothing. ``GPUINTEROP_BACKEND`` is read whenever a call chooses a backend, ``GPUINTEROP_DISABLE`` when
+a device is first made: a process makes each device once, and its capability table never changes.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
 _warned: dict[str, object] = {}
 _chosen: tuple[list[object], dict[str | None, str], list[LoadedBackend]] = ([], {}, [])
-"""The state in which entry points were scanned, the name of the chosen backend for each requested name, and the
-backends that worked at the last scan."""
+"""What the last scan of entry points depended on, the chosen backend by requested name, and the working backends."""
 
 
 @after_fork
@@ -68,14 +67,14 @@ def _forked() -> None:
 
 
 class LoadedBackend(NoCopy):
-    """A backend that works on this machine. Made by `get_backend`.
+    """A backend that works on this machine. `get_backend` returns it.
 
     Attributes
     ----------
     name : str
         Name of the backend in ``GPUINTEROP_BACKEND``.
     unknown_version : str
-        Remark on a driver whose version no run has shown, if the backend goes by the version; else empty.
+        Remark if the backend depends on the driver's version and no recorded run had this one; else empty.
 
     Examples
     --------
@@ -91,12 +90,12 @@ class LoadedBackend(NoCopy):
         self.name = driver.name
         self.unknown_version = driver.unknown_version
         self._rank = -driver.priority
-        self._infos()  # a backend that cannot list its devices does not work
+        self._infos()  # raises if the backend cannot list its devices
         self._devices: dict[int, Device] = {}
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Versions of driver, runtime and bindings."""
+        """Versions of the driver, runtime and bindings."""
         with _guarded(f"{self.name}: versions() failed"):
             return {str(name): str(version) for name, version in self.driver.versions().items()}
 
@@ -115,21 +114,21 @@ class LoadedBackend(NoCopy):
             return infos
 
     def devices(self) -> Sequence[Device]:
-        """Every device, in the backend's order."""
+        """Return all devices, in the backend's order."""
         return [self.device(info.ordinal) for info in self._infos()]
 
     def device(self, ordinal: int = 0) -> Device:
-        """Return a device, the same object every time.
+        """Return a device. It is the same object every time.
 
         Parameters
         ----------
         ordinal : int
-            Number of the device among the backend's devices.
+            Number of the device in its backend, from 0.
 
         Raises
         ------
         DeviceNotFoundError
-            The backend has no such device; the message lists its devices.
+            The backend has no such device. The message lists its devices.
         ArgumentTypeError
             `ordinal` is not an int.
         """
@@ -141,7 +140,7 @@ class LoadedBackend(NoCopy):
                 f"expected an int, got {ordinal!r}; to choose a backend, call gpuinterop.get_backend(NAME).device(), "
                 f"or set {_BACKEND_VARIABLE}.",
             ) from None
-        if (known_one := self._devices.get(number)) is not None:  # another thread may be loading more
+        if (known_one := self._devices.get(number)) is not None:  # without the lock, which a loading thread may hold
             return known_one
         return system.under(_lock, self._open, number)
 
@@ -155,45 +154,45 @@ class LoadedBackend(NoCopy):
         return self._devices[number]
 
     def _table(self, info: DeviceInfo) -> Capabilities:
-        """The backend's table, completed, promoted by recorded runs, less what the user turned off."""
+        """Return the backend's table, completed, promoted by recorded runs, without what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
             said = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
         if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
                 f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(bold)}, got SUPPORTED, which only "
-                "verified.toml can say."
+                "verified.toml can contain."
             )
         cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
         runs: list[VerifiedRun] = []
-        if package is not None and hasattr(package, "__path__"):  # a single module has no folder of its own
+        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
             runs = recorded(importlib.resources.files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
         return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
 
     def _completed(self, cell: Cell, said: Capability | None) -> Capability:
-        """What the backend says of a cell, unless the cell needs what the backend, or the core, lacks."""
+        """Return the backend's entry for a cell, or a gap if the backend or the core lacks what the cell needs."""
         if said is not None and not said:
             return said
         interfaces = INTERFACES.get(cell.operation)
         if interfaces is not None and not isinstance(self.driver, interfaces):
             names = " or ".join(interface.__name__ for interface in interfaces)
             return _default_gap(cell, f"the backend {self.name!r} has no {names}")
-        # Where the backend makes no semaphores, the core makes them of words that streams write.
+        # If the backend makes no semaphores, the core makes them from words that streams write.
         of_words = cell.operation is Operation.CREATE_SEMAPHORE and not isinstance(self.driver, HostSemaphoreBackend)
         if of_words and cell.handle_type is not TimelineFd:
             return cell.gap(
                 Scope.BINDINGS,
-                "only timelines can be made of words that streams write.",
+                "only timelines can be made from words that streams write.",
                 "gpuinterop.timeline",
                 "use create_semaphore(TimelineFd), if that is supported.",
             )
         if of_words and system.SYS_FUTEX is None:
             return cell.gap(
                 Scope.PLATFORM,
-                "our own timelines need memfds, /proc and futexes, implemented for x86-64 and aarch64 Linux.",
+                "gpuinterop's own timelines need memfds, /proc and futexes, implemented for x86-64 and aarch64 Linux.",
                 "gpuinterop.timeline",
-                "import one that Vulkan or Direct3D has made.",
+                "import a timeline made by Vulkan or Direct3D.",
             )
         return said or _undeclared(cell, self.name)
 
@@ -210,28 +209,27 @@ def _undeclared(cell: Cell, backend: str) -> Capability:
 
 
 def top_package(entry_point: EntryPoint) -> str:
-    """The package that a backend's tables and records lie in, or what stands in its place; maybe empty."""
+    """Return the package with a backend's tables and records; empty if the entry point names none."""
     return entry_point.value.partition(":")[0].partition(".")[0]
 
 
 def package_folder(package: str) -> Path | None:
-    """The folder of a top package, which is not imported; None for a single module or none at all."""
+    """Return the folder of a top package without importing it; None for a single module or no package."""
     spec = find_spec(package) if package else None
     folders = (spec.submodule_search_locations if spec else None) or ()
     return next(map(Path, folders), None)
 
 
 def left_on(cells: list[Capability]) -> list[Capability]:
-    """The cells, with those DISABLED that ``GPUINTEROP_DISABLE`` names."""
     patterns = os.environ.get(_DISABLE_VARIABLE)
     return disable(cells, patterns, _gaps_of) if patterns else cells
 
 
 def _gaps_of(profile: str) -> list[Capability]:
-    """The gaps of a device that a backend's ``capabilities.toml`` describes, by its rules. No backend is loaded."""
+    """Return the gaps of a device profile in a backend's ``capabilities.toml``. Loads no backend."""
     known: dict[str, tuple[str, Rules, str]] = {}
     for backend, rivals in sorted(_installed().items()):
-        with suppress(Exception):  # a backend whose table cannot be read has no profiles, and may not be wanted
+        with suppress(Exception):  # skip a backend whose table cannot be read
             if (folder := package_folder(top_package(rivals[0]))) is not None:
                 rules = Rules(folder / "capabilities.toml")
                 known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
@@ -252,7 +250,7 @@ def _gaps_of(profile: str) -> list[Capability]:
 
 
 class InstalledBackend:
-    """An installed backend, which may or may not work here.
+    """An installed backend, which may not work here. `backends` returns it.
 
     Attributes
     ----------
@@ -278,13 +276,13 @@ class InstalledBackend:
 
     @property
     def error(self) -> BackendUnavailableError | None:
-        """Why the backend does not work; None if it does. Loads it."""
+        """Why the backend does not work; None if it works. Loads the backend."""
         found = _load(self._rivals)
         return found if isinstance(found, BackendUnavailableError) else None
 
     @property
     def available(self) -> bool:
-        """Whether the backend works on this machine. Loads it."""
+        """Whether the backend works on this machine. Loads the backend."""
         return self.error is None
 
     def __repr__(self) -> str:
@@ -292,7 +290,7 @@ class InstalledBackend:
 
 
 def _installed() -> dict[str, list[EntryPoint]]:
-    """Entry points by name; several if distributions disagree on one."""
+    """Return the entry points by name; several for one name if distributions disagree."""
     found: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
         rivals = found.setdefault(entry_point.name, [])
@@ -307,7 +305,7 @@ class BrokenBackendError(BackendUnavailableError):
 
 @contextmanager
 def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError) -> Iterator[None]:
-    """Turn errors of third-party code into a `BrokenBackendError`, so that other backends can still be used."""
+    """Turn errors of third-party code into `BrokenBackendError`, so that other backends can still be used."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit, let_through):
@@ -317,7 +315,7 @@ def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError)
 
 
 def _load(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailableError:
-    """The backend of an entry point, loaded once."""
+    """Return the backend of an entry point. It is loaded once."""
     return system.under(_lock, _load_once, rivals)
 
 
@@ -333,7 +331,7 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
 
 
 def _without_frames(error: BackendUnavailableError) -> BackendUnavailableError:
-    """Return the error, which is kept, without what the callers of the first load had in their variables."""
+    """Return the error without tracebacks. It is kept, and would keep the variables of the first callers alive."""
     one: BaseException | None = error
     while one is not None:
         one.__traceback__ = None
@@ -352,7 +350,7 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
     if EntryPoint.pattern.match(entry_point.value) is None:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
-    if (package := top_package(entry_point)).startswith("gpuinterop_"):  # an application may bring one of its own
+    if (package := top_package(entry_point)).startswith("gpuinterop_"):  # other names can be an application's
         passed_over.add(f"{package}.")
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
@@ -365,7 +363,7 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
 
 
 def backends() -> Mapping[str, InstalledBackend]:
-    """Every installed backend by name. Drivers are called only when you ask whether one is available.
+    """Return every installed backend by name. Drivers are called only when you check whether a backend is available.
 
     Examples
     --------
@@ -384,20 +382,21 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     Parameters
     ----------
     name : str, optional
-        Default: ``GPUINTEROP_BACKEND``; without that, the backend of highest priority that works and has a device.
+            By default ``GPUINTEROP_BACKEND``; if that is not set, the working backend with a device and the highest
+            priority.
 
     Returns
     -------
     LoadedBackend
-        The backend, the same object every time.
+        The backend. It is the same object every time.
 
     Raises
     ------
     BackendNotFoundError
-        A backend of that name is not installed; the message lists those that are.
+        No backend of that name is installed. The message lists the installed ones.
     BackendUnavailableError
-        The backend does not work here; the message says why and what to install. A backend requested by name never
-        falls back to another.
+        The backend does not work here. The message says why and what to install. A backend requested by name is never
+        replaced by another.
 
     Examples
     --------
@@ -422,8 +421,8 @@ def get_backend(name: str | None = None) -> LoadedBackend:
 
 
 def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
-    """Results of scans, emptied when their inputs have changed. A scan takes 1 to 10 ms."""
-    global _chosen  # noqa: PLW0603 - all at once, for other threads
+    """Return the results of earlier scans, emptied if their inputs have changed. A scan is slow."""
+    global _chosen  # noqa: PLW0603 - replaced as a whole, for other threads
     where: list[object] = [*sys.path, *sys.meta_path]
     if (chosen := _chosen)[0] != where:
         chosen = _chosen = (where, {}, [])
@@ -431,14 +430,14 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 
 
 def _by_name(name: str, source: str) -> LoadedBackend:
-    """The backend; `source` is what names it, where that is not the caller."""
+    """Return the backend. `source` is the variable that names it; empty if the caller does."""
     installed, said = _installed(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
         raise BackendNotFoundError(f"{said}there is no backend {name!r}; {known}")
     found = _load(installed[name])
     if isinstance(found, BackendUnavailableError):
-        # A new error each time: a kept one would collect the tracebacks of all callers.
+        # A new error each time, because a kept one would collect the tracebacks of all callers.
         raise type(found)(f"{said}the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
             found.__cause__
         )
@@ -446,7 +445,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
 
 
 def _by_priority() -> LoadedBackend:
-    """The first backend that works and has a device; warns once of those that it skipped."""
+    """Return the first backend that works and has a device. Warns once of those that it skipped."""
     for loaded in _working():
         if loaded._rank > 0:
             _warn_of_failures(loaded.name)
@@ -458,7 +457,7 @@ def _by_priority() -> LoadedBackend:
 
 
 def _none_installed() -> str:
-    return f"none is installed; an installation of gpuinterop brings its own ({system.pip_install()})."
+    return f"none is installed; an installation of gpuinterop includes its own ({system.pip_install()})."
 
 
 def _warn_of_failures(fallback: str) -> None:
@@ -466,7 +465,7 @@ def _warn_of_failures(fallback: str) -> None:
         if not isinstance(found, BackendUnavailableError) or found.absent:
             continue
         mine = object()
-        if _warned.setdefault(name, mine) is mine:  # else another thread warns of it
+        if _warned.setdefault(name, mine) is mine:  # otherwise another thread warns
             warnings.warn(
                 f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
@@ -481,7 +480,7 @@ def _reasons() -> str:
 
 
 def devices() -> Sequence[Device]:
-    """Every device of the chosen backend.
+    """Return every device of the chosen backend.
 
     Examples
     --------
@@ -498,17 +497,17 @@ def device(ordinal: int = 0) -> Device:
     Parameters
     ----------
     ordinal : int
-        Number of the device among the backend's devices.
+        Number of the device in its backend, from 0.
 
     Returns
     -------
     Device
-        The device, the same object every time; it needs no `close`.
+        The device. It is the same object every time, and needs no `close`.
 
     Raises
     ------
     DeviceNotFoundError
-        The backend has no such device; the message lists its devices.
+        The backend has no such device. The message lists its devices.
     BackendNotFoundError, BackendUnavailableError
         See `get_backend`.
     ArgumentTypeError
@@ -525,23 +524,23 @@ def device(ordinal: int = 0) -> Device:
 def match_device(identity: DeviceIdentity) -> Device:
     """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 
-    A CPU matches the host backend's device. Every working backend is searched, in order of priority; if
-    ``GPUINTEROP_BACKEND`` is set, only that one.
+    It searches every working backend, by priority; if ``GPUINTEROP_BACKEND`` is set, only that one. A CPU matches the
+    host backend's device.
 
     Parameters
     ----------
     identity : DeviceIdentity
-        Identity of the device, such as `gpuinterop.vulkan.identity` returns.
+        Identity of the device, for example from `gpuinterop.vulkan.identity`.
 
     Returns
     -------
     Device
-        The device, the same object every time; it needs no `close`.
+        The device. It is the same object every time, and needs no `close`.
 
     Raises
     ------
     DeviceNotFoundError
-        No device matches; the message lists the available devices.
+        No device matches. The message lists the available devices.
 
     Examples
     --------
@@ -558,9 +557,9 @@ def match_device(identity: DeviceIdentity) -> Device:
 
 
 def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = False) -> Device:
-    """The first device that fits, in the order of `match_device`; the error is the problem, and the devices.
+    """Return the first device that fits, in the order of `match_device`, or raise with `problem` and all devices.
 
-    Memory may be another backend's than the chosen one's: a program can ask for that by name.
+    Memory can belong to another backend than the chosen one; a program can request that backend by name.
     """
     seen, chosen = [], os.environ.get(_BACKEND_VARIABLE)
     first = [get_backend()] if chosen else []
@@ -578,7 +577,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
                 return candidate
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
-    only = f"; {_BACKEND_VARIABLE}={chosen} leaves out other backends" if chosen and only_chosen else ""
+    only = f"; {_BACKEND_VARIABLE}={chosen} excludes other backends" if chosen and only_chosen else ""
     raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 
@@ -590,7 +589,7 @@ def _working() -> list[LoadedBackend]:
 
 
 def _known_first() -> Iterator[LoadedBackend]:
-    """The backends that work, those of the last scan first: only who asks for more waits for a new one."""
+    """Return the working backends, those of the last scan first, so that most callers need no new scan."""
     yield from (known := _scanned_here()[1].copy())
     yield from (one for one in _working() if one not in known)
 

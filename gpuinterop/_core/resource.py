@@ -1,4 +1,4 @@
-"""The base of the public classes: `close` and its meaning. See `lifetime` for the model."""
+"""The base of the public classes, which defines `close`. `lifetime` describes the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .monitor import dropped, interrupted
 
 
 def undo(what: str, release: Callable[[], None]) -> None:
-    """Release what a failed call had made. If this fails too, warn: the caller still raises the first failure."""
+    """Release what a failed call has made. If that fails too, only warn: the caller raises the first failure."""
     try:
         release()
     except Exception as error:
@@ -22,16 +22,15 @@ def undo(what: str, release: Callable[[], None]) -> None:
 
 
 class Resource(NoCopy):
-    """An object with a native half. Only factories make it; `close()` ends it."""
+    """An object with a native part. Functions and methods of gpuinterop return it; `close()` ends it."""
 
     def __init__(self, lifetime: Lifetime, *parents: Resource) -> None:
         self.lifetime = lifetime
         lifetime.warns = True
-        self._parents = parents  # children hold parents
+        self._parents = parents  # kept alive by their children
 
     @property
     def _handle(self) -> Any:
-        """The backend's handle."""
         return self.lifetime.handle
 
     @property
@@ -41,22 +40,22 @@ class Resource(NoCopy):
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called on the object or its parent."""
+        """Whether the object or its parent was closed."""
         return self.lifetime.state is not LIVE
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once. Idempotent; never blocks unless `timeout` is given.
+        """End use at once. Idempotent. Blocks only if you pass `timeout`.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait for the native release. Without it, the release happens later by itself.
+            Seconds to wait for the native release. Without it, the release happens by itself later.
 
         Raises
         ------
         ResourceBusyError
-            `timeout` passed, and pending work or exported arrays still use the object. It stays closed, and the
-            native release still happens later.
+            `timeout` seconds passed, but pending work or exported arrays still use the object. It stays closed, and the
+            native release will still happen.
 
         Examples
         --------
@@ -70,7 +69,7 @@ class Resource(NoCopy):
         >>> allocation.close(timeout=10)
         """
         check_timeout(timeout)
-        if interrupted():  # in a signal handler that struck inside a transition
+        if interrupted():  # the caller is a signal handler inside a transition
             dropped.append(self.lifetime)
             return
         retire(self.lifetime)
@@ -78,11 +77,11 @@ class Resource(NoCopy):
         self._wait(self.lifetime, timeout)
 
     def on_released(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the native release has happened; at once if it already has.
+        """Call `callback` when the native release has happened, or at once if it already has.
 
-        The exporter of the memory or semaphore may free its own only then. The callback also runs where the release
-        has failed, of which a `LeakedResourceWarning` tells before. It runs on the thread that drains, and must not
-        block. Its exceptions go to `sys.unraisablehook`.
+        Only then can the exporter free its memory or semaphore. The callback runs on the thread that drains, and must
+        not block. Its exceptions go to `sys.unraisablehook`. If the release fails, a `LeakedResourceWarning` is issued
+        first, then the callback runs.
 
         Examples
         --------
@@ -112,9 +111,8 @@ class Resource(NoCopy):
         return f"<{self.label}{' closed' if self.closed else ''}>"
 
     def _wait(self, lifetime: Lifetime, timeout: float | None) -> None:
-        """Wait for a release, as `close` does."""
         if timeout is not None and not wait_for(lifetime, check_timeout(timeout)):
-            after = f"close({float(timeout):g})"  # infinity, too: what cannot be released ends the wait
+            after = f"close({float(timeout):g})"  # even for infinity, if the object can never be released
             raise ResourceBusyError(f"{self.label} is still in use after {after}: {lifetime.what_holds()}.")
 
     def _on_released(self, lifetime: Lifetime, callback: Callable[[], None]) -> None:

@@ -1,7 +1,6 @@
 """External semaphores and batches of them.
 
-`wait` and `signal` are the hot path: the driver call and little else. Import decides all it can (capability, kind, the
-batch of one). The calls only set marks and check once that the objects fit together.
+`wait` and `signal` are a hot path: little more than the driver call. The import decides as much as it can in advance.
 """
 
 from __future__ import annotations
@@ -50,12 +49,10 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
-Valued: TypeAlias = (
+Valued: TypeAlias = (  # semaphores whose calls take a value
     "ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed] | ExternalSemaphore[SciSync]"
 )
-"""Semaphores whose calls take a value."""
-Told: TypeAlias = tuple[list[int], int]
-"""The list that has the value which a stream was told to signal last, and the place in it. Calls change it there."""
+Told: TypeAlias = tuple[list[int], int]  # (values, index): calls store the value that a stream was told to signal last
 
 _SEQUENCES = (tuple, list)
 _COUNTING = (Timeline, Fence)
@@ -63,55 +60,41 @@ _VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fenc
 
 
 class SemaphoreCalls:
-    """Makes a semaphore's calls: through the driver, stream words, or the bridge.
+    """Makes a semaphore's calls through the driver, stream memory operations, or the bridge.
 
-    A subclass makes the calls that stand here without a body. Handles are objects that it made; a batch is the result
-    of `prepare` for several.
+    Subclasses set the attributes without a value. They create the handles; `prepare` turns several into a batch.
     """
 
-    max_value: int = MAX_64
-    """Largest value that a stream can wait for."""
-    blocks: bool = False
-    """Whether `destroy` waits for the whole device."""
-    direct: Backend | None = None
-    """The backend, if its `wait` and `signal` are all there is to a call; None if `wait` and `signal` here are."""
+    max_value: int = MAX_64  # largest value that a stream can wait for
+    blocks: bool = False  # whether `destroy` waits for the whole device
+    direct: Backend | None = None  # set if its `wait` and `signal` are the whole call
 
-    prepare: Callable[[Sequence[DriverHandle]], Any]
-    """Prepare a batch for `wait` and `signal`."""
-    wait: Callable[[Any, KnownStream, Sequence[int], Wait], None]
-    """Enqueue. Missing where `direct` has it."""
-    signal: Callable[[Any, KnownStream, Sequence[int]], None]
-    """Enqueue. Missing where `direct` has it."""
-    destroy: Callable[[DriverHandle], None]
-    """Release the handle, which streams no longer use."""
+    prepare: Callable[[Sequence[DriverHandle]], Any]  # prepare a batch for `wait` and `signal`
+    wait: Callable[[Any, KnownStream, Sequence[int], Wait], None]  # not set if `direct` is
+    signal: Callable[[Any, KnownStream, Sequence[int]], None]  # not set if `direct` is
+    destroy: Callable[[DriverHandle], None]  # release a handle that no stream uses any more
 
     def abandon(self, handle: DriverHandle) -> None:
-        """Cancel pending waits of streams, if that is possible."""
+        """Cancel the pending waits of streams, if possible."""
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        """Why streams cannot signal or wait, or a wait takes no timeout; None if they can, or it does."""
+        """Return why streams cannot signal, wait, or wait with a timeout; None if they can."""
         return None
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
-        """Why the calling thread can neither read, wait nor signal, so that these calls are missing; None if it can."""
+        """Return why the calling thread cannot read, wait or signal without a stream; None if it can."""
         return None
 
-    host_value: Callable[[Any], int]
-    """The counter of a timeline or fence."""
-    host_signal: Callable[[Any, int], None]
-    """Signal from the calling thread."""
-    host_wait: Callable[[Any, int, float], bool]
-    """Block the calling thread; False if so many seconds passed."""
-    export: Callable[[Any], AnySemaphoreHandle]
-    """Return a new handle that the caller owns. Called only if its semaphores are exportable."""
+    host_value: Callable[[Any], int]  # return the counter of a timeline or fence
+    host_signal: Callable[[Any, int], None]  # signal from the calling thread
+    host_wait: Callable[[Any, int, float], bool]  # block the calling thread; return False after the timeout
+    export: Callable[[Any], AnySemaphoreHandle]  # return a new handle; called only for exportable semaphores
 
     def know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        """Remember a new semaphore, and give it the label for messages."""
+        """Remember a new semaphore, and pass on its label for messages."""
 
 
 class DriverSemaphores(SemaphoreCalls):
-    """Calls of one device's driver."""
-
     def __init__(self, device: Device) -> None:
         backend = device.driver
         self.device = device
@@ -135,10 +118,10 @@ class DriverSemaphores(SemaphoreCalls):
             return None
         return Cell(Operation.WAIT_SEMAPHORE, handle_type).gap(
             Scope.RUNTIME,
-            f"{self.device.backend} has no call by which a thread reads, awaits or signals an imported semaphore.",
+            f"{self.device.backend} has no call to read, await or signal an imported semaphore from a thread.",
             "gpuinterop.backend.HostSemaphoreBackend",
-            "let a stream wait or signal, and ask stream.record().done; or ask the API that made the semaphore, as by "
-            "vkGetSemaphoreCounterValue; or share a timeline of create_semaphore(TimelineFd), which the CPU can read.",
+            "let a stream wait or signal, and check stream.record().done; or use the API that made the semaphore "
+            "(vkGetSemaphoreCounterValue); or share a timeline of create_semaphore(TimelineFd); the CPU can read it.",
         )
 
 
@@ -147,33 +130,33 @@ class _Semaphore(Lifetime):
 
 
 class ExternalSemaphore(Resource, Enqueues, Generic[K]):
-    """A semaphore that another API or process shares. Made by `Device.import_semaphore` or `create_semaphore`.
+    """A semaphore shared with another API or process. `Device.import_semaphore` and `create_semaphore` return it.
 
-    `K` is its kind: calls of ``Binary`` take no value, those of ``Timeline`` and ``Fence`` a value, those of ``Keyed``
-    a key, and those of ``SciSync`` the address of an ``NvSciSyncFence``.
+    `K` is its kind. Calls with ``Timeline`` and ``Fence`` take a value, with ``Keyed`` a key, with ``SciSync`` the
+    address of an ``NvSciSyncFence``, and with ``Binary`` no value.
 
-    `close()` leaves a stream's pending waits pending, as every GPU driver does. ``close(timeout=...)`` waits that long
-    for them, then cancels them if the driver can (on the host backend the stream fails with `ResourceClosedError`).
-    `close()` cancels threads in `host_wait` at once. The native release follows when the streams have finished their
-    work with the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
+    `close()` does not cancel a stream's pending waits; no GPU driver does. ``close(timeout=...)`` waits for them, and
+    cancels them after the timeout if the driver can (on the host backend, the stream then fails with
+    `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when the
+    streams no longer use the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
 
     Attributes
     ----------
     device : Device
         Device whose streams use it.
     handle_type : type
-        Type of the handle that it was imported from, or is exported as.
+        Type of the imported handle, or of the handles that `export` returns.
     kind : type
         ``Binary``, ``Timeline``, ``Fence``, ``Keyed`` or ``SciSync``.
 
     Notes
     -----
-    **If the process that was to signal has died**, a stream waits for ever: neither a driver nor this library sees the
-    death. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream go
-    on, signal the value here, by `host_signal` or on another stream, before you close the semaphore. Discard the
-    results of the work behind the wait: it ran on what the process had left. To be told at once, import a timeline of
-    `create_semaphore` by ``Bridge.import_semaphore(handle, peer=pid)``: the stream then goes on by itself, and fails
-    with `PeerError`.
+    **If the process that should signal has exited**, the stream waits forever: neither the driver nor gpuinterop
+    notices. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream
+    continue, signal the value yourself with `host_signal` or on another stream, before you close the semaphore. Then
+    discard the results of the work after the wait, because it ran on unfinished data. To be notified at
+    once, import a timeline of `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then
+    continues by itself and fails with `PeerError`.
 
     Examples
     --------
@@ -181,13 +164,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     ...     semaphore.wait(stream, 1)
     ...     buffer.fill(7, stream=stream)
     ...     semaphore.signal(stream, 2)
-    ...     semaphore.host_signal(1)  # the stream goes on
+    ...     semaphore.host_signal(1)  # the stream continues
     ...     semaphore.host_wait(2, timeout=10)
     """
 
     lifetime: _Semaphore
-    _promised = 0
-    """The last value that a handoff told the graphics side to signal."""
+    _promised = 0  # the last value that a handoff told the graphics side to signal
 
     def __init__(
         self,
@@ -216,12 +198,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self.takes_value = self.kind is not Binary
         self._grows = self.kind is Timeline
         self.max_value = calls.max_value
-        # Bound here: the hot path makes a driver's calls without a detour.
+        # Bound here, so that the hot path calls the driver directly.
         self._direct = calls.direct is not None
         giver = calls.direct or calls
         self._give_wait: Callable[..., None] = giver.wait
         self._give_signal: Callable[..., None] = giver.signal
-        # For a caller that has asked the driver whether the stream is being captured.
+        # For callers that have already checked that the stream is not being captured.
         self._give_wait_asked: Callable[..., None] = getattr(giver, "wait_asked", giver.wait)
         self._give_signal_asked: Callable[..., None] = getattr(giver, "signal_asked", giver.signal)
         self._cannot_on_host = calls.host_gap(handle_type)
@@ -231,14 +213,13 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
         )
-        # Values that need no closer look. There are none if it takes no values, or cannot wait or signal at all.
+        # Values up to these limits need no further checks; -1 if each call must be checked.
         self._waits_below, self._signals_below = (
             calls.max_value if self.takes_value and gap is None else -1
             for gap in (self._cannot_wait, self._cannot_signal)
         )
 
     def _make(self, call: Callable[[], DriverHandle]) -> None:
-        """Make or import the semaphore."""
         try:
             self._batch = self._calls.prepare([self.lifetime.create(call)])
             self._calls.know(self)
@@ -246,48 +227,43 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             retire(self.lifetime)
             raise
 
-    # -- on a stream -------------------------------------------------------------------------------------------
-
     @overload
     def wait(self: ExternalSemaphore[Binary], stream: Stream | object, *, timeout: float | None = None) -> None: ...
     @overload
     def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work.
+        """Make `stream` wait for the semaphore before its later work (``cuWaitExternalSemaphoresAsync`` / ``hip...``).
 
-        Without a `timeout` it returns at once, but on the host backend's stream 0, which is the calling thread and
-        waits here.
-
-        ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``
+        Returns at once, unless you pass `timeout`. On stream 0 of the host backend, the calling thread itself waits.
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
         value : int
-            Timeline, fence: wait until the counter is at least this. Keyed mutex: the key to acquire with. None for
-            a binary semaphore, whose signal the wait consumes.
+            Timeline and fence: the counter must reach at least this value. Keyed mutex: the key to acquire with. Binary
+            semaphore: None; the wait consumes its signal.
         timeout : float, optional
-            Seconds. The calling thread first waits at most that long until the stream's wait would succeed, and only
-            then makes the stream wait; a binary semaphore's signal it takes itself. For semaphores that the calling
-            thread can wait for (`host_wait`); for keyed mutexes the driver's own wait has the limit, and the call
-            returns at once. Default: the stream waits, without a limit.
+            Seconds. The calling thread first waits until the stream's wait would succeed, and only then makes the
+            stream wait. For a binary semaphore, the thread consumes the signal itself. This works for semaphores that
+            support `host_wait`. For a keyed mutex, the driver's own wait has the limit and the call returns at once.
+            By default, the stream waits without a limit.
 
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None or a value below 0, or the stream is of another
-            device. Or `timeout` is no time, or was given for a stream that is being captured.
+            A binary semaphore got a value, another kind got None or a negative value, or `stream` belongs to another
+            device. Also if `timeout` is invalid, or `stream` is being captured and you pass `timeout`.
         UnsupportedError
-            The device cannot wait for this kind, or cannot wait with a timeout (`Operation.WAIT_TIMEOUT`).
+            The device cannot wait for this kind, or not with a timeout (`Operation.WAIT_TIMEOUT`).
         SemaphoreTimeoutError
-            `timeout` passed. Nothing was enqueued, and no signal taken.
+            `timeout` seconds passed. Nothing was enqueued and no signal was consumed.
 
         Examples
         --------
         >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, device.create_stream() as producer:
         ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)  # behind the wait
+        ...     buffer.fill(7, stream=stream)  # after the wait
         ...     semaphore.signal(producer, 1)
         ...     stream.synchronize(timeout=10)
         """
@@ -309,23 +285,23 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
     def signal(self, stream: Stream | object, value: int | None = None) -> None:
-        """Make `stream` signal the semaphore when its earlier work is done. Returns at once.
+        """Make `stream` signal the semaphore after its earlier work (``cuSignalExternalSemaphoresAsync`` / ``hip...``).
 
-        ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``
+        Returns at once.
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
         value : int
-            Timeline, fence: the counter's new value; a timeline only grows. Keyed mutex: the key to release with.
-            None for a binary semaphore.
+            Timeline and fence: the new value of the counter; a timeline only grows. Keyed mutex: the key to release
+            with. Binary semaphore: None.
 
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None, the timeline would not grow on this stream (drivers
-            accept that, and later waits never return), or the stream is of another device.
+            A binary semaphore got a value, another kind got None, or `stream` belongs to another device. Also if a
+            timeline would not grow on this stream: drivers accept that, but later waits never end.
         UnsupportedError
             The device cannot signal this kind.
 
@@ -354,28 +330,26 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             told, at = noted
             told[at] = number
 
-    # -- on the calling thread -----------------------------------------------------------------------------------
-
     @property
     def value(self) -> int:
-        """The counter of a timeline or a fence now, as the calling thread reads it, without a stream.
+        """The current counter of a timeline or fence, read by the calling thread without a stream.
 
-        Signals that streams have yet to reach are not in it. What was written before a signal that is in it, the
-        calling thread can read.
+        It does not include signals that streams have not reached yet. If it includes a signal, the calling thread sees
+        everything that was written before that signal.
 
         Returns
         -------
         int
-            Counter, from 0 to 2**64 - 1.
+            The counter, from 0 to 2**64 - 1.
 
         Raises
         ------
         InvalidArgumentError
-            The semaphore is of another kind, which has no counter.
+            The semaphore is of a kind without a counter.
         UnsupportedError
-            The CPU cannot read it: as for `host_wait`, or the `Endpoint` of a bridged semaphore has no `counter`.
+            The CPU cannot read it, as for `host_wait`; or a bridged semaphore's `Endpoint` has no `counter`.
         ResourceClosedError
-            The semaphore was closed.
+            The semaphore is closed.
 
         Examples
         --------
@@ -392,11 +366,11 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
         self._check_host_side()
         found = self.lifetime.use(self._calls.host_value)
-        system.fence()  # later loads come after the value that announces the data
+        system.fence()  # loads after this see what was written before the signal
         return found
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Block the calling thread until the semaphore is signalled, without a stream.
+        """Block the calling thread until the semaphore is signalled, without using a stream.
 
         Parameters
         ----------
@@ -424,7 +398,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         left = system.seconds_left(limit)
 
         def wait(handle: DriverHandle, number: int) -> bool:
-            while True:  # in slices, so that close() can end it
+            while True:  # in slices, so that close() can end the wait
                 rest = left()
                 if self._calls.host_wait(handle, number, system.SLICE if rest is None else min(system.SLICE, rest)):
                     return True
@@ -440,7 +414,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
 
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread at once, without a stream.
+        """Signal from the calling thread at once, without using a stream.
 
         Parameters
         ----------
@@ -476,12 +450,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             del calls[-1]
 
     def export(self) -> SemaphoreHandle[K]:
-        """Return a new handle that the caller owns; only `Device.create_semaphore` makes exportable semaphores.
+        """Return a new handle that you own. Only semaphores of `Device.create_semaphore` can be exported.
 
         Returns
         -------
         SemaphoreHandle
-            DriverHandle of the type that `Device.create_semaphore` was given, with its origin.
+            Handle of the type passed to `Device.create_semaphore`, with its origin.
 
         Raises
         ------
@@ -500,15 +474,15 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "semaphore",
                 f"{self.label} was imported; duplicate() the handle before the import, or create the semaphore here.",
             )
-        self.lifetime.gate = self.gate if self._calls.blocks else None  # others may have the semaphore
+        self.lifetime.gate = self.gate if self._calls.blocks else None  # another process can now use the semaphore
         handle = self.lifetime.use(self._calls.export)
-        # Our own timelines lie in host memory: any device imports them.
+        # The core's timelines are in host memory, so any device can import them.
         device = self.device.identity if isinstance(self._calls, DriverSemaphores) else None
         handle.origin = HandleOrigin(kind=origin_kind(self.kind), device=device, trusted=True)
         return handle
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once. See the class for pending waits, and `Resource.close` for `timeout`."""
+        """Close the semaphore. The class describes pending waits; for `timeout`, see `Resource.close`."""
         try:
             super().close(timeout)
         except ResourceBusyError:
@@ -516,11 +490,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             raise
 
     def _check_host_side(self) -> None:
-        """Raise `UnsupportedError` if `value`, `host_wait` and `host_signal` would."""
         if self._cannot_on_host is not None:
             raise UnsupportedError(self._cannot_on_host, context=f"{self.device.name}, without a stream")
-
-    # -- inside ------------------------------------------------------------------------------------------------
 
     def _wait_within(self, limit: float, given: object, value: int | None) -> None:
         """Wait on the calling thread for `limit` seconds, then on the stream."""
@@ -538,12 +509,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
 
     def _wait_asked(self, stream: Stream, value: int) -> None:
-        """Wait on a stream of the device that nothing captures, as the caller has asked."""
+        """Wait on a stream of the device. The caller has checked that it is not being captured."""
         known, pending = stream._known_as(), Wait.of(self.lifetime, value)
         self._enqueue(stream, known, self._noted.get(known), self._give_wait_asked, (value,), pending)
 
     def _signal_asked(self, stream: Stream, value: int) -> None:
-        """Signal on such a stream."""
+        """Signal on a stream of the device. The caller has checked that it is not being captured."""
         known = stream._known_as()
         if (noted := self._noted.get(known)) is not None and value <= noted[0][noted[1]]:
             self._check_growth(known, value, noted[0][noted[1]], "value")
@@ -564,7 +535,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         graph._kept.append(self)
 
     def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
-        """Raise if a stream would signal the value `told`, which it has signalled, or a smaller one."""
+        """Raise if a stream would signal `number`, which is not above `told`, its last value."""
         self._check_open()
         if not known.is_capturing():
             raise InvalidArgumentError(
@@ -591,27 +562,25 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         return check_int(value, "value", minimum=0, maximum=self.max_value)
 
     def _check_limit(self, timeout: float) -> float | None:
-        """Return the seconds of a wait with a limit; None if there is none."""
         limit = check_timeout(timeout)
         if limit is not None and self._cannot_time_out is not None:
             raise UnsupportedError(self._cannot_time_out, context=self.device.name)
         return limit
 
     def _last_signalled(self) -> int:
-        """The largest value that streams of this process were told to signal."""
         return max((told[at] for told, at in self.lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
-        """Forget the signalled values: a capture noted some that its graph has not signalled."""
+        """Forget the signalled values, because a capture noted some that its graph has not signalled."""
         for told, at in self.lifetime.uses.copy().values():
             told[at] = 0
 
 
 @locked
 def note_told(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[Told]:
-    """Note a stream's use of semaphores. Return where each has the last value that the stream was told to signal.
+    """Note a stream's use of semaphores. Return for each where the last value that the stream was told is stored.
 
-    Semaphores that are noted together share a list, so that a batch tells all of them by one copy in C.
+    Semaphores that are noted together share one list, so that a batch stores all values in one C call.
     """
     new = [one for one in semaphores if stream not in one.uses]
     values = [0] * len(new)
@@ -621,23 +590,23 @@ def note_told(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[Told]
 
 
 def origin_kind(kind: type) -> OriginKind:
-    """The origin kind of handles of such a semaphore: it has the kind's name, if the origin can tell it at all."""
+    """Return the origin kind of a semaphore's handles; OTHER if origins have no word for the kind."""
     return OriginKind.__members__.get(kind.__name__.upper(), OriginKind.OTHER)
 
 
 class SemaphoreBatch(NoCopy, Enqueues):
-    """Several semaphores of one device, waited for or signalled by one driver call.
+    """Several semaphores of one device that one driver call waits for or signals.
 
     Parameters
     ----------
     *semaphores : ExternalSemaphore
-        The caller still owns them; a batch needs no `close`. Each may have another kind.
+        You still own them; the batch needs no `close`. They can be of different kinds.
 
     Raises
     ------
     InvalidArgumentError
-        The semaphores are of several devices, or one is named twice; or some are the driver's, and others are a
-        bridge's or our own timelines.
+        The semaphores belong to several devices, one is passed twice, or they are a mix of the driver's, a bridge's
+        and gpuinterop's own timelines.
 
     Examples
     --------
@@ -663,7 +632,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         self._calls = semaphores[0]._calls
         if any(semaphore._calls is not self._calls for semaphore in semaphores):
             raise InvalidArgumentError(
-                "semaphores", "a driver's, the bridge's and our own need batches of their own; make one for each."
+                "semaphores", "expected all from the driver, all bridged or all own timelines; make a batch for each."
             )
         self._batch = self._calls.prepare([semaphore._handle for semaphore in semaphores])
         self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
@@ -673,7 +642,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         self._direct = semaphores[0]._direct
         self._give_wait, self._give_signal = semaphores[0]._give_wait, semaphores[0]._give_signal
         self._lifetimes = [semaphore.lifetime for semaphore in semaphores]
-        # One mark for all: each semaphore is released after the batch, and closing one closes the batch.
+        # One mark for all: each semaphore is released after the batch, and closing a semaphore closes the batch.
         self.lifetime = Lifetime("SemaphoreBatch", parents=self._lifetimes)
         self.lifetime.open()
         self._gives(self.lifetime, self.device, {})
@@ -683,16 +652,16 @@ class SemaphoreBatch(NoCopy, Enqueues):
     def wait(
         self, stream: Stream | object, values: Sequence[int | None] | None = None, *, timeout: float | None = None
     ) -> None:
-        """Make `stream` wait for all.
+        """Make `stream` wait for all semaphores.
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the same device.
         values : sequence of int or None
-            One value per semaphore, in the constructor's order; None for a binary one, or for all.
+            One value per semaphore, in the constructor's order; None for a binary semaphore, or if all are binary.
         timeout : float, optional
-            Seconds for all together; see `ExternalSemaphore.wait`.
+            Seconds in total; see `ExternalSemaphore.wait`.
 
         Raises
         ------
@@ -701,8 +670,8 @@ class SemaphoreBatch(NoCopy, Enqueues):
         """
         limit = None if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores][-1]
         numbers = self._check_values(values, self._cannot_wait)
-        if limit is not None or not self._direct:  # the host waits for each, and so do stream words and the bridge
-            if self.lifetime.state is not LIVE:  # before the first: the stream would have that one's wait
+        if limit is not None or not self._direct:  # one wait per semaphore
+            if self.lifetime.state is not LIVE:  # checked first, so that the stream gets all waits or none
                 self._look_closer(check_stream(self.device, stream))
             left, taken = None if limit is None else system.seconds_left(limit), []
             try:
@@ -713,20 +682,20 @@ class SemaphoreBatch(NoCopy, Enqueues):
                     if left and not semaphore.takes_value:
                         taken.append(semaphore)
             except BaseException:
-                for semaphore in taken:  # the caller may try again
+                for semaphore in taken:  # give the signals back, so that the caller can try again
                     with suppress(UnsupportedError):  # a sync file stays signalled
                         semaphore.host_signal()
                 raise
             return
         pending = Waits()
-        pending.semaphore = self._lifetimes[0]  # the semaphore's release waits for the stream, too
+        pending.semaphore = self._lifetimes[0]  # its release waits for the stream too
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
 
     def signal(self, stream: Stream | object, values: Sequence[int | None] | None = None) -> None:
-        """Make `stream` signal all. Returns at once. If one value is refused, no semaphore is signalled.
+        """Make `stream` signal all semaphores. Returns at once. If a value is refused, none is signalled.
 
         Parameters
         ----------
@@ -743,7 +712,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
             known = (stream := check_stream(self.device, stream))._known_as()
         noted = self._noted.get(known)
         lasts = (noted and noted[0]) or self._lasts(known)
-        if any(map(operator.le, numbers, lasts)):  # in C
+        if any(map(operator.le, numbers, lasts)):  # runs in C
             self._check_each(known, numbers, lasts)
         if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
             told, places = noted
@@ -753,10 +722,8 @@ class SemaphoreBatch(NoCopy, Enqueues):
             for number, (told, at) in zip(numbers, places):  # noqa: B905
                 told[at] = number
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
     def _lasts(self, known: KnownStream) -> Sequence[int]:
-        """The values that the stream was told to signal last; 0 where it was told none."""
+        """Return the values that the stream was told to signal last; 0 if there was none."""
         places = (semaphore._noted.get(known, ([0], 0)) for semaphore in self._semaphores)
         return [values[at] for values, at in places]
 
@@ -770,13 +737,13 @@ class SemaphoreBatch(NoCopy, Enqueues):
             semaphore._look_closer(stream)
 
     def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[Told]]:
-        """Note a stream's first use; return the list of all values, if the batch's semaphores share one, and places."""
+        """Note a stream's first use. Return the list of all values, if the semaphores share one, and their places."""
         check_stream(self.device, stream)
         for one in [one for one in self._noted.copy() if one.state in GONE]:
             self._noted.pop(one, None)
         places = note_told(self._lifetimes, known)
         values = places[0][0]
-        shared = len(places) == len(values) and all(  # the same list: equal ones may be of two batches
+        shared = len(places) == len(values) and all(  # `is`: equal lists can belong to two batches
             told is values and at == place for place, (told, at) in enumerate(places)
         )
         noted = self._noted[known] = (values if shared else None, places)
@@ -787,21 +754,20 @@ class SemaphoreBatch(NoCopy, Enqueues):
             semaphore._hold_in(graph)
 
     def _check_values(self, values: Sequence[int | None] | None, gap: Capability | None) -> Sequence[int]:
-        """Check the values; return them as a driver takes them."""
         told: Any = [None] * len(self._semaphores) if values is None else values
         if not isinstance(told, _SEQUENCES):
             raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
-        given: tuple[Any, ...] = tuple(told)  # the caller may change a list meanwhile
+        given: tuple[Any, ...] = tuple(told)  # a copy: the caller may change a list
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError(
-                "values", f"expected {len(self._semaphores)}, one a semaphore, got {len(given)}."
+                "values", f"expected {len(self._semaphores)}, one for each semaphore, got {len(given)}."
             )
-        # Sums and minima of ints run in C. A bool is less than 2, and the sum bounds each of its parts.
+        # Sum and minimum of ints run in C. Minimum 2 excludes bools, and the sum limits each value.
         try:
             bounded = type(total := sum(given)) is int and total <= self.max_value
             if bounded and gap is None and self._takes_values and min(given) >= 2:
                 return given
-        except (TypeError, ValueError):  # the closer look below has the words for it
+        except (TypeError, ValueError):  # `_checked` below raises the right error
             pass
         return list(map(ExternalSemaphore._checked, self._semaphores, given, repeat(gap)))
 

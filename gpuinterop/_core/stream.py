@@ -1,4 +1,4 @@
-"""Streams, events, and wrappers of other libraries' streams."""
+"""Streams, events, and other libraries' streams."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _POLL_S = 0.0005  # how often an awaited event is polled
 
 
 class Stream(Resource):
-    """Work that the device does in order. Made by `Device.create_stream` and `Device.wrap_stream`.
+    """Work that the device does in order. `Device.create_stream` and `Device.wrap_stream` return it.
 
-    gpuinterop owns a stream of `create_stream`: `close()` lets its work finish, then destroys it. The other library
-    still owns a stream of `wrap_stream`.
+    gpuinterop owns the streams of `create_stream`: `close()` lets their work finish, then destroys them. Streams of
+    `wrap_stream` still belong to the other library.
 
     Attributes
     ----------
@@ -56,18 +56,16 @@ class Stream(Resource):
         self._ptr = known.pointer
         self._native = known.handle
         self._failure: GpuInteropError | None = None
+        # None for the per-thread default stream: each call uses that of its thread (`_known_as`).
         self.known: KnownStream | None = None if known.thread is not None else known
-        """None for the per-thread default stream: each call then uses the calling thread's (`known_as`)."""
 
     def _known_as(self) -> KnownStream:
-        """The native stream that a call of this thread reaches."""
+        """The native stream that a call on this thread uses."""
         return self.known or self.device.streams.of_this_thread(self._native)
 
     @property
     def _handle(self) -> DriverHandle:
         return self._native
-
-    # -- public ------------------------------------------------------------------------------------------------
 
     @property
     def ptr(self) -> int:
@@ -76,28 +74,28 @@ class Stream(Resource):
         return self._ptr
 
     def __cuda_stream__(self) -> tuple[int, int]:
-        """The CUDA stream protocol: (version, stream). Only on devices whose streams are CUDA streams."""
+        """The CUDA stream protocol: (version, stream). It exists only on devices with CUDA streams."""
         if self.device.info.array_interface != "__cuda_array_interface__":
             raise InvalidArgumentError("stream", f"{self.device.name} has no CUDA streams; pass Stream.ptr instead.")
         return (0, self.ptr)
 
     @property
     def capturing(self) -> bool:
-        """Whether any library captures the stream's work into a graph (``cuStreamIsCapturing``)."""
+        """Whether any library is capturing the stream's work into a graph (``cuStreamIsCapturing``)."""
         self._check_open()
         return self._known_as().is_capturing()
 
     def capture(self, *, label: str | None = None) -> AbstractContextManager[Graph]:
-        """Capture the work enqueued in a ``with`` into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
+        """Capture the work in a ``with`` block into a graph (``cuStreamBeginCapture``, ``cuGraphInstantiate``).
 
-        Other libraries' work on the stream is captured too. Captured work runs only on `Graph.launch`. The capture
-        waits up to a second for calls of other threads on the stream; a call made while it begins or ends raises
-        `InvalidArgumentError`.
+        This includes other libraries' work on the stream. Captured work runs only when you call `Graph.launch`. The
+        capture waits up to a second for other threads' calls on the stream to finish. A call made while the capture
+        begins or ends raises `InvalidArgumentError`.
 
         Parameters
         ----------
         label : str, optional
-            Name of the object in messages, warnings and its `repr`.
+            Name in messages, warnings and the object's `repr`.
 
         Raises
         ------
@@ -123,12 +121,12 @@ class Stream(Resource):
         return self.device._capture(self, label)
 
     def query(self) -> bool:
-        """Whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``); never blocks.
+        """Return whether all earlier work is done (``cuStreamQuery`` / ``hipStreamQuery``). Never blocks.
 
         Raises
         ------
         GpuInteropError
-            An operation on the stream has failed.
+            Work on the stream has failed.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
 
@@ -151,8 +149,8 @@ class Stream(Resource):
     def synchronize(self, timeout: float | None = None) -> None:
         """Block until the stream is idle.
 
-        Without a timeout CUDA's driver blocks (``cuStreamSynchronize``). With one, and on HIP, the call polls an event
-        (``cuEventQuery`` / ``hipEventQuery``).
+        Without a timeout, CUDA's driver blocks (``cuStreamSynchronize``). With a timeout, and always on HIP, the call
+        polls an event (``cuEventQuery`` / ``hipEventQuery``).
 
         Parameters
         ----------
@@ -162,11 +160,10 @@ class Stream(Resource):
         Raises
         ------
         SemaphoreTimeoutError
-            `timeout` passed; the message names the semaphores and values that the stream still waits for. The stream
-            goes on. If the process that was to signal has died, see `ExternalSemaphore`.
+            `timeout` seconds passed. The message names the semaphores and values that the stream waits for. The stream
+            continues. If the process that should signal has exited, see `ExternalSemaphore`.
         GpuInteropError
-            An operation on the stream has failed. The host backend skips the work after it, and the stream stays
-            failed.
+            Work on the stream has failed. On the host backend, the stream stays failed and skips all later work.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
 
@@ -180,7 +177,7 @@ class Stream(Resource):
         ...         print(error)
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
-        Stream ... may be waiting for ... to reach 1. If what was to signal has died, signal it here: ...
+        Stream ... may be waiting for ... to reach 1. If the process that should signal has exited, signal it here ...
         """
         limit = check_timeout(timeout)
         self._check_open()
@@ -193,26 +190,27 @@ class Stream(Resource):
     def wait_stream(self, other: Stream | object) -> None:
         """Make this stream's later work wait for all earlier work of `other`.
 
-        The driver orders the two (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``); the call returns at once.
+        The driver orders the two streams (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``). Returns at once.
 
         Parameters
         ----------
-        other : Stream, or torch's, CuPy's, numba's, an int
-            Stream of the same backend; ours may be of another device, another library's is one of this stream's device.
+        other : Stream, int, or stream of torch, CuPy or numba
+            Stream of the same backend. A `Stream` can belong to another device. Another library's stream must belong to
+            this stream's device.
 
         Raises
         ------
         InvalidArgumentError
-            `other` is of another backend.
+            `other` belongs to another backend.
         GpuInteropError
-            An operation on one of the streams has failed.
+            Work on one of the streams has failed.
 
         Examples
         --------
         >>> with device.create_stream() as other:
         ...     buffer.fill(7, stream=other)
         ...     stream.wait_stream(other)
-        ...     buffer.fill(8, size=1024, stream=stream)  # behind the first fill
+        ...     buffer.fill(8, size=1024, stream=stream)  # after the first fill
         ...     stream.synchronize(timeout=10)
         """
         self._check_open()
@@ -228,15 +226,15 @@ class Stream(Resource):
         other._check_failure()
         self._check_failure()
         self._follow(other._known_as())
-        other._check_failure()  # `other` may have failed since the check above, before we stood behind it
+        other._check_failure()  # it may have failed after the check above, but before the wait was enqueued
 
     def record(self) -> Event:
-        """Record an event that is done when all earlier work is (``cuEventRecord`` / ``hipEventRecord``).
+        """Record an event that is done when all earlier work is done (``cuEventRecord`` / ``hipEventRecord``).
 
         Returns
         -------
         Event
-            The event: block with `Event.wait`, await it in asyncio, or ask `Event.done`.
+            The event. Block with `Event.wait`, await it in asyncio, or check `Event.done`.
 
         Examples
         --------
@@ -249,10 +247,8 @@ class Stream(Resource):
         tidy()
         return Event(self, self._known_as())
 
-    # -- inside ------------------------------------------------------------------------------------------------
-
     def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
-        """Call the driver with the stream and one or two objects, none of which is released meanwhile."""
+        """Call the driver with the stream, and keep it and one or two objects from being released meanwhile."""
         first, second, *_ = (*lifetimes, stream, stream)
         calls, firsts, seconds = stream.calls, first.calls, second.calls
         calls += MARK
@@ -264,7 +260,7 @@ class Stream(Resource):
             self._check_open()
             stream.refuse_edge()
             if lifetimes:
-                stream.bare = stream.thread is not None  # until `came_along` has an event behind the call
+                stream.bare = stream.thread is not None  # until `came_along` records an event after the call
             result = call(stream.handle)
             if lifetimes:
                 stream.came_along()
@@ -275,20 +271,20 @@ class Stream(Resource):
     def _enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
     ) -> None:
-        """Enqueue work with one or two objects and perhaps a caller's host memory, which the stream keeps meanwhile."""
+        """Enqueue work with one or two objects. The stream keeps them and the host memory until the work is done."""
         stream = self._known_as()
         if host is None:
             self._call(stream, call, *lifetimes)
             return
 
         def copy(handle: DriverHandle) -> None:
-            if stream.captured:  # since the check
+            if stream.captured:  # a capture began after the check
                 raise CapturedError(stream)
             call(handle)
 
         kept = Lifetime("host memory", keep=host)
         note_use(kept, stream, None)
-        # If the copy keeps the GIL, a wait that is enqueued after the check would never end.
+        # The copy may hold the GIL, so no wait may be enqueued after the check: it would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
         shut += MARK
         try:
@@ -298,10 +294,10 @@ class Stream(Resource):
             self._call(stream, copy, *lifetimes)
         finally:
             del shut[-1]
-            dropped.append(kept)  # the next drain closes it; an exception that struck in `retire` would leave it open
+            dropped.append(kept)  # for the next drain; an exception in `retire` could leave it open
 
     def _follow(self, other: KnownStream) -> None:
-        """Order later work behind all earlier work of another native stream, which may be closed."""
+        """Make later work wait for all earlier work of another native stream, which may be closed."""
         stream = self._known_as()
         if other is stream:
             return
@@ -323,9 +319,9 @@ class Stream(Resource):
                 raise
 
         def follow(event: DriverHandle) -> None:
-            waits = stream.inherits(other)  # after the record: it covers those that another thread gave `other` before
+            waits = stream.inherits(other)  # after the record, which covers other threads' earlier waits on `other`
 
-            def noted(handle: DriverHandle) -> None:  # as `Enqueues._enqueue`
+            def noted(handle: DriverHandle) -> None:  # like `Enqueues._enqueue`
                 try:
                     for wait in waits:
                         stream.note(wait)
@@ -342,18 +338,15 @@ class Stream(Resource):
         other.with_event(wait_for)
 
     def _check_failure(self, known: KnownStream | None = None) -> None:
-        """Raise the failure of the stream, or of `known` in place of the calling thread's; the first one stays."""
+        """Raise the failure of the stream, or of `known` instead of the calling thread's. The first failure stays."""
         failure = self._failure or (known or self._known_as()).tell_failure()
-        if self.known is not None:  # else each thread's has its own
+        if self.known is not None:  # each thread's default stream has its own failure
             self._failure = failure
         if failure is not None:
             raise again(failure)
 
     def _check_host_copy(self, host: HostArray) -> None:
-        """Refuse a copy of host memory into a graph that may outlive it, or one that would block behind a wait.
-
-        Lets the host memory of finished copies go before.
-        """
+        """Release the host memory of finished copies. Raise if a graph would keep the copy, or if it would block."""
         drain()
         self._refuse_host_copy(host)
 
@@ -361,8 +354,8 @@ class Stream(Resource):
         if self.capturing:
             raise InvalidArgumentError(
                 "stream",
-                f"{self.label} is being captured, and each launch of the graph would use the host array, which may be "
-                "gone: copy between buffers in the capture, and to and from the host outside of it.",
+                f"{self.label} is being captured, and each launch of the graph would use the host array, which may no "
+                "longer exist: copy between buffers in the capture, and to and from the host outside of it.",
             )
         backend, stream = self.driver, self._known_as()
         if (
@@ -373,15 +366,15 @@ class Stream(Resource):
             and (first := next((one for one in waits if one.is_held()), None)) is not None
         ):
             raise ResourceBusyError(
-                f"a copy of pageable memory blocks the caller until {first.label} gets there{first.waiting_for()}, "
+                f"a copy of pageable memory blocks the caller until {first.label} reaches it{first.waiting_for()}, "
                 "which can deadlock: use pinned memory, or synchronize the stream first."
             )
 
 
 class Event(NoCopy):
-    """A point in a stream's work. Made by `Stream.record`; freed when dropped.
+    """A point in a stream's work. `Stream.record` returns it; it is freed when you drop it.
 
-    ``await event`` lets other tasks of asyncio run until the stream reaches the event.
+    ``await event`` lets other asyncio tasks run until the stream reaches the event.
 
     Examples
     --------
@@ -397,13 +390,12 @@ class Event(NoCopy):
         self._stream = stream
         self._known = known
         self._reached = False
-        # A closed stream releases its events when its work is done.
         self.lifetime = NativeEvent("Event", known)
         self.lifetime.create(lambda: known.uncaptured(backend.record, None))
 
     @property
     def done(self) -> bool:
-        """Whether the stream reached the event; never blocks. Raises the failure of a stream that failed before it."""
+        """Whether the stream has reached the event. Never blocks. Raises if the stream failed before the event."""
         return self._ask(self._stream.driver.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
@@ -429,7 +421,7 @@ class Event(NoCopy):
         done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
             self._stream._check_failure(self._known)
-            self._reached = True  # a later failure is behind the event
+            self._reached = True  # a later failure does not concern the event
         return done
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -440,11 +432,10 @@ class Event(NoCopy):
 
 
 def foreign_pointer(stream: object) -> tuple[int, object]:
-    """The native pointer of another library's stream, and the object to keep alive with it.
+    """Return the native pointer of another library's stream, and the object that must be kept alive.
 
-    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``), CuPy (``ptr``) and numba (``handle``,
-    which is an int or an object of ctypes or of CUDA's bindings). torch's CPU stream stands for the calling thread:
-    pointer 0.
+    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``), CuPy (``ptr``), and numba (``handle``:
+    an int, or an object of ctypes or CUDA's bindings). For torch's CPU stream the pointer is 0: the calling thread.
     """
     if isinstance(stream, bool) or stream is None:
         raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")
@@ -471,13 +462,10 @@ def foreign_pointer(stream: object) -> tuple[int, object]:
 
 
 def check_foreign_device(device: Device, stream: object) -> None:
-    """Refuse another library's stream that names another GPU as its device.
-
-    Default streams need this check: their number, 0, is the same on every GPU.
-    """
+    """Raise if another library's stream belongs to another GPU. Its number may not show that: each GPU has a 0."""
     index = getattr(getattr(stream, "device", None), "index", None)  # torch
     if index is None:
-        index = getattr(stream, "device_id", None)  # CuPy's; -1 for its default stream, which is the current device's
+        index = getattr(stream, "device_id", None)  # CuPy; -1 for its default stream, on the current device
     if isinstance(index, int) and not isinstance(index, bool) and index >= 0 and index != device.info.dlpack[1]:
         raise InvalidArgumentError(
             "stream",
@@ -487,30 +475,30 @@ def check_foreign_device(device: Device, stream: object) -> None:
 
 
 def _owns(owner: object) -> bool:
-    """Whether a library's stream lives as long as its object: one that wraps a number may be destroyed before."""
+    """Whether the object owns its stream. If it only wraps a number, the stream can be destroyed earlier."""
     kind = type(owner)
     library = kind.__module__.partition(".")[0]
     return library in ("torch", "cupy", "numba") and kind.__name__ == "Stream" and not getattr(owner, "external", False)
 
 
 def check_stream(device: Device, stream: object) -> Stream:
-    """Return our stream, or that of another library's as `Device.wrap_stream` makes it; raise if it cannot be used.
+    """Return the stream, or wrap another library's stream as `Device.wrap_stream` does. Raise if it is unusable.
 
-    The device remembers the last stream that an object of torch, CuPy or numba owns, and keeps the object alive.
+    The device remembers the last stream whose object torch, CuPy or numba owns, and keeps that object alive.
     """
     if not isinstance(stream, Stream):
         pointer, owner = foreign_pointer(stream)
         last = device._last_stream
         known = None if last is None or last._ptr != pointer else last.known
-        # A number comes again as another stream's, but not while its owner lives; and a failure is told once.
+        # A number can be reused by a later stream, but not while its owner is alive. A failure is raised only once.
         if last is None or known is None or known.failure is not None or last._failure is not None:
             last = device.wrap_stream(stream)
             device._last_stream = last if not pointer or _owns(owner) else None
-        elif not pointer:  # of each device
+        elif not pointer:  # 0 on every device
             check_foreign_device(device, stream)
         stream = last
     if stream.lifetime.state is not LIVE or stream.known is None or stream.known.odd or stream._failure is not None:
-        stream._check_open()  # in line: each call of an order comes here
+        stream._check_open()  # the conditions above are inline because this is a hot path
         stream._check_failure()
     if stream.device is not device:
         raise InvalidArgumentError(

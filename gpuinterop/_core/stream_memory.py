@@ -1,7 +1,7 @@
-"""64-bit words in host memory that streams write and wait for: pinned pages, and timeline semaphores made of them.
+"""64-bit words in host memory that streams write and wait for: pinned pages, and timeline semaphores made from them.
 
-A stream's store does not wake host threads, and drivers do not know of it, so only the value orders a wait behind the
-store that reaches it. Each store writes one word. Its page stays mapped until all streams that use it are done.
+A stream's store wakes no host thread, and drivers do not track it: only the value tells a wait that the store is done.
+Each store writes one word. A page stays mapped until all streams that use it have finished.
 """
 
 from __future__ import annotations
@@ -34,49 +34,27 @@ if TYPE_CHECKING:
 
 __all__ = ["OwnTimelines", "PinnedWords", "Spare", "spare_words", "stream_words"]
 
-MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE
-"""Largest value that a stream can wait for; comparisons wrap around."""
-SPARE: Final = 64
-"""Number of pages kept for later semaphores, per device and kind."""
-_STRIDE: Final = 64
-"""Bytes from one word to the next: a cache line, because the CPU writes one word and a device another."""
+MAX_VALUE: Final = timeline.MAX_DEVICE_VALUE  # a stream cannot wait for more, because comparisons wrap around
+SPARE: Final = 64  # pages kept for later semaphores, per device and kind
+_STRIDE: Final = 64  # bytes between words: a cache line, because CPU and device write different words
 
 
 def stream_words(device: Device) -> StreamMemoryBackend:
-    """Return the backend if its streams write and wait for words.
-
-    Raises
-    ------
-    UnsupportedError
-        The device does not support `Operation.STREAM_MEMORY_OPS`; the message says why.
-    """
+    """Return the backend if its streams write and wait for words. Otherwise raise `UnsupportedError`."""
     device.capabilities.require(Operation.STREAM_MEMORY_OPS)
     return cast(StreamMemoryBackend, device.driver)  # otherwise the capability is a gap
 
 
 class PinnedWords:
-    """A page of words, initially 0, that the CPU and one device's streams share (``cuMemHostRegister``).
+    """A page of words, initially 0, shared by the CPU and one device's streams (``cuMemHostRegister``)."""
 
-    Parameters
-    ----------
-    device : Device
-
-    Raises
-    ------
-    UnsupportedError
-        The device does not support `Operation.STREAM_MEMORY_OPS`.
-    DriverError
-        The page could not be pinned.
-    """
-
-    COUNT: Final = system.PAGE // _STRIDE
-    """Number of words in a page."""
+    COUNT: Final = system.PAGE // _STRIDE  # number of words in a page
 
     def __init__(self, device: Device) -> None:
         self.driver = stream_words(device)
         self._memory = mmap.mmap(-1, system.PAGE)
         self._words = [ctypes.c_uint64.from_buffer(self._memory, index * _STRIDE) for index in range(self.COUNT)]
-        _pinned[self] = None  # first: if an exception strikes, the page stays mapped for the driver
+        _pinned[self] = None  # first: after an exception, the page must stay mapped for the driver
         try:
             self._pin, self._address = self.driver.pin(device._handle, ctypes.addressof(self._words[0]), system.PAGE)
         except GpuInteropError as error:
@@ -84,32 +62,31 @@ class PinnedWords:
             raise
 
     def anew(self) -> Self:
-        """Set all words to 0."""
         for word in self._words:
             word.value = 0
         return self
 
     def load(self, index: int) -> int:
-        """Load a word, before later memory accesses of this thread."""
+        """Load a word before later memory accesses of this thread."""
         value = self._words[index].value
         system.fence()
         return value
 
     def store(self, index: int, value: int) -> None:
-        """Store a word from the CPU (one aligned 8-byte store), after earlier memory accesses of this thread."""
+        """Store a word with the CPU (one aligned 8-byte store), after earlier memory accesses of this thread."""
         system.fence()
         self._words[index].value = value
 
     def write(self, stream: KnownStream, index: int, value: int) -> None:
-        """Make the stream store the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
+        """Make the stream store a value in the word (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``)."""
         self.driver.write_value(stream.handle, self._address + index * _STRIDE, value)
 
     def wait(self, stream: KnownStream, index: int, value: int) -> None:
-        """Make the stream wait for the word (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
+        """Make the stream wait until the word has the value (``cuStreamWaitValue64`` / ``hipStreamWaitValue64``)."""
         self.driver.wait_value(stream.handle, self._address + index * _STRIDE, value)
 
     def close(self) -> None:
-        """Unpin and unmap the page, which streams no longer use. May block as `Backend.releases_block` says."""
+        """Unpin and unmap the page when no stream uses it any more. Blocks if `Backend.releases_block` is True."""
         self.driver.unpin(self._pin)
         self._unmap()
 
@@ -120,13 +97,13 @@ class PinnedWords:
 
 
 _pinned: Final[dict[PinnedWords, None]] = {}
-"""Pinned pages, also those that could not be unpinned: an unmapped page that is still pinned blocks its address."""
+"""Pinned pages, even those whose unpin failed: if they were unmapped, their address could not be pinned again."""
 
 
 def _give_back(error: GpuInteropError, *calls: Callable[[], object], duplicate: bool = False) -> None:
-    """Make the calls that give back a page which could not be pinned; if it was pinned, behind the core's unpin.
+    """Free a page after `pin` has failed: at once, or after the core's unpin if it was pinned.
 
-    With `duplicate` the last call closes a descriptor, unless the page was pinned (`import_duplicate`).
+    With `duplicate`, the last call closes a descriptor, and is made only if the page was pinned (`import_duplicate`).
     """
     if (unpin := left_to_core(error)) is not None:
         leave_to_core(error, lambda: [call() for call in (unpin, *calls)])
@@ -145,62 +122,50 @@ P = TypeVar("P", bound=_Page)
 
 
 class Spare(Generic[P]):
-    """Pages that were never exported. They are reused, because unpinning one waits for all work of the device."""
+    """Pages that were never exported. They are reused, because unpinning waits for all work of the device."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self._pages: list[P] = []
 
     def take(self, make: Callable[[], P]) -> P:
-        """Return a page that stands at 0."""
         try:
             return self._pages.pop().anew()
         except IndexError:
             return make()
 
     def give(self, page: P) -> None:
-        """Keep a page."""
         self._pages.append(page)
         if len(self._pages) > SPARE:
             gate = self.device.gate if self.device.driver.releases_block else None
             device = self.device.streams
             surplus = Lifetime("pinned page", operator.methodcaller("close"), gate=gate, device=device)
             try:
-                with contextlib.suppress(IndexError):  # others have taken them
+                with contextlib.suppress(IndexError):  # other threads took them
                     surplus.create(self._pages.pop)
             finally:
                 retire(surplus)
 
 
 def spare_words(device: Device) -> Spare[PinnedWords]:
-    """The spare pages of a device."""
     return device._once(Spare[PinnedWords])
 
 
 @dataclass(slots=True, eq=False)
 class _Own:
-    """One of our own timelines as one device uses it.
-
-    Attributes
-    ----------
-    exported : bool
-        Whether other processes or devices may have it.
-    """
-
     driver: StreamMemoryBackend
     fd: int
     page: timeline.Page
     pin: DriverHandle
     word: Address
-    exported: bool
+    exported: bool  # other processes or devices may use it
 
     def anew(self) -> Self:
-        """Reset the page for another semaphore."""
         self.page.reset()
         return self
 
     def close(self) -> None:
-        """Unpin and unmap the page. If unpinning fails the page stays: the device may still use it."""
+        """Unpin and unmap the page. If the unpin fails, the page stays, because the device may still use it."""
         self.driver.unpin(self.pin)
         self.page.close()
         system.unmap(self.page.address, system.PAGE)
@@ -208,7 +173,7 @@ class _Own:
 
 
 def refuse_capture(stream: KnownStream, label: str) -> None:
-    """Refuse a capture: each launch would write and wait for the same value again."""
+    """Raise if the stream is being captured, because each launch would write or wait for one and the same value."""
     if stream.is_capturing():
         raise InvalidArgumentError(
             "stream",
@@ -218,8 +183,6 @@ def refuse_capture(stream: KnownStream, label: str) -> None:
 
 
 class WordCalls(SemaphoreCalls):
-    """Base of the calls of semaphores made of stream words."""
-
     max_value = MAX_VALUE
 
     def prepare(self, handles: Sequence[DriverHandle]) -> Sequence[DriverHandle]:
@@ -227,10 +190,7 @@ class WordCalls(SemaphoreCalls):
 
 
 class OwnTimelines(WordCalls):
-    """Our own timeline semaphores, which one device's streams use directly.
-
-    See `gpuinterop.timeline` for the page that processes and devices share.
-    """
+    """gpuinterop's own timelines, used directly by one device's streams. `gpuinterop.timeline` describes the page."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -239,14 +199,13 @@ class OwnTimelines(WordCalls):
         self.blocks = device.driver.releases_block
 
     def create(self, label: str | None) -> ExternalSemaphore[Timeline]:
-        """Make a timeline, at 0."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, exportable=True, label=label)
         semaphore._make(functools.partial(self._spare.take, self._new))
-        semaphore.lifetime.gate = None  # a page that was not exported is not unpinned
+        semaphore.lifetime.gate = None  # until it is exported, its page is reused instead of unpinned
         return semaphore
 
     def load(self, handle: TimelineFd, label: str | None) -> ExternalSemaphore[Timeline]:
-        """Import a timeline that another process, device or backend made; consumes the handle."""
+        """Import a timeline of another process, device or backend. Consumes the handle."""
         semaphore = ExternalSemaphore(self.device, TimelineFd, self, label=label)
 
         def load(duplicate: TimelineFd) -> None:
@@ -262,7 +221,7 @@ class OwnTimelines(WordCalls):
         return self._take(fd, system.map_shared(fd, system.PAGE), exported=True)
 
     def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
-        """Pin a page. The duplicate of an exported one's descriptor is the semaphore's once the page is pinned."""
+        """Pin a page. If it was exported, its duplicate descriptor belongs to the semaphore once the page is pinned."""
         try:
             page = timeline.Page(fd, address, "this timeline semaphore")
             if (at := page.value) > MAX_VALUE:
@@ -277,10 +236,8 @@ class OwnTimelines(WordCalls):
         page.give_to_device()
         return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
 
-    # -- what a semaphore asks for -------------------------------------------------------------------------------
-
     def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
-        if stream.is_capturing():  # in line: each call comes here
+        if stream.is_capturing():  # checked inline because this is a hot path
             refuse_capture(stream, batch[0].page.label)
         self.wait_asked(batch, stream, values, wait)
 
@@ -295,7 +252,7 @@ class OwnTimelines(WordCalls):
 
     def signal_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         for own, value in zip(batch, values):  # noqa: B905 - the caller has checked the lengths
-            if value <= (current := own.page.counter.value):  # a timeline only grows: at the store it is at least this
+            if value <= (current := own.page.counter.value):  # refused now, because a timeline never shrinks
                 raise InvalidArgumentError(
                     "value",
                     f"{own.page.label} stands at {current}: a timeline only grows; signal {current + 1} or more.",

@@ -227,7 +227,7 @@ def _summary(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], limit: in
     ran = [*((name, word, "", "", "") for name, (word, _) in bad.items()), *(row.line for row in rows)]
     reds = [number for number, one in enumerate(ran) if one[1] != "passed"]
     doubles = sum(bool(row.double) for row in rows)
-    heading = f"{len(ran)} row{'s' * (len(ran) > 1)}" + f", {doubles} on a stand-in" * bool(doubles)
+    heading = f"{len(ran)} row{'s' * (len(ran) > 1)}" + f", {doubles} simulated" * bool(doubles)
     table = Table(("row", "result", "tests", "device", "driver"), ran, reds)
     yield f"{heading}: {len(reds) or 'none'} red", [table]
     if failed := [*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)]:

@@ -438,7 +438,7 @@ def attach(
         The share was closed, or its memory was freed: ask its process for a new descriptor.
     PeerError
         The sharing process is not there, does not answer, runs as another user, or sends what it cannot mean. Or the
-        descriptor is of another host, or of before a restart.
+        descriptor was made on another host, or before a restart of this one.
     DeviceNotFoundError
         This process does not see the device that has the memory. Pass another as `device`.
     UnsupportedError
@@ -472,7 +472,9 @@ def attached(
     """Attach a share, or the slots of frames."""
     found = Descriptor.parse(descriptor)
     if found.boot != boot_id():
-        raise PeerError("the share is another host's, or of before a restart; attach it where its process runs.")
+        raise PeerError(
+            "the share was made on another host, or before a restart of this one; attach it where its process runs."
+        )
     limit, allowed = check_timeout(timeout), users_of(users)
     left = system.seconds_left(limit)
     if device is not None:
@@ -607,7 +609,8 @@ def device_for(contents: Contents, wanted: Device | None) -> Device:
 def _device_for(place: DeviceIdentity, kinds: Collection[type[Handle]], device: Device | None) -> Device:
     if device is None:
         problem = (
-            f"descriptor: the memory is of a device that is hidden here ({place.name}); pass another one as device="
+            f"descriptor: the memory is on a device that is hidden from this process ({place.name}); pass another as "
+            "device="
         )
         device = search(lambda one: one.identity.matches(place), problem)
     cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in kinds]

@@ -128,7 +128,7 @@ def test_cells_and_skips(tmp_path: Path) -> None:
     assert "Win32" not in never, "no row's platform has it"
     assert "<td>python</td><td>3.14</td><td>two</td>" in details
     assert "no mood " * 50 in details, "the page has the whole reason"
-    assert "2 rows, 1 on a stand-in: 1 red" in done.output
+    assert "2 rows, 1 simulated: 1 red" in done.output
     skipped = _section(done.output, SKIPPED)
     assert "- skipped in every row: tests/test_own.py::test_both: why not / no mood" in skipped
     assert "- skipped in one: tests/test_own.py::test_once: not here\n" in skipped

@@ -68,7 +68,7 @@ def test_binary_semaphores_keep_no_value(device: Device) -> None:
         assert graph.semaphores.steps[0].values == (0, 8)
         with pytest.raises(gi.InvalidArgumentError, match="value"):
             graph.semaphores.steps[0].set(1, 9)
-        with pytest.raises(gi.InvalidArgumentError, match="expected 2, one a semaphore, got 1"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"expected 2, .*, got 1"):
             graph.semaphores.steps[0].set(9)
         graph.close()
 
@@ -153,9 +153,7 @@ def test_a_node_of_somebody_elses_semaphore_is_left_alone(device: Device, backen
     backend.graphs[7] = [SemaphoreNode(native="n", signals=True, semaphores=(4242,), values=(1,))]
     with gi.GraphSemaphores(device, 7, 8) as semaphores:
         assert semaphores.steps[0].semaphores == (None,)
-        with pytest.raises(
-            gi.InvalidArgumentError, match="expected a node of semaphores imported here, got one of another library"
-        ):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^values: .*another library"):
             semaphores.advance(1)
 
 

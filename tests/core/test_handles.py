@@ -252,8 +252,8 @@ def test_fabric_handles_mean_the_same_everywhere_and_so_pickle() -> None:
 
 def test_a_handle_of_another_imports_class_names_that_import(host: gi.Device) -> None:
     with host.allocate(4096) as allocation, allocation.export() as handle:
-        with pytest.raises(gi.ArgumentTypeError, match="got VmmFd, which import_allocation takes"):
+        with pytest.raises(gi.ArgumentTypeError, match=r"got VmmFd, .*import_allocation"):
             host.import_memory(handle, size=4096)  # type: ignore[arg-type]
-        with pytest.raises(gi.ArgumentTypeError, match="got VmmFd, which import_allocation takes"):
+        with pytest.raises(gi.ArgumentTypeError, match=r"got VmmFd, .*import_allocation"):
             host.import_semaphore(handle)  # type: ignore[arg-type]
         assert not handle.closed

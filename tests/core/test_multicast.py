@@ -165,7 +165,7 @@ def test_adding_devices(devices: Devices, backend: FakeMulticast) -> None:
         multicast.add_device(devices[0])
         refused(backend, lambda: multicast.add_device(devices[0]), "device", "expected each device once")
         multicast.add_device(devices[1])
-        refused(backend, lambda: multicast.add_device(devices[2]), "device", "expected 2 devices, the team's, got")
+        refused(backend, lambda: multicast.add_device(devices[2]), "device", "expected the 2 devices")
 
 
 @pytest.mark.parametrize("use", ["bind_memory", "bind_address", "map"])
@@ -264,7 +264,7 @@ def test_a_device_binds_its_own_memory_and_was_added(devices: Devices, backend: 
     refused(backend, lambda: multicast.bind_memory(foreign), "allocation", added)
     refused(backend, lambda: multicast.bind_address(devices[2], 1 << 30, STEP), "device", added)
     refused(backend, lambda: multicast.bind_address(devices[1], seen, STEP), "address", "expected memory of")
-    refused(backend, lambda: multicast.bind_memory(peers), "allocation", "lies on device 0")
+    refused(backend, lambda: multicast.bind_memory(peers), "allocation", "on device 0")
     wrong: Any = shared.buffer
     refused(backend, lambda: multicast.bind_memory(wrong), "allocation", error=gi.ArgumentTypeError)
     backend.lies_on = None
@@ -406,7 +406,7 @@ def test_mapping_for_devices(devices: Devices, backend: FakeMulticast) -> None:
         assert some.devices == (devices[2], devices[0])
         assert (everybody.ptr, everybody.size, everybody.multicast) == (1 << 40, SIZE, multicast)
         refused(backend, lambda: multicast.map([devices[3]]), "devices", "was not added")
-        refused(backend, lambda: multicast.map([]), "devices", "no device")
+        refused(backend, lambda: multicast.map([]), "devices", "add_device")
         some.close(timeout=LIMIT)
         assert releases(backend) == ["unmap"]
         with pytest.raises(gi.ResourceClosedError):
@@ -416,7 +416,7 @@ def test_mapping_for_devices(devices: Devices, backend: FakeMulticast) -> None:
     with pytest.raises(gi.ResourceClosedError):
         multicast.map()
     with gi.create_multicast(2, SIZE, device=devices[0]) as multicast:
-        refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "no device that could map it")
+        refused(backend, lambda: multicast.map(assume_all_added=True), "devices", "add_device")
 
 
 def test_only_multimem_may_touch_a_mapping(devices: Devices, backend: FakeMulticast) -> None:

@@ -577,7 +577,7 @@ def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch)
             gi.match_device(other)
     monkeypatch.setenv("GPUINTEROP_BACKEND", "low")
     assert gi.match_device(identity(uuid=b"f" * 16)).backend == "low"
-    with pytest.raises(gi.DeviceNotFoundError, match=r"low:0 fake; GPUINTEROP_BACKEND=low leaves out other backends\."):
+    with pytest.raises(gi.DeviceNotFoundError, match=r"low:0 fake; GPUINTEROP_BACKEND=low "):
         gi.match_device(identity(uuid=b"x" * 16))
     assert registry.search(lambda one: one.backend == "high", "").backend == "high"  # memory is where it is
     monkeypatch.setattr(

@@ -53,7 +53,7 @@ BAD: Final = [
     ("attaches(descriptor[:-1])", r"InvalidArgumentError: descriptor: expected all of bytes\(share\)"),
     ("attaches(os.urandom(99))", r"InvalidArgumentError: descriptor: expected all of bytes\(share\)"),
     ("attaches(b'GIPS' + bytes([1]) + descriptor[5:])", "InvalidArgumentError: .*expected version 2, got 1; install"),
-    ("attaches(parts, boot=bytes(16))", "PeerError: the share is another host's"),
+    ("attaches(parts, boot=bytes(16))", "PeerError: the share .*another host"),
     ("attaches(parts, process=bytes(16))", "PeerError: another process has this address now"),
     ("attaches(parts, serial=99)", "ResourceClosedError: the share was closed"),
     ("attaches(parts, slot=99)", "ResourceClosedError: the share was closed"),

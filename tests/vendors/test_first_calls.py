@@ -94,7 +94,7 @@ def test_views_are_copied_that_fill_their_bytes_alike(device: gi.Device) -> None
             with pytest.raises(gi.InvalidArgumentError, match=r"^source: expected "):
                 call()
         fixed = memory.buffer._view(layout_of(4, "uint8", None), 200, read_only=True)
-        with pytest.raises(gi.InvalidArgumentError, match=r"^view: expected one that can be written"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^view: .* of immutable bytes"):
             fixed.copy_from(memory.view(4))
         assert not memory.view(52, offset=76).to_numpy().any()
 

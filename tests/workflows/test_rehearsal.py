@@ -176,7 +176,7 @@ def test_the_table(rehearsal: Rehearsal) -> None:
     for name in (*ROWS, "never-began"):
         assert words.get(name, "passed") in first[name], first
     simulated = len(ROWS.keys() & {"cuda", "hip", "amds-runtime"})
-    assert f"{len(ROWS) + 1} rows, {simulated} on a stand-in: {len(words)} red" in output
+    assert f"{len(ROWS) + 1} rows, {simulated} simulated: {len(words)} red" in output
     assert "hangs: the run was ended in tests/test_hangs.py::test_a_frame_that_never_comes[host:0]" in output
     assert "Simulated GPU 0 (simulated)" in first["cuda"]
     assert "not there" not in output, "every row has the same tests; what failed of none, no other row lacks"

@@ -658,7 +658,7 @@ class CreatedSemaphoreSuite(Suite):
         raises(SemaphoreTimeoutError, lambda: made.host_wait(*args(kind, 41), timeout=GRACE))
         other = new_stream(device, scope)
         other.synchronize(LIMIT)
-        assert "signal it here: by host_signal, or on another stream" in str(error)
+        assert "host_signal" in str(error)
         made.signal(other, *args(kind, 41))
         stream.synchronize(LIMIT)
         made.wait(stream, *args(kind, 42))
