@@ -43,8 +43,8 @@ NO_CALL: Final = "no call"
 LIMIT: Final = 20.0
 SIZE: Final = 1 << 16
 STEP: Final = 2 << 20
-OURS: Final = "memory of `Device.allocate`"
-LEGACY: Final = "memory of `cudaMalloc` or `hipMalloc`"
+OURS: Final = "memory from `Device.allocate`"
+LEGACY: Final = "memory from `cudaMalloc` or `hipMalloc`"
 
 EVERYWHERE: Final = {
     "cuCtxGetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuThreadExchangeStreamCaptureMode",
@@ -173,7 +173,7 @@ class Methods:
             del events[:]
             device.drain()
 
-        yield "an `Event` that is dropped", drop
+        yield "dropping an `Event`", drop
         yield "`Device.synchronize()`", device.synchronize
         yield "`Stream.close()` of a wrapped stream", self.closed(wrapped)
         default.close()
@@ -186,7 +186,7 @@ class Methods:
             handle: Any = theirs.export()
             memory = yield "`Device.import_memory(handle)`", lambda: device.import_memory(handle, size=theirs.size)
             buffer = yield "`ExternalMemory.map_buffer()`", memory.map_buffer
-            part = yield "`ExternalMemory.map_buffer()` of a mapped range", lambda: memory.map_buffer(0, 64)
+            part = yield "`ExternalMemory.map_buffer()` of mapped memory", lambda: memory.map_buffer(0, 64)
             yield "`Buffer.view(shape, dtype)`", lambda: buffer.view((16,), "uint8")
             yield "`Buffer.fill(byte)`", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source)`", lambda: buffer.copy_from_host(ones)
@@ -195,10 +195,10 @@ class Methods:
             yield "`View.to_numpy()`", view.to_numpy
             yield "`View.copy_from(view)`", lambda: other.copy_from(view)
             yield "`Buffer.fill(byte, stream=stream)`", lambda: buffer.fill(7, stream=stream)
-            yield "`Buffer.fill(byte)`, after that use", lambda: buffer.fill(7)
+            yield "`Buffer.fill(byte)` after a fill with `stream=`", lambda: buffer.fill(7)
             yield "`Buffer.copy_from_host(source, stream=stream)`", lambda: buffer.copy_from_host(ones, stream=stream)
             yield "`Buffer.copy_to_host(target, stream=stream)`", lambda: buffer.copy_to_host(room, stream=stream)
-            yield "`Buffer.close()`, another buffer of the mapping is open", self.closed(part)
+            yield "`Buffer.close()` while another buffer is open", self.closed(part)
             yield "`Buffer.close()`", self.closed(buffer)
             yield "`ExternalMemory.close()`", self.closed(memory)
         with self.exporter.create_memory(SIZE) as theirs:
@@ -357,7 +357,7 @@ class Methods:
                 peer.close()
             shared, other = shares
             yield "", partial(other.close, LIMIT)
-            yield "`ArrayShare.acquire(stream)`, the first", lambda: shared.acquire(stream)
+            yield "the first `ArrayShare.acquire(stream)`", lambda: shared.acquire(stream)
             yield "`ArrayShare.release(stream)`", lambda: shared.release(stream)
             here_too = yield "`attach(descriptor)` in the sharing process", lambda: gi.attach(bytes(shared))
             yield "", lambda: here_too.acquire(stream)
@@ -369,7 +369,7 @@ class Methods:
 
                 yield "`ArrayShare.acquire(stream)`, and the `AttachedArrays.release(stream)` that it waits for", waits
                 yield "", lambda: shared.release(writers)
-                yield "`ArrayShare.acquire(stream)`, while no reader has the arrays", lambda: shared.acquire(writers)
+                yield "`ArrayShare.acquire(stream)` while no reader uses the arrays", lambda: shared.acquire(writers)
                 yield "", lambda: shared.release(writers)
             here_too.close()
             yield "`ArrayShare.close(timeout)`", lambda: shared.close(LIMIT)
@@ -382,9 +382,9 @@ class Methods:
                 attached = yield f"`attach(descriptor)`, {words}", partial(gi.attach, text)
                 yield f"`AttachedArrays.close()`, {words}", self.closed(attached)
             attached = yield "", partial(gi.attach, descriptors[0])
-            yield "`AttachedArrays.acquire(stream)`, the first", lambda: attached.acquire(stream)
+            yield "the first `AttachedArrays.acquire(stream)`", lambda: attached.acquire(stream)
             yield "`AttachedArrays.release(stream)`", lambda: attached.release(stream)
-            yield "`AttachedArrays.acquire(stream)`, while the writer is not writing", lambda: attached.acquire(stream)
+            yield "`AttachedArrays.acquire(stream)` while the writer is not writing", lambda: attached.acquire(stream)
             yield "", lambda: attached.release(stream)
             yield "", attached.close
             assert system.until(lambda: not loop()._again, LIMIT)  # the attachment has ended

@@ -88,7 +88,7 @@ def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
     for owner, entries in sorted(runs.items()):
         for run in entries:
             lines += [f"### {owner}: {run.device}", ""]
-            versions = ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items()))
+            versions = ", ".join(_with_version(*one) for one in sorted(run.versions.items()))
             lines.append(f"Run on {run.date}, on {run.platform}, with {versions}.")
             if run.tests:
                 lines.append("Tests: " + ", ".join(f"{count} {name}" for name, count in run.tests.items()) + ".")
@@ -96,13 +96,18 @@ def format_document(runs: Mapping[str, Iterable[VerifiedRun]]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def _with_version(name: str, version: str) -> str:
+    exporter = name.removeprefix("exporter ")
+    return f"{name} {version}" if exporter == name else f"exporter `{exporter}` ({version})"
+
+
 def _cells_by_operation(run: VerifiedRun) -> list[str]:
     found: dict[str, list[str]] = {}
     for cell in sorted(run.cells, key=str):
-        found.setdefault(cell.operation.value, []).append(cell.handle_type.type_name if cell.handle_type else "yes")
+        kind = f"`{cell.handle_type.type_name}`" if cell.handle_type else "none"
+        found.setdefault(cell.operation.value, []).append(kind)
     return ["| operation | handle types |", "|---|---|"] + [
-        f"| `{operation}` | {', '.join(f'`{kind}`' if kind != 'yes' else kind for kind in kinds)} |"
-        for operation, kinds in found.items()
+        f"| `{operation}` | {', '.join(kinds)} |" for operation, kinds in found.items()
     ]
 
 

@@ -31,7 +31,7 @@ def buffer_of(core: Any, party: Party, offset: int = 0, size: int = 4 * COUNT) -
 
 @claim("cuda.core", "cuda.core.Buffer.from_handle(buffer.ptr, buffer.size, owner=buffer.hold())", memory=("CUDA",),
        access="reads and writes", note="copies to and from gpuinterop's buffers work; "
-            "cuda.core's buffers cannot become gpuinterop's")  # fmt: skip
+            "a cuda.core buffer cannot become a gpuinterop buffer")  # fmt: skip
 def test_buffer(party: Party, core: Any, gpu: Any) -> None:
     stream = gpu.create_stream()
     theirs = gpu.memory_resource.allocate(4 * COUNT, stream=stream)
@@ -57,7 +57,7 @@ def test_buffer(party: Party, core: Any, gpu: Any) -> None:
 
 
 @claim("cuda.core", "cuda.core.utils.StridedMemoryView.from_any_interface(view, stream_ptr=...)", memory=("CUDA",),
-       access="describes", note="the stream of stream_ptr waits for the streams that used the bytes")  # fmt: skip
+       access="describes", note="the stream in stream_ptr waits for the streams that used the bytes")  # fmt: skip
 def test_strided_view(party: Party, core: Any, gpu: Any) -> None:
     from importlib import import_module
 
@@ -90,7 +90,7 @@ def test_stream_of_theirs(party: Party, core: Any, gpu: Any) -> None:
 
 
 @claim("cuda.core", "cuda.core.Device().create_stream(stream_of_gpuinterop)", memory=("CUDA",), access="stream",
-       note="the other direction: a Stream has __cuda_stream__")  # fmt: skip
+       note="the other direction: gpuinterop's Stream has __cuda_stream__")  # fmt: skip
 def test_stream_of_ours(party: Party, core: Any, gpu: Any) -> None:
     with party.device.create_stream() as ours:
         theirs = gpu.create_stream(ours)

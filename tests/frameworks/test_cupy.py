@@ -35,7 +35,7 @@ def test_from_dlpack(party: Party, cupy: Any) -> None:
 
 
 @claim("CuPy", "cupy.asarray(view)", memory=("CUDA",), access="reads and writes",
-       note="as above; accepts any strides")  # fmt: skip
+       note="like from_dlpack; accepts any strides")  # fmt: skip
 def test_asarray(party: Party, cupy: Any) -> None:
     check_in_place(party, cupy.asarray, read=cupy.asnumpy, add_one=add_one)
 

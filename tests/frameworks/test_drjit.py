@@ -25,7 +25,8 @@ def dr() -> Any:
 
 @claim("Dr.Jit", "drjit.llvm.TensorXi(view)", memory=("host",), access="reads and writes",
        note="needs libLLVM.so of LLVM 15 or newer. Write with drjit.scatter(tensor.array, value, ...), where value has "
-            "been evaluated; then call drjit.eval(tensor) and drjit.sync_thread() before you hand over")  # fmt: skip
+            "been evaluated; then call drjit.eval(tensor) and drjit.sync_thread() before you hand the memory "
+            "over")  # fmt: skip
 def test_tensor(party: Party, dr: Any) -> None:
     def add_one(tensor: Any) -> None:
         dr.eval(more := tensor.array + 1)
@@ -42,7 +43,7 @@ def test_scalar(party: Party, dr: Any) -> None:
 
 
 @claim("Dr.Jit", "tensor += 1", memory=("host",), access="copies",
-       note="it writes to a new array; so does drjit.scatter_add")  # fmt: skip
+       note="the operator writes to a new array; so does drjit.scatter_add")  # fmt: skip
 @pytest.mark.parametrize("write", ["+=", "scatter_add"])
 def test_writes_that_are_elsewhere(party: Party, dr: Any, write: str) -> None:
     party.write(bytes(4 * COUNT))

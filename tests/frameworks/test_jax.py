@@ -15,7 +15,7 @@ def elements(array: Any) -> Any:
 
 
 @claim("JAX", "jax.dlpack.from_dlpack(view)", access="reads",
-       note="JAX's arrays are immutable; call block_until_ready() before you hand over")  # fmt: skip
+       note="JAX's arrays are immutable; call block_until_ready() before you hand the memory over")  # fmt: skip
 def test_from_dlpack(party: Party) -> None:
     jax = load("jax")
     if party.device.backend == "cuda" and jax.default_backend() != "gpu":
@@ -35,7 +35,8 @@ def test_bfloat16(party: Party) -> None:
     assert party.read(6) == b"\x00\x40\x80\x3f\x80\x3f"
 
 
-@claim("JAX", "jax.numpy.asarray(view)", memory=("host",), access="copies", note="through NumPy; use from_dlpack")
+@claim("JAX", "jax.numpy.asarray(view)", memory=("host",), access="copies",
+       note="JAX reads the view through NumPy; use from_dlpack")  # fmt: skip
 def test_asarray(party: Party) -> None:
     jax = load("jax")
     party.write(np.arange(COUNT, dtype=np.int32).tobytes())

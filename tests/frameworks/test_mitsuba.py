@@ -18,12 +18,12 @@ def mi(dr: Any) -> Any:  # noqa: F811 - it is that one
 
 
 @claim("Mitsuba", "mitsuba.TensorXf(view)", memory=("host",), access="reads",
-       note="in variants llvm_*, like Dr.Jit; needs libLLVM.so")  # fmt: skip
+       note="in llvm_* variants; needs libLLVM.so, like Dr.Jit")  # fmt: skip
 def test_tensor(party: Party, mi: Any) -> None:
     check_in_place(party, mi.TensorXf, read=lambda tensor: tensor.numpy().copy(), dtype="float32")
 
 
-@claim("Mitsuba", "mitsuba.TensorXf(view)", memory=("host",), access="copies", note="in variants scalar_*")
+@claim("Mitsuba", "mitsuba.TensorXf(view)", memory=("host",), access="copies", note="in scalar_* variants")
 def test_scalar(party: Party, mi: Any) -> None:
     mi.set_variant("scalar_rgb")
     check_copies(party, mi.TensorXf, dtype="float32")

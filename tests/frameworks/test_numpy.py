@@ -51,7 +51,7 @@ def test_bfloat16(party: Party) -> None:
 
 
 @claim("Python", "memoryview(view)", memory=("host",), access="reads and writes",
-       note="from Python 3.12 (PEP 688); also works in every library that accepts a buffer")  # fmt: skip
+       note="from Python 3.12 (PEP 688); every library that accepts a Python buffer accepts the view, too")  # fmt: skip
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="PEP 688 came with Python 3.12")
 def test_memoryview(party: Party) -> None:
     check_in_place(party, memoryview, read=np.array, add_one=lambda seen: add_one(np.asarray(seen)))

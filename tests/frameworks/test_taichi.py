@@ -18,8 +18,8 @@ def ti() -> Any:
 
 
 @claim("Taichi", "kernel(numpy.asarray(view))", memory=("host",), access="reads and writes",
-       note="without strides. kernel(view) raises a misleading AttributeError: 'NdarrayType' object has no attribute "
-            "'to_string'")  # fmt: skip
+       note="contiguous arrays only. kernel(view) raises a misleading AttributeError: 'NdarrayType' object has no "
+            "attribute 'to_string'")  # fmt: skip
 def test_kernel(party: Party, ti: Any) -> None:
     def add_to_each(array: Any):  # type: ignore[no-untyped-def]
         for i, j in array:
@@ -39,9 +39,8 @@ def test_kernel(party: Party, ti: Any) -> None:
     check_in_place(party, np.asarray, read=np.copy, add_one=add_one)
 
 
-@claim(
-    "Taichi", "field.from_numpy(numpy.asarray(view))", memory=("host",), access="copies", note="also Ndarray.from_numpy"
-)
+@claim("Taichi", "field.from_numpy(numpy.asarray(view))", memory=("host",), access="copies",
+       note="so does Ndarray.from_numpy")  # fmt: skip
 @pytest.mark.parametrize("kind", ["field", "ndarray"])
 def test_from_numpy(party: Party, ti: Any, kind: str) -> None:
     def make(view: Any) -> Any:

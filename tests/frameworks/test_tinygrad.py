@@ -28,9 +28,9 @@ def own_context(name: str) -> Iterator[None]:
 
 
 @claim("tinygrad", "tinygrad.Tensor.from_blob(view.ptr, view.shape, dtype=..., device=...)", access="reads and writes",
-       note="device CPU, which needs clang, or CUDA; keep buffer.hold() as long as the tensor; synchronize its device "
-            "before you hand over. On CUDA it makes its own context current in the thread: restore the previous one "
-            "before another library creates a stream")  # fmt: skip
+       note="pass device CPU, which needs clang, or CUDA; keep a buffer.hold() as long as the tensor exists; "
+            "synchronize the device before you hand the memory over. On CUDA, tinygrad makes its own context current "
+            "in the thread: restore the previous one before another library creates a stream")  # fmt: skip
 def test_from_blob(party: Party) -> None:
     if party.device.backend == "host" and shutil.which("clang") is None and "tinygrad" not in REQUIRED:
         pytest.skip("tinygrad compiles for the CPU with clang, which is not installed")

@@ -55,7 +55,7 @@ def test_an_array_of_a_device_and_an_attachment() -> None:
 
 
 @claim("torch", "device.wrap_stream(torch.cuda.current_stream())", access="stream",
-       note="on the host, pass torch.cpu.current_stream(), the calling thread")  # fmt: skip
+       note="on the host, pass torch.cpu.current_stream(), which is the calling thread")  # fmt: skip
 def test_stream(party: Party) -> None:
     torch = load("torch")
     tensor = torch.from_dlpack(party.buffer.view(COUNT, "int32"))

@@ -51,7 +51,7 @@ def test_copies(party: Party, wp: Any, call: str) -> None:
 
 
 @claim("Warp", "device.wrap_stream(warp.Stream(...))", memory=("CUDA",), access="stream", not_run=("CUDA",),
-       note="on the host Warp works in the calling thread: wrap_stream(0)")  # fmt: skip
+       note="on the host, Warp runs in the calling thread: use wrap_stream(0)")  # fmt: skip
 def test_stream(party: Party, wp: Any) -> None:
     stream = wp.Stream("cuda:0")
     array = wp.from_dlpack(party.buffer.view(COUNT, "int32"))

@@ -1,4 +1,4 @@
-"""What an example of the reference may assume.
+"""The names that the reference's examples use.
 
 Each example runs on the host backend (``GPUINTEROP_BACKEND=host``), so it runs on every machine. It can use these
 names, and imports everything else:
@@ -10,7 +10,7 @@ names, and imports everything else:
 ``stream``
     A stream of the device: ``device.create_stream()``.
 ``buffer``
-    Memory of the device: 65536 bytes or more, all zero.
+    A buffer of the device: 65536 bytes or more, all zero.
 ``fd``
     The descriptor of 65536 bytes, all zero, that another API exported. The example owns it.
 ``timeline_fd``
@@ -24,12 +24,12 @@ driver instead. It shows the calls, not the hardware.
 An example that uses Vulkan can also use these names, from ``docs/examples/vulkan_application.py`` on SwiftShader:
 
 ``instance``, ``physical_device``, ``vk_device``, ``queue``
-    The application's objects, of PyPI's ``vulkan``. The device has timeline semaphores, and the extensions that
+    The application's objects, made with PyPI's ``vulkan``. The device has timeline semaphores, and the extensions that
     `gpuinterop.vulkan.required_extensions` lists.
 ``vk``
     ``gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)``.
 ``record``
-    A function of the application: ``record(work)`` returns a command buffer in which ``work(commands)`` has recorded.
+    A function of the application: ``record(work)`` calls ``work(commands)`` and returns that command buffer.
 ``submit``
     A function of the application: ``submit(commands)`` submits a command buffer. Its keywords are the
     semaphores of a `gpuinterop.vulkan.VulkanSubmit`.
