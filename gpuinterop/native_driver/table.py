@@ -1,4 +1,4 @@
-"""What a vendor writes of its driver: names, numbers and the few habits that differ."""
+"""A vendor's names, numbers and the few behaviours that differ."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ class Table:
     title : str
         The vendor's API in messages.
     prefix : str
-        What the names of the driver's functions begin with.
+        Prefix of the driver's function names.
     names : mapping of str to str
-        Functions that are not the prefix and the name used here, such as ``{"MemFree": "hipFree"}``.
+        Functions whose names are not the prefix and the name used here, such as ``{"MemFree": "hipFree"}``.
     memory_types, semaphore_types : mapping of type to int
-        The driver's number of each handle type that it imports.
+        The driver's number of each handle type that it can import.
     default_stream : int
-        The handle of the default stream, which users call 0 or 1.
+        The handle of the default stream. Users pass 0 or 1 for it.
     last_default_stream : int
         The largest stream number that means a default stream of the current context or device.
     dlpack : int
         DLPack's device type.
     array_uses : mapping of ArrayUsage to int
-        The flag of a mipmapped array for each use.
+        The flag for each use of a mipmapped array.
     import_takes_fd : bool
         Whether a successful import of memory owns the file descriptor. If not, the backend closes it.
     types_without_flags : tuple of type
-        Memory handles for which the driver takes no flags.
+        Memory handles that must be imported without flags.
     copy_kind, wait_mask : tuple of int
         Further arguments: of ``MemcpyAsync`` before the stream, of ``StreamWaitValue64`` at the end.
     least_granularity : int
-        Allocations are multiples of this many bytes, even where the driver reports less.
+        Granularity of allocations in bytes, if the driver reports a smaller one.
     meanings : mapping of (str, int) to str
-        The meaning of a status from a given call, beside those of `errors.MEANINGS`.
+        The meaning of a status from a given call, in addition to `errors.MEANINGS`.
     other_meanings : mapping of int to str
-        The meaning of a status from any other call, beside those of `errors.OTHER_MEANINGS`.
+        The meaning of a status from any other call, in addition to `errors.OTHER_MEANINGS`.
     not_out_of_memory : tuple of str
-        Calls whose status 2 does not say that memory is lacking.
+        Calls whose status 2 has a meaning other than a lack of memory.
     """
 
     title: str
