@@ -124,7 +124,7 @@ class Mapped(NamedTuple):
 
 
 def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
-    """This process's mappings by address, if their line contains `of` and they overlap `within`; none without /proc."""
+    """Mappings of this process by address that contain `of` in their line and overlap `within`; none without /proc."""
     read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
     with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
         for line in lines:
@@ -448,6 +448,7 @@ def close(*fds: int) -> None:
 
     The caller waits `_CLOSE_LIMIT` seconds for the thread. After that the descriptor stays open until the thread is
     done, and the process cannot end before.
+
     Raises
     ------
     OSError

@@ -14,9 +14,7 @@ _CHANNEL: Final = (
     "use VmmFd, which needs neither."
 )
 _SHARING: Final = ("MemCreate", "MemExportToShareableHandle", "MemImportFromShareableHandle")
-_SIZES: Final = (
-    "sizes and offsets must be multiples of the minimum granularity and within the object and the memory"
-)
+_SIZES: Final = "sizes and offsets must be multiples of the minimum granularity and within the object and the memory"
 _MANAGER: Final = (
     "if all of that is right, the fabric manager's state is corrupt: restart nvidia-fabricmanager and reset the GPUs"
 )

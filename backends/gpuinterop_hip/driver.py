@@ -52,7 +52,8 @@ class Driver(NativeDriver):
         self.version = version.value
         if self.version < _ABI:  # before any struct is passed, because the layouts differ
             raise BackendUnavailableError(
-                f"the HIP runtime is {version_text(self.version)}, and the bindings' structs do not fit runtimes before 6.0.",
+                f"the HIP runtime is {version_text(self.version)}, and the bindings' structs do not fit "
+                "runtimes before 6.0.",
                 fix="Install ROCm 6.0 or newer, or remove the older libamdhip64.so from the library path.",
             )
         self.facts = Facts(version_text(self.version))

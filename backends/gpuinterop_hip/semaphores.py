@@ -41,6 +41,6 @@ class Semaphores(Streams, NativeSemaphores):
         if self.is_capturing(stream):  # HIP would run the call at once instead of recording it (hip_stream_ops.cpp)
             raise InvalidArgumentError(
                 "stream",
-                "expected a stream that is not being captured, got one that is; HIP's graphs hold no semaphores: signal "
-                "and wait before and after their launches.",
+                "expected one that is not being captured, got one that is; HIP's graphs hold no semaphores: signal and "
+                "wait before and after their launches.",
             )
