@@ -35,13 +35,9 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PAGE: Final = mmap.PAGESIZE
-SLICE: Final = 0.05
-"""Limit of one blocking call in seconds. A wait notices a cancellation or a Ctrl-C within it."""
-
-EXIT_S: Final = 2.0
-"""Seconds that all waits together may take while the interpreter exits."""
-_EXIT_DRAIN_S: Final = 1.0
-"""Seconds of `EXIT_S` that are reserved for the core's drain, which runs last."""
+SLICE: Final = 0.05  # limit of one blocking call in seconds; a wait notices a cancellation or a Ctrl-C within it
+EXIT_S: Final = 2.0  # seconds that all waits together may take while the interpreter exits
+_EXIT_DRAIN_S: Final = 1.0  # seconds of `EXIT_S` for the core's drain, which runs last
 _exit_began: list[float] = []
 
 SPIN_S: Final = 60e-6 if (os.cpu_count() or 1) > 1 else 0.0
@@ -115,11 +111,9 @@ class Mapped(NamedTuple):
     """Memory that this process has mapped, with its file's path and inode if it has one."""
 
     addresses: range
-    access: str
-    """Letters such as ``rw-s``: readable, writable, executable; shared or private."""
+    access: str  # letters such as rw-s: readable, writable, executable; shared or private
     offset: int
-    file: tuple[int, int]
-    """Device and inode."""
+    file: tuple[int, int]  # device and inode
     path: str
 
 
@@ -273,19 +267,8 @@ class Thread:
 def start_thread(work: Callable[[], object], stop: Callable[[], object] | None = None) -> Thread:
     """Start a thread, and wait until it has begun. ``threading.Thread`` would wait forever if memory runs out.
 
-    Parameters
-    ----------
-    work : callable
-        The thread's work.
-    stop : callable, optional
-        Asks the thread to end, without waiting for it. The exit waits only for threads with a `stop`.
-
-    Raises
-    ------
-    DriverError
-        The process has no memory for the thread, or as many threads as it may have.
-    ResourceClosedError
-        The interpreter is exiting.
+    `stop` asks the thread to end, without waiting for it; the exit waits only for threads with a `stop`. Raises
+    `DriverError` if memory or the limit of threads is used up, and `ResourceClosedError` if the interpreter is exiting.
     """
     check_exit()
     return _start(work, stop)
@@ -447,12 +430,7 @@ def close(*fds: int) -> None:
     """Close descriptors from other processes. If another process may serve the file, a thread closes it.
 
     The caller waits `_CLOSE_LIMIT` seconds for the thread. After that the descriptor stays open until the thread is
-    done, and the process cannot end before.
-
-    Raises
-    ------
-    OSError
-        A descriptor is not open.
+    done, and the process cannot end before. Raises `OSError` if a descriptor is not open.
     """
     closing = []
     for fd in fds:

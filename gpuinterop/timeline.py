@@ -75,19 +75,15 @@ Ts = TypeVarTuple("Ts")
 
 __all__ = ["MAGIC", "NAME", "VALUE", "Lock", "Page", "create", "is_ours", "problem"]
 
-NAME: Final = "gpuinterop.timeline"
-"""Name of the memfd in /proc, for people. Importers ignore it."""
+NAME: Final = "gpuinterop.timeline"  # of the memfd in /proc, for people; importers ignore it
 MAGIC: Final = b"GIPTLSM1"
 VERSION: Final = 2
 SEQUENCE: Final = 12
 VALUE: Final = 16
 DEVICES: Final = 24
 
-MAX_DEVICE_VALUE: Final = 2**63 - 1
-"""Largest value that a device's streams can wait for."""
-
-LOCK_LIMIT: Final = 1.0
-"""Seconds for which a signal waits for the signallers' lock. Holders need it for microseconds."""
+MAX_DEVICE_VALUE: Final = 2**63 - 1  # the largest value that a device's streams can wait for
+LOCK_LIMIT: Final = 1.0  # seconds for which a signal waits for the signallers' lock; holders need microseconds
 
 
 class _Patience(threading.local):
@@ -123,13 +119,7 @@ def problem(page: bytes) -> str | None:
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is such a semaphore and safe to map. False for a driver's semaphore, which is not a memfd.
-
-    Raises
-    ------
-    HandleError
-        It is such a semaphore, but of another version.
-    """
+    """Whether a descriptor is such a semaphore and safe to map. Raises `HandleError` if it is of another version."""
     if system.SYS_FUTEX is None or not system.is_fixed(fd, system.PAGE):
         return False
     try:
@@ -144,21 +134,12 @@ def is_ours(fd: int) -> bool:
 
 
 class Lock(NoCopy):
-    """A lock that all processes with a memfd share. The kernel frees it when its holder is killed.
-
-    Parameters
-    ----------
-    fd : int
-        Descriptor of the memfd; borrowed.
-    label : str
-        Name in messages.
-    """
+    """A lock that all processes with a memfd share. The kernel frees it when its holder is killed. `fd` is borrowed."""
 
     def __init__(self, fd: int, label: str) -> None:
         self.label = label
         self._fd = fd
-        self._kept: list[int] = []
-        """Open file descriptions that only this lock uses. Each call takes one and returns it."""
+        self._kept: list[int] = []  # open file descriptions; each call takes one and returns it
 
     def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call with the lock held. Raises like `run_all`."""
@@ -168,12 +149,7 @@ class Lock(NoCopy):
     def run_all(locks: Sequence[Lock], call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call with several locks held, acquired in this order.
 
-        Raises
-        ------
-        DriverError
-            ``/proc``, which is needed to open the descriptor again, is not mounted.
-        PeerError
-            Another process holds a lock and does not release it.
+        Raises `DriverError` if ``/proc`` is not mounted, and `PeerError` if another process does not release a lock.
         """
         forks = _forks
         held: list[tuple[Lock, int]] = []
@@ -229,17 +205,7 @@ class Lock(NoCopy):
 
 
 class Page(NoCopy):
-    """A mapped timeline semaphore for the CPU. The caller keeps the mapping and the descriptor open.
-
-    Parameters
-    ----------
-    fd : int
-        Descriptor of the memfd; borrowed.
-    address : int
-        Address of the mapping.
-    label : str
-        Name in messages.
-    """
+    """A timeline semaphore for the CPU, mapped at `address`. The caller keeps the mapping and the descriptor open."""
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
@@ -248,8 +214,7 @@ class Page(NoCopy):
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
         self.lock = Lock(fd, label)
-        self.wake = system.futex_waker(self._futex)
-        """Makes all waiting threads check again."""
+        self.wake = system.futex_waker(self._futex)  # makes all waiting threads check again
 
     def close(self) -> None:
         """Close the lock's open files. No thread uses the timeline by then."""
@@ -270,12 +235,7 @@ class Page(NoCopy):
     def signal(self, value: int) -> None:
         """Set the counter and wake the threads that wait for it.
 
-        Raises
-        ------
-        DriverError
-            `value` is not greater than the counter, or ``/proc``, which is needed for the lock, is not mounted.
-        PeerError
-            Another process holds the signallers' lock and does not release it.
+        Raises like `Lock.run_all`, and `DriverError` if `value` is not greater than the counter.
         """
         Lock.run_all((self.lock,), self._store, value)
 
@@ -304,20 +264,9 @@ class Page(NoCopy):
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None] = lambda: None) -> bool:
-        """Block the calling thread without the GIL until the counter is at least `value`.
+        """Block without the GIL until the counter is at least `value`; False at the deadline (``time.monotonic()``).
 
-        Parameters
-        ----------
-        value : int
-        deadline : float, optional
-            Time of ``time.monotonic()``.
-        check : callable, optional
-            Called now and then; raises an error to stop the wait.
-
-        Returns
-        -------
-        bool
-            False if the deadline passed.
+        `check` is called now and then; it raises an error to stop the wait.
         """
         if self.counter.value >= value:
             system.fence()
@@ -345,8 +294,7 @@ class Page(NoCopy):
 
 
 _opened: Final[WeakSet[Lock]] = WeakSet()
-_forks = 0
-"""How often this process has forked."""
+_forks = 0  # how often this process has forked
 
 
 def _count() -> None:

@@ -53,8 +53,7 @@ class Mappable(NativeObject):
     def __init__(self, device: NativeDevice, size: int, alignment: int = 0) -> None:
         super().__init__(device)
         self.size = size
-        self.alignment = alignment
-        """Alignment of the address; 0 lets the driver choose."""
+        self.alignment = alignment  # of the address; 0 lets the driver choose
 
     def load(self, handle: AllocationHandle) -> Self:
         """``cuMemImportFromShareableHandle``, ``hipMemImportFromShareableHandle``. They leave the descriptor open."""

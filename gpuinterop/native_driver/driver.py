@@ -27,8 +27,7 @@ class NativeDriver(ABC):
 
     table: ClassVar[Table]
     version: int
-    fds_by_address: bool = False
-    """Whether an import of an allocation expects the address of the descriptor instead of the descriptor."""
+    fds_by_address: bool = False  # whether an import of an allocation expects the descriptor's address
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., int]] = {}
@@ -144,23 +143,14 @@ class NativeDriver(ABC):
 
 
 class NativeDevice:
-    """A device with its driver's calls.
-
-    Parameters
-    ----------
-    driver : NativeDriver
-    ordinal : int
-    current : int
-        The context or the ordinal that makes the device current.
-    """
+    """A device with its driver's calls. `current` is the context or the ordinal that makes it current."""
 
     driver: Any
 
     def __init__(self, driver: NativeDriver, ordinal: int, current: int) -> None:
         self.driver = driver
         self.ordinal = ordinal
-        self.run = partial(driver.run, current)
-        """`NativeDriver.run` with the device current."""
+        self.run = partial(driver.run, current)  # with the device current
 
     def call(self, name: str, *arguments: Any, relaxed: bool = True) -> None:
         """`NativeDriver.call` on this device, for functions that do not create objects."""
@@ -180,15 +170,12 @@ class NativeObject:
     """An object that one driver call creates and another releases."""
 
     release_call: ClassVar[str]
-    """Name of the releasing function."""
-    blocks: ClassVar[bool] = False
-    """Whether that function waits for the device's work."""
+    blocks: ClassVar[bool] = False  # whether the release waits for the device's work
 
     def __init__(self, device: NativeDevice, *more: Any) -> None:
         self.device = device
         self.handle = 0
-        self.more = more
-        """Arguments of `release_call` after the handle."""
+        self.more = more  # arguments of `release_call` after the handle
         self.made = False
 
     def create(self, name: str, *arguments: Any, closes: Handle | None = None) -> Self:

@@ -51,34 +51,21 @@ class ImportedSemaphore(NativeObject):
 
 
 class Batch:
-    """Semaphores that one call signals or waits for.
-
-    Attributes
-    ----------
-    semaphores : array of their handles
-    handles : byref of the array
-        The argument for the driver.
-    keyed : list of int
-        Indices of keyed mutexes, whose waits have a timeout.
-    layout : struct.Struct or None
-        Writes all values into the structs of a slot; None for a single semaphore.
-    pools : tuple of lists of slots
-        Parameters that no signal or wait uses now.
-    """
+    """Semaphores that one call signals or waits for."""
 
     __slots__ = ("_place", "count", "handles", "keyed", "layout", "pools", "semaphores")
 
     def __init__(self, semaphores: Sequence[ImportedSemaphore]) -> None:
         self.count = len(semaphores)
         self.semaphores = (ctypes.c_void_p * self.count)(*(semaphore.handle for semaphore in semaphores))
-        self.handles = ctypes.byref(self.semaphores)
+        self.handles = ctypes.byref(self.semaphores)  # the argument for the driver
         places = [_PLACES.get(semaphore.kind, 0) for semaphore in semaphores]
         self._place = places[0]
-        self.layout = None
+        self.layout = None  # writes all values into the structs of a slot, if there are several
         if self.count > 1:
             self.layout = Struct("=" + "".join(f"{place}xQ{_BYTES - 8 - place}x" for place in places))
         self.keyed = [index for index, semaphore in enumerate(semaphores) if semaphore.kind is Keyed]
-        self.pools: tuple[list[Any], list[Any]] = ([], [])
+        self.pools: tuple[list[Any], list[Any]] = ([], [])  # slots that no signal and no wait uses now
 
     def slot(self) -> Any:
         """Create the parameters of a call: the structs, the place of the first value, and the driver's argument."""

@@ -34,10 +34,8 @@ class NativeStream(NativeObject):
     release_call = "StreamDestroy"
     key: Hashable
     pointer: int
-    relative: bool
-    """Whether this is a default stream."""
-    run: Callable[..., Any]
-    """Calls a function on the stream. For a default stream it first makes the device current."""
+    relative: bool  # whether this is a default stream
+    run: Callable[..., Any]  # calls a function on the stream; for a default stream with its device current
 
     def open(self, priority: int) -> None:
         """Create the stream, non-blocking because a blocking stream would stall the default stream."""

@@ -19,20 +19,12 @@ _REGISTERED: Final = 1 | 2  # portable, and mapped
 
 
 class NativeYardsticks:
-    """Direct calls for one device.
-
-    Parameters
-    ----------
-    table : Table
-    api : module
-        The bindings. Their functions return a tuple that begins with the status.
-    """
+    """Direct calls for one device. The functions of `api`, the bindings, return tuples that begin with the status."""
 
     def __init__(self, table: Table, api: Any) -> None:
         self.api = api
         self._table = table
-        self._pages: list[mmap.mmap] = []
-        """Pages that stay registered."""
+        self._pages: list[mmap.mmap] = []  # they stay registered
 
     def function(self, name: str) -> Any:
         return getattr(self.api, self._table.names.get(name) or self._table.prefix + name)
