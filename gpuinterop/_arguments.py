@@ -14,15 +14,13 @@ T = TypeVar("T")
 
 MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
-MAX_SIZE: Final = 2**63 - 1
-"""Bytes: Python's C API and some driver calls use signed sizes and offsets."""
+MAX_SIZE: Final = 2**63 - 1  # bytes: Python's C API and some driver calls use signed sizes and offsets
 _INTERNAL: Final = (
     "address", "driver", "gate", "key", "known", "lifetime", "location", "mapping", "max_value", "streams",
     "takes_value",
 )  # fmt: skip
 """Attributes of public objects that only gpuinterop uses."""
-LONGEST_S: Final = 2_000_000
-"""Seconds (23 days): the longest time-out that every system call accepts. ``poll`` counts milliseconds in a C int."""
+LONGEST_S: Final = 2_000_000  # the longest time-out that every system call accepts: poll() has milliseconds in a C int
 
 
 class NoCopy:

@@ -432,12 +432,8 @@ def disable(
 ) -> list[Capability]:
     """Turn off cells with ``GPUINTEROP_DISABLE``: comma-separated globs over ``operation[:handle_type]``.
 
-    ``profile:NAME`` turns off the gaps that `gaps_of` returns for the name. The first match gives the reason.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A pattern matches no cell. A typo would otherwise turn nothing off and go unnoticed.
+    ``profile:NAME`` turns off the gaps that `gaps_of` returns for the name. The first match gives the reason. A pattern
+    that matches no cell raises `InvalidArgumentError`, so that a typo does not go unnoticed.
     """
     off: dict[Cell, Capability] = {}
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -537,8 +533,7 @@ class Rules:
 
     def __init__(self, file: Traversable) -> None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        self.by_cell: dict[Cell, list[Rule]] = {cell: [] for cell in DOMAIN}
-        """The rules for each cell, in their order."""
+        self.by_cell: dict[Cell, list[Rule]] = {cell: [] for cell in DOMAIN}  # in the order of the rules
         self._symbols: dict[Cell, dict[str, None]] = {cell: {} for cell in DOMAIN}
         try:
             self.rules = [Rule(**rule) for rule in content["rule"]]
@@ -551,8 +546,7 @@ class Rules:
         except (TypeError, ValueError) as error:  # a missing or unknown key, or a value of the wrong type
             raise InvalidArgumentError("file", f"expected rules as in `Rules`, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
-        self.profiles: dict[str, dict[str, Any]] = content.get("profiles", {})
-        """The facts of each device that has a profile."""
+        self.profiles: dict[str, dict[str, Any]] = content.get("profiles", {})  # the facts of each such device
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
         """The names of all facts that the backend must supply.
 
@@ -631,13 +625,7 @@ class VerifiedRun:
 
 
 def read_verified(file: Traversable) -> list[VerifiedRun]:
-    """Read a ``verified.toml``. If the file does not exist, there are no runs.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read, or an entry is not a run.
-    """
+    """Read a ``verified.toml``; none if it does not exist. Raises `InvalidArgumentError` if an entry is not a run."""
     if not file.is_file():
         return []
     try:
@@ -677,12 +665,7 @@ def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device:
     """Make an UNVERIFIED cell SUPPORTED if a run has shown it on this platform, on a device of this name.
 
     Backends never declare SUPPORTED, so no claim goes beyond its proof. The reason of a cell that stays UNVERIFIED
-    names the runs on other devices.
-
-    Parameters
-    ----------
-    device : str, optional
-        Name of the device; None for a CPU, where every run on its platform counts.
+    names the runs on other devices. For a CPU `device` is None, and every run on its platform counts.
     """
     ordered = sorted(runs, key=lambda run: run.date)
     result = []

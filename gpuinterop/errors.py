@@ -114,12 +114,8 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
 
     Attributes
     ----------
-    reason : str
-        The argument.
-    fix : str
-        The argument.
-    absent : bool
-        The argument.
+    reason, fix, absent
+        The arguments.
 
     Examples
     --------
@@ -390,13 +386,7 @@ def report(error: BaseException) -> None:
 
 
 def users_frame() -> tuple[FrameType, int]:
-    """The nearest frame of the user's code, and the `stacklevel` with which the caller can warn about it.
-
-    Examples
-    --------
-    >>> gi.errors.users_frame()[1]
-    1
-    """
+    """The nearest frame of the user's code, and the `stacklevel` with which the caller can warn about it."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over)):
         frame, level = frame.f_back, level + 1
@@ -404,13 +394,7 @@ def users_frame() -> tuple[FrameType, int]:
 
 
 def place() -> str:
-    """File and line of the user's code that creates an object, for warnings in Python's development mode.
-
-    Examples
-    --------
-    >>> gi.errors.place()
-    ' [made at ...]'
-    """
+    """File and line of the user's code that creates an object, for warnings in Python's development mode."""
     frame, _ = users_frame()
     return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
 

@@ -10,7 +10,7 @@ Examples
 ...     handoff = gi.Handoff(semaphore)
 ...     for frame in range(2):
 ...         handoff.next_submit()
-    ...         semaphore.host_signal(2 * frame + 1)  # the graphics side signals
+...         semaphore.host_signal(2 * frame + 1)  # the graphics side signals
 ...         handoff.acquire(stream)
 ...         handoff.release(stream)
 HandoffStep(frame=0, wait_value=None, signal_value=1)
@@ -52,13 +52,8 @@ MODES: Final = (*_SHARED, BRIDGED)
 class Graphics(Protocol):
     """What the choice of a mode needs from the graphics side.
 
-    Attributes
-    ----------
-    identity : DeviceIdentity
-    capabilities : Capabilities
-        The table of :func:`gpuinterop.vulkan.capabilities`, or of another API in the same form.
-    endpoint_gap : str
-        Why a bridge cannot wait for its timelines or signal them; empty if it can.
+    `capabilities` has the form of :func:`gpuinterop.vulkan.capabilities`. `endpoint_gap` is why a bridge cannot wait
+    for its timelines or signal them; empty if it can.
     """
 
     @property
@@ -167,10 +162,8 @@ SUBMIT, ACQUIRE, RELEASE = Turn
 class Turns(NoCopy):
     """The order of a handoff's calls: submit, acquire, release."""
 
-    _submits: ClassVar[str] = "next_submit"
-    """The call that submits."""
-    _draws: ClassVar[str] = "submit"
-    """A word for what that call does."""
+    _submits: ClassVar[str] = "next_submit"  # the call that submits
+    _draws: ClassVar[str] = "submit"  # a word for what that call does
     _turn = SUBMIT
     _frame = 0
 

@@ -82,19 +82,15 @@ _KINDS: tuple[OriginKind | None, ...] = (
 
 MAGIC = b"GIPH"
 VERSION = 2
-HEAD = struct.Struct("<4sBBHII")
-"""Magic, version, kind, count of descriptors, number, size of the body in bytes."""
-HANDLES = 0
-"""The kind of a message of handles."""
+HEAD = struct.Struct("<4sBBHII")  # magic, version, kind, count of descriptors, number, bytes of the body
+HANDLES = 0  # the kind of a message of handles
 MAX_HANDLES = 64
-MAX_FDS = 253
-"""Descriptors that the kernel accepts with one message (SCM_MAX_FD)."""
+MAX_FDS = 253  # that the kernel accepts with one message (SCM_MAX_FD)
 MAX_BODY = 64 << 20
 _PIECE = 1 << 18
 _ENTRY = struct.Struct("<HBBB3xQ16s8s16s64s8x")
 _DEDICATED = None, False, True
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: pid, user, group. It precedes the descriptors if a socket has SO_PASSCRED."""
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (pid, user, group), before descriptors if a socket has SO_PASSCRED
 if sys.platform != "win32":
     _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
     _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
@@ -106,17 +102,7 @@ FdT = TypeVar("FdT", bound=FdHandle)
 def send_handle(connection: socket.socket, handle: Handle) -> None:
     """Send one handle. You still own it, because the peer receives a duplicate.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        See `send_handles`.
-    handle : Handle
-        Handle of a type in `WIRE_TYPES`.
-
-    Raises
-    ------
-    ArgumentTypeError, InvalidArgumentError, HandleError, PeerError
-        See `send_handles`.
+    `send_handles` describes the arguments and the errors.
 
     Examples
     --------
@@ -169,24 +155,9 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that you expect.
+    """Receive one handle of the type that you expect, which must be in `WIRE_TYPES`. You own the handle.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        See `receive_handles`.
-    expect : type
-        Type of the handle, one of `WIRE_TYPES`.
-
-    Returns
-    -------
-    Handle
-        The handle, which you own. Its origin is from the peer and not trusted.
-
-    Raises
-    ------
-    ArgumentTypeError, InvalidArgumentError, PeerError
-        See `receive_handles`.
+    `receive_handles` describes the arguments, the handle's origin and the errors.
 
     Examples
     --------
@@ -297,12 +268,9 @@ def _close(fds: list[int]) -> None:
 
 
 class Connection(NoCopy):
-    """Messages over a Unix stream socket. All received data is read here.
+    """Messages over a Unix stream socket, which is borrowed. All received data is read here.
 
-    Parameters
-    ----------
-    link : socket.socket
-        The socket; borrowed. It has no time-out, because with one Python waits before each call.
+    The socket must have no time-out, because with one Python waits before each call.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -356,12 +324,8 @@ class Connection(NoCopy):
     def part(self) -> Message | None:
         """Read what has arrived of a message, without waiting. None until the message is complete.
 
-        Raises
-        ------
-        PeerError
-            It is not a message of this version, or too large, or the peer has closed the connection.
-        DriverError
-            This process has no room for a descriptor that arrived. The message is lost; later ones can be received.
+        Raises `PeerError` for other data or a closed connection, and `DriverError` if this process has no room for a
+        descriptor; then only this message is lost.
         """
         while len(self._came) < self._size:
             try:

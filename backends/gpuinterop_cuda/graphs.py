@@ -72,11 +72,9 @@ class _Node:
 
     def __init__(self, node: int, timeouts: Sequence[int]) -> None:
         self.argument = as_pointer(node)
-        self.timeouts = timeouts
-        """The semaphores' captured timeouts in milliseconds; empty for signals."""
+        self.timeouts = timeouts  # the semaphores' captured ones in milliseconds; empty for signals
         self.batch: _NodeBatch | None = None
-        self.executable: tuple[int, Any] = (0, None)
-        """The graph's executable, as a number and for ctypes."""
+        self.executable: tuple[int, Any] = (0, None)  # the graph's, as a number and for ctypes
 
 
 class Graphs(NativeBackend, GraphBackend):

@@ -79,8 +79,7 @@ class Group(Mappable):
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:
         super().__init__(context, size, alignment)
-        self.bindings: dict[tuple[int, int], _Binding] = {}
-        """The latest binding of each device and offset."""
+        self.bindings: dict[tuple[int, int], _Binding] = {}  # the latest of each device and offset
 
 
 class _Binding(NativeObject):
@@ -96,10 +95,8 @@ class Multicast(NativeAllocations, MulticastBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kernels: dict[int, tuple[Any, ...]] = {}
-        """Each device's kernels with their module, which is never unloaded."""
-        self._takes_device: dict[str, bool] = {}
-        """Whether the driver has the second version of a bind, which expects the device."""
+        self._kernels: dict[int, tuple[Any, ...]] = {}  # each device's, with their module, which is never unloaded
+        self._takes_device: dict[str, bool] = {}  # whether the driver has a bind's second version, with the device
 
     def multicast_granularity(
         self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]

@@ -59,10 +59,9 @@ class Driver(NativeDriver):
         self.facts = Facts(version_text(self.version))
         self._check(self.status("Init", 0), "hipInit")
         self.fds_by_address = self.version < _BY_VALUE
+        # Closed streams that can be reused, by device and priority, each with its number.
         self.kept_streams: defaultdict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
-        """Closed streams that can be reused, by device and priority, each with its number."""
-        self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)
-        """Reserved address ranges without mappings, by size."""
+        self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)  # reserved, without mappings, by size
         self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         self._seen_modules = -1
         self._other_runtimes: tuple[str, ...] = ()

@@ -74,8 +74,7 @@ class Sharing(NativeSharing):
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()
-        """Mapped allocations by address."""
+        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()  # mapped allocations
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
 
     def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:

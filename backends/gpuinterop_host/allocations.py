@@ -42,10 +42,7 @@ class Allocations(AllocationBackend):
     def allocate(self, device: Device, size: int, handle_type: type[AllocationHandle]) -> Allocation:
         """Create zeroed memory (``memfd_create``). The first touch of a page allocates it, as always on the CPU.
 
-        Raises
-        ------
-        OutOfMemoryError
-            `size` exceeds the available memory. The kernel would overcommit, and kill the process on first use.
+        More than the available memory is refused: the kernel would overcommit, and kill the process on first use.
         """
         if (available := _available()) is not None and size > available:
             meaning = f"{size} bytes were requested, {available} are available"

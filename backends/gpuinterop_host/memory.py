@@ -51,8 +51,7 @@ class Object:
     fd: int
     size: int
     seals: int
-    name: str
-    """Name of the memfd; "" if /proc is not mounted."""
+    name: str  # of the memfd; "" if /proc is not mounted
 
     @property
     def fixed(self) -> bool:
@@ -70,13 +69,7 @@ class Object:
 
 
 def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
-    """Apply the module's rule to `fd`, which is to be imported as `what` ("memory", "a binary semaphore").
-
-    Raises
-    ------
-    HandleError
-        The object is refused. The message has the reason and the accepted objects.
-    """
+    """Apply the module's rule to `fd`, to be imported as `what`. `HandleError` has the reason for a refusal."""
     link = system.link(fd)
     seals = system.seals(fd)
     if seals is None:
@@ -111,8 +104,7 @@ class Owned:
     """Kernel objects, each with the call that releases it."""
 
     def __init__(self) -> None:
-        self.ends: list[tuple[Any, ...]] = []
-        """C functions and their arguments. The latest is called first."""
+        self.ends: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
 
     def release(self) -> None:
         """Release everything, once."""
@@ -127,8 +119,7 @@ class Mapping(Owned):
 
     def __init__(self) -> None:
         super().__init__()
-        self.data = 0
-        """Address of the first byte of data."""
+        self.data = 0  # address of the first byte of data
 
     def map(self, fd: int, size: int, offset: int = 0) -> None:
         self.ends.append((system.munmap, system.map_shared(fd, size), size))

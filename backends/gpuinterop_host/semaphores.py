@@ -48,13 +48,10 @@ from .streams import Device, Stream
 _T = TypeVar("_T")
 _Kind = TypeVar("_Kind", bound="Semaphore")
 
-LOCK_LIMIT: Final = timeline.LOCK_LIMIT
-"""Seconds for which another process may hold the lock."""
-IMPORT_LIMIT: Final = 0.05
-"""The limit during an import, shorter because all other imports of the process wait (the core's lock)."""
+LOCK_LIMIT: Final = timeline.LOCK_LIMIT  # seconds for which another process may hold the lock
+IMPORT_LIMIT: Final = 0.05  # during an import, for which all other imports of the process wait (the core's lock)
 
-Check: TypeAlias = Callable[[], None]
-"""Raises an error to stop a wait."""
+Check: TypeAlias = Callable[[], None]  # raises an error to stop a wait
 
 
 class Semaphore(memory.Owned, ABC):
@@ -67,13 +64,10 @@ class Semaphore(memory.Owned, ABC):
         super().__init__()
         self.fd = fd
         self._address = address
-        self.label = f"this {self.kind} semaphore"
-        """Name in messages. The core replaces it."""
-        self._users: list[int] = []
-        """Threads that use the page, one entry per use."""
+        self.label = f"this {self.kind} semaphore"  # in messages; the core replaces it
+        self._users: list[int] = []  # threads that use the page, one entry per use
         self._closed = False
-        self._releaser: dict[None, int] = {}
-        """The thread that releases the objects in `ends`."""
+        self._releaser: dict[None, int] = {}  # the thread that releases the objects in `ends`
         self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         _live.add(self)
@@ -156,8 +150,7 @@ class BinarySemaphore(Semaphore):
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
         self._page = swiftshader.Page(address)
-        self._process = 0
-        """The process whose reference `ref_count` includes."""
+        self._process = 0  # the process whose reference `ref_count` includes
 
     @classmethod
     def create(cls) -> BinarySemaphore:

@@ -23,8 +23,7 @@ _MEMFD: Final = "/memfd:"
 class Sharing(SharingBackend):
     """Arrays in memfds."""
 
-    _files: Table[int, int] = MappingProxyType({})
-    """A descriptor of each memfd, by its block's key, as of the last search."""
+    _files: Table[int, int] = MappingProxyType({})  # each memfd's descriptor by its key, as of the last search
 
     def find_blocks(self) -> Callable[[Address], Block]:
         """``/proc/self/maps``. The call raises `HandleError` if other processes cannot safely map the memfd."""

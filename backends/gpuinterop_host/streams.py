@@ -23,8 +23,7 @@ from gpuinterop import system
 from gpuinterop.backend import Address, Backend
 from gpuinterop.errors import InvalidArgumentError, ResourceClosedError, again
 
-FIRST_POINTER: Final = 16
-"""The first stream number. CUDA and HIP use smaller numbers for their default streams; 0 is the default one here."""
+FIRST_POINTER: Final = 16  # CUDA and HIP use smaller numbers for their default streams; 0 is the default one here
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,7 @@ class Stream:
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         # One entry for each unfinished operation. A deque's += and pop are atomic; a counter's += is not.
         self._unfinished: deque[None] = deque()
-        self._gone = ""
-        """Why the stream refuses work. Set before the queued None that ends the worker."""
+        self._gone = ""  # why the stream refuses work; set before the queued None that ends the worker
         self._ended = False
         self._failure: BaseException | None = None
 

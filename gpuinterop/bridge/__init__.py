@@ -16,7 +16,7 @@ Examples
 ...     commands = record(lambda commands: None)
 ...     submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
 ...     shared.semaphore.signal(stream, 1)
-    ...     vulkan.vkQueueWaitIdle(queue)  # the queue continues when the stream has signalled
+...     vulkan.vkQueueWaitIdle(queue)  # the queue continues when the stream has signalled
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-_Call: TypeAlias = tuple[str, int]
-"""Name and number of an ioctl."""
+_Call: TypeAlias = tuple[str, int]  # name and number of an ioctl
 _NO_COUNTER: Final = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
     Scope.RUNTIME,
     "the endpoint does not report its counter, only whether a value is reached.",
@@ -225,8 +224,7 @@ class _FdEndpoint(Endpoint):
 
     kind = Binary
     _what: ClassVar[str]
-    _link: ClassVar[str]
-    """The descriptor's link in /proc."""
+    _link: ClassVar[str]  # the descriptor's, in /proc
 
     def __init__(self, handle: FdHandle) -> None:
         handle._use(self._check)
@@ -278,8 +276,7 @@ class EventFdEndpoint(_FdEndpoint):
 
     _what = "an eventfd"
     _link = "anon_inode:[eventfd]"
-    _credits = 0
-    """Signals that were read, but that no wait has taken yet."""
+    _credits = 0  # signals that were read, but that no wait has taken yet
 
     def wait(self, value: int, timeout: float) -> bool:
         if self._credits:

@@ -63,8 +63,7 @@ _LONGEST_SLEEP_S: Final = 3600.0  # locks do not accept infinity
 class _Waiting(NamedTuple):
     """A recorded wait."""
 
-    value: int
-    """The value that `arrived` must reach."""
+    value: int  # that `arrived` must reach
     wait: Wait
 
 
@@ -74,8 +73,7 @@ class _Signal(NamedTuple):
     value: int
     stream: KnownStream
     word: int
-    number: int
-    """The value that the stream writes to the word: its position in the order of all enqueued work."""
+    number: int  # that the stream writes to the word: its position in the order of all enqueued work
 
 
 class Lane:
@@ -87,25 +85,17 @@ class Lane:
         self.watcher = watcher
         self.endpoint = endpoint
         self.words = words
-        self.refusal: GpuInteropError | None = None
-        """Why the lane refuses calls. A cancelled lane still forwards signals."""
-        self.over = False
-        """Whether the endpoint has failed or is being closed. The watcher then uses neither it nor the words."""
+        self.refusal: GpuInteropError | None = None  # of calls; a cancelled lane still forwards signals
+        self.over = False  # the endpoint has failed or is being closed: the watcher uses neither it nor the words
         self._peer = peer
         self._spare = spare
-        self._adopted = False
-        """Whether `end` closes the endpoint."""
+        self._adopted = False  # whether `end` closes the endpoint
         self._timeline = endpoint.kind is Timeline
-        self._calling = threading.RLock()
-        """Held during each call of the endpoint."""
-        self._enqueuing = threading.RLock()
-        """Held while a signal is recorded and enqueued, so that a stream writes its numbers in order."""
-        self._waits: list[_Waiting] = []
-        """In the order of values, in which they must pass."""
-        self._passed = 0
-        """The last value stored in `arrived`."""
-        self._unclaimed: list[None] = []
-        """Signals of a binary semaphore that were taken for waits which the driver then refused."""
+        self._calling = threading.RLock()  # held during each call of the endpoint
+        self._enqueuing = threading.RLock()  # held to record and enqueue a signal: a stream writes numbers in order
+        self._waits: list[_Waiting] = []  # in the order of values, in which they must pass
+        self._passed = 0  # the last value stored in `arrived`
+        self._unclaimed: list[None] = []  # a binary semaphore's signals, taken for waits that the driver then refused
         self._signals: list[_Signal] = []
         self._forwarded = 0
         watcher.lanes[self] = None
@@ -201,10 +191,7 @@ class Lane:
 
     @locked
     def cancel(self, error: GpuInteropError) -> None:
-        """Release the waiting streams. They, and later calls on the lane, fail with `error`.
-
-        Signals of streams that do not fail are still forwarded.
-        """
+        """Release the waiting streams. They and later calls on the lane fail; other streams' signals are forwarded."""
         if not self.over:
             self._let_go(error)
 
@@ -343,19 +330,7 @@ def _raise_failure(stream: KnownStream) -> None:
 
 
 class Peer:
-    """The process that signals.
-
-    Parameters
-    ----------
-    pid : int
-
-    Raises
-    ------
-    InvalidArgumentError
-        This system or this process cannot watch it.
-    PeerError
-        It has already exited.
-    """
+    """The process that signals. Raises `InvalidArgumentError` if it cannot be watched, `PeerError` if it has exited."""
 
     def __init__(self, pid: int) -> None:
         if sys.platform != "linux":

@@ -27,13 +27,7 @@ _HEADER = struct.Struct("=QQ16s")
 
 
 def data_offset(fd: int, total: int) -> int:
-    """Return the offset of the data in an object of `total` bytes.
-
-    Raises
-    ------
-    HandleError
-        The object has lavapipe's name, but not its known header: another Mesa version, or another program's object.
-    """
+    """Return the offset of the data in an object of `total` bytes. `HandleError`: the header is not lavapipe's."""
     header = os.pread(fd, _HEADER.size, 0)  # not read(), because the exporter shares the file position
     if len(header) == _HEADER.size:
         size, offset, _ = _HEADER.unpack(header)

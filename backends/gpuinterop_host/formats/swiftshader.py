@@ -50,8 +50,7 @@ _OWNER, _KIND = 8, 16  # offsets in the mutex: i32, the holder's thread id; i32
 REFERENCES: Final = MUTEX_SIZE + _COND_SIZE
 SIGNALED: Final = REFERENCES + 4
 
-_SHARED: Final = 0x80
-"""glibc's ``__kind`` of a plain PTHREAD_PROCESS_SHARED mutex."""
+_SHARED: Final = 0x80  # glibc's __kind of a plain PTHREAD_PROCESS_SHARED mutex
 _PROCESS_SHARED: Final = 1
 _DESTROYED: Final = -1
 
@@ -100,13 +99,7 @@ class Mutex:
         return self._owner.value
 
     def run(self, action: Callable[[], T], limit: float) -> T:
-        """Call `action`, which must be short, with the lock held. `limit` is in seconds; 0 tries once.
-
-        Raises
-        ------
-        TimeoutError
-            Another thread or process held the lock all the time.
-        """
+        """Call `action` (it must be short) with the lock held. `TimeoutError` after `limit` seconds; 0 tries once."""
         before: list[int] = []
 
         def take() -> bool:
