@@ -87,14 +87,6 @@ def leave_to_core(error: BaseException, release: Callable[[], object]) -> None:
     """Let the core release the object of a failed call later, because its release blocks the device.
 
     The call raises `error`. The core calls `release` once no stream waits for a semaphore that is not signalled yet.
-
-    Examples
-    --------
-    >>> from gpuinterop.backend import leave_to_core, left_to_core
-    >>> error = KeyboardInterrupt()
-    >>> leave_to_core(error, print)
-    >>> left_to_core(error) is print
-    True
     """
     error.__dict__["_gpuinterop_release"] = release
 
@@ -633,7 +625,7 @@ class Behind(Enum):
     POOL = "a stream-ordered pool"
     MANAGED = "managed memory"
     HOST = "host memory"
-    NOTHING = "memory that the driver does not know"
+    NOTHING = "memory unknown to the driver"
 
     @cached_property
     def handle_type(self) -> type[Handle]:

@@ -237,7 +237,7 @@ class Capability:
 
     @property
     def cell(self) -> Cell:
-        """The cell."""
+        """The cell of the operation and the handle type."""
         return Cell(self.operation, self.handle_type)
 
     @property

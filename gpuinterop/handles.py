@@ -103,7 +103,7 @@ class DeviceIdentity:
     driver_uuid : bytes, optional
         16 bytes: Vulkan's ``driverUUID``.
     is_cpu : bool
-        A software device; it matches the host backend's device, and one that has its identifiers.
+        A software device. It matches the host backend's device, and a device with the same identifiers.
 
     Examples
     --------
@@ -122,9 +122,7 @@ class DeviceIdentity:
     is_cpu: bool = False
 
     def conflicts(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly different devices: an identifier that both have differs.
-
-        Identifiers that only one side knows prove nothing. Those compared are the PCI address, the UUID and the LUID.
+        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs.
 
         Examples
         --------
@@ -137,9 +135,7 @@ class DeviceIdentity:
         return not all(self._agreements(other))
 
     def matches(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly one device.
-
-        Both are CPUs, or the identifiers that both have are equal.
+        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal.
 
         Examples
         --------
@@ -552,8 +548,8 @@ class FdHandle(Handle):
         ------
         HandleError
             The handle is closed, or other code has closed its fd.
+        DriverError
             The system refuses the duplicate (``dup``): too many descriptors are open.
-            The system refuses (``dup``): too many are open.
 
         Examples
         --------

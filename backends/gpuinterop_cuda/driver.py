@@ -1,7 +1,7 @@
 """The driver. cuda-python loads it and finds its functions.
 
-The bindings look up a function by name and version. ctypes calls it, because a call through the bindings takes twice as
-long: they turn the status into an enum.
+The bindings look up a function by name and version. ctypes calls it, because a call through the bindings is slower:
+they turn the status into an enum.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Multicast objects: one store reaches the memory of every device of the team.
 
-CUDA's documentation says to query the granularity and round the size up before it is put into the new object's
-properties; the core rounds sizes up. ``cuMulticastBindMem``, ``cuMulticastBindAddr`` and ``cuMemMap`` block until every
-device of the team is added; the core adds them first.
+The size in a new object's properties must be rounded up to the granularity; the core does that. The calls
+``cuMulticastBindMem``, ``cuMulticastBindAddr`` and ``cuMemMap`` block until every device of the team is added; the core
+adds them first.
 """
 
 from __future__ import annotations
