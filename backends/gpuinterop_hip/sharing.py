@@ -3,7 +3,7 @@
 AMD's runtime has no attribute for the ways to share memory (10, 14 and 17 of ``hipPointerGetAttribute``) and writes a
 size as 32 bits (12). If another device is current, 3 and 11 fail for memory opened through IPC. Other calls return the
 same facts. Handles of others' VMM memory are not requested: ``hipMemRetainAllocationHandle`` kills the process for a
-pool's memory, which from 7.1 on looks like any VMM mapping, and does not count (fixed in #2696, #5807).
+pool's memory, which from 7.1 on looks like any VMM mapping, and it counts no reference (fixed in #2696, #5807).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Place(Reservation):
         self._give_back()
 
     def take_back(self) -> None:
-        # A failed map may return success, and unmapping an unmapped range kills the process (hip_vm.cpp).
+        # A failed map returns success, and unmapping an unmapped range kills the process (hip_vm.cpp).
         if self._is_mapped():
             self.release()
         if not self._is_mapped():

@@ -3,8 +3,8 @@
 If an operation fails, its stream keeps the error and skips later operations, even signals, so that no other process
 treats unfinished work as finished. Later events are done with that error, and `synchronize` always raises it.
 
-A stream without a worker refuses work with `ResourceClosedError`, so that skipped work does not count as done. The
-stream was destroyed, the interpreter is exiting, or the worker stayed in the parent of a fork.
+A stream without a worker (it was destroyed, the interpreter is exiting, or the worker stayed in the parent of a fork)
+refuses work with `ResourceClosedError`, so that skipped work does not count as done.
 """
 
 from __future__ import annotations
