@@ -1,20 +1,20 @@
-# make demo, make test: everything they need comes into .venv and .vulkan in this folder; nothing is installed, no root.
+# make demo, make test: they install what they need into .venv and .vulkan in this folder. They need no root.
 #
-#   PYTHON=python3.13       the interpreter that .venv is made with
-#   ARGS="-k timeline"      what is passed on to the demo, to bench or to pytest
-#   CUDA_BINDINGS=12.9.1    the version of cuda-bindings that test-cuda uses, installed beside .venv's
-#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python that test-hip, test-manual and bench use; .venv has none
-#   SOURCES=../rocm         what test-hip-amd builds AMD's runtime from; tests/simulated/amd.py says which checkouts
-#   TORCH=torch==2.13.0     what test-exchange installs beside .venv, with MPI; a CPU build will do
-#   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside that torch: 400 MB, of which Warp is 150
-#   RENDERERS="moderngl==5.13.0"  what test-renderers installs beside that torch: 1 GB, of which VTK is 560 MB and slangpy 290
-#   WITH=sockets            test-exchange over sockets alone, with nothing to install
-#   JOBS=4                  how many processes share the tests of a run; 0 is pytest alone, for its -s and --pdb
-#   MINUTES=10              how long each run of soak and of interrupts takes
+#   PYTHON=python3.13       the interpreter for .venv
+#   ARGS="-k timeline"      arguments for the demo, for bench or for pytest
+#   CUDA_BINDINGS=12.9.1    the version of cuda-bindings for test-cuda, installed beside .venv's
+#   HIP_BINDINGS=7.2.2.562.43  the version of hip-python for test-hip, test-manual and bench; .venv has none
+#   SOURCES=../rocm         the sources of AMD's runtime, for test-hip-amd; tests/simulated/amd.py lists the checkouts
+#   TORCH=torch==2.13.0     the torch that test-exchange installs beside .venv, with MPI; a CPU build is enough
+#   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside torch: 400 MB, of which Warp is 150
+#   RENDERERS="moderngl==5.13.0"  what test-renderers installs beside torch: 1 GB, of which VTK is 560 MB, slangpy 290
+#   WITH=sockets            run test-exchange only over sockets, which needs no installation
+#   JOBS=4                  how many processes share the tests of a run; 0 runs pytest directly, for -s and --pdb
+#   MINUTES=10              the duration of each run of soak and of interrupts
 #   SEED=1                  the seed of interrupts; by default the time, which it prints
-#   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses one
-#   VULKAN_FLAGS=--require  fail where a software driver is missing
-#   DRIVERS=lavapipe        the system's drivers that test-system-vulkan tests, as nvidia; none hides all Vulkan from any test
+#   RELEASE=v0.1.0          the tag that wheel-check builds; by default it rehearses a release
+#   VULKAN_FLAGS=--require  fail if a software driver is missing
+#   DRIVERS=lavapipe        the system drivers for test-system-vulkan, such as nvidia; none hides Vulkan from every test
 
 PYTHON ?= python3
 ARGS ?=
@@ -40,17 +40,17 @@ SHELL := /bin/sh
 .SHELLFLAGS := -euc
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-# The tests start hundreds of interpreters: each would compile anew what it imports, and start NumPy's threads.
+# The tests start hundreds of interpreters. Each would compile its imports again and start NumPy's threads.
 unexport PYTHONDONTWRITEBYTECODE
 export OPENBLAS_NUM_THREADS = 1
 
 SPACE := $(subst ,, )
-# The tests choose their drivers and variables: what a user's shell has set for other programs does not reach them, but for
-# what the tests themselves ask for.
+# The tests choose their drivers and variables. This hides variables that a user's shell has set for other programs,
+# except those that the tests read.
 FOREIGN := $(filter-out $(addprefix GPUINTEROP_,TEST_% REQUIRE_% SIM_% STANDIN_% EXPLORE% SEEDS KIT_LIMIT), \
     $(filter VK_% GPUINTEROP_% CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES PYTEST_% \
         __EGL_% __GL_% __GLX_% EGL_% GALLIUM_% LIBGL_% LP_% MESA_% DISPLAY WAYLAND_DISPLAY,$(.VARIABLES)))
-# Of LD_LIBRARY_PATH, where Python's own library is.
+# The folders of LD_LIBRARY_PATH that contain Python's library.
 PYTHONS = $(foreach folder,$(subst :, ,$(LD_LIBRARY_PATH)),$(if $(wildcard $(folder)/libpython*),$(folder)))
 CLEAN = unset VK_ADD_DRIVER_FILES __EGL_VENDOR_LIBRARY_FILENAMES $(foreach name,$(FOREIGN),$(if $(findstring .,$(name)),,$(name))); \
     export LD_LIBRARY_PATH=$(subst $(SPACE),:,$(strip $(PYTHONS)))
@@ -62,22 +62,22 @@ ifeq ($(MAKELEVEL),0)
 unexport PYTHONPATH $(filter GPUINTEROP_SIM_% GPUINTEROP_STANDIN_%,$(.VARIABLES))
 endif
 
-# What make holds back until a target has ended does not hold back these words.
+# make holds back the output of a target until it ends, but not this text.
 PROGRESS = exec 9>&2; export GPUINTEROP_TEST_PROGRESS=9
 BUSY := $(PYTHON) tools/busy.py
 SYSTEM := $(shell uname -sm)
-# Dr.Jit has wheels for Linux on x86-64 only.
+# Dr.Jit has wheels only for Linux on x86-64.
 DRJIT := $(if $(findstring x86_64,$(SYSTEM)),drjit)
 CC_GIVEN := $(filter environment command,$(origin CC))
 VENV := .venv
 BIN := $(VENV)/bin
-# With PYTHON given, .venv is made again unless it was made with that one; with none, any will do.
+# With PYTHON given, .venv is created again unless that interpreter created it. Without PYTHON, any .venv is used.
 MADE := $(VENV)/.made$(if $(filter file,$(origin PYTHON)),,-$(subst /,_,$(PYTHON)))
-# Another version is another folder.
+# Each version has its own folder.
 EXCHANGE := $(VENV)/exchange-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(TORCH) $(MPI))))
 BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAMEWORKS))))
 RENDERING := $(VENV)/renderers-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(strip $(RENDERERS)))))
-# Most tests wait, so they do side by side. (pytest-xdist's loadgroup hangs where a worker was ended for a time-out.)
+# Most tests wait, so they run in parallel. (pytest-xdist's loadgroup hangs if a time-out has ended a worker.)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/graphics/*.comp)
 
@@ -88,42 +88,42 @@ SHADERS := $(wildcard gpuinterop/cli/demo/*.comp docs/examples/*.comp tests/grap
     memcheck lint types check format shaders wheel-check vulkan drivers clean
 
 help:
-	@echo "make demo         run the demo on what this machine has"
-	@echo "make bench        what calls and frames cost: on the host, then on CUDA's and HIP's simulated drivers, which do nothing"
-	@echo "make vulkan       fetch software drivers of Vulkan and OpenGL; '. .vulkan/env' puts them into use, for any venv"
-	@echo "make test         run the tests: those of test-main, then test-cuda and test-hip"
-	@echo "make test-all     those, and all that takes longer: the others below, and the lowest bindings"
+	@echo "make demo         run the demo on this machine's devices"
+	@echo "make bench        the cost of calls and frames: on the host, then on simulated CUDA and HIP drivers, which do nothing"
+	@echo "make vulkan       fetch software drivers of Vulkan and OpenGL; '. .vulkan/env' enables them, for any venv"
+	@echo "make test         run test-main, test-cuda and test-hip"
+	@echo "make test-all     run these and the longer tests: the others below, and the lowest bindings"
 	@echo "make test-main    the core, the host backend and Vulkan"
 	@echo "make test-cuda    the CUDA backend, on a simulated driver"
 	@echo "make test-hip     the HIP backend, on a simulated runtime"
-	@echo "make test-hip-amd SOURCES=DIRECTORY  the same on AMD's own runtime, built from AMD's sources, on a stand-in device"
-	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  that, under AddressSanitizer"
-	@echo "make test-kit     the conformance kit passes a toy backend, and finds what is broken in others"
+	@echo "make test-hip-amd SOURCES=DIRECTORY  test-hip on AMD's runtime, built from AMD's sources, with a simulated device"
+	@echo "make test-hip-amd-asan SOURCES=DIRECTORY  test-hip-amd under AddressSanitizer"
+	@echo "make test-kit     the conformance kit: a toy backend passes, and broken ones fail"
 	@echo "make test-exchange  processes that agree: over sockets, torch.distributed and MPI"
-	@echo "make test-system-vulkan DRIVERS=lavapipe  tests/graphics on the system's own Vulkan driver of that name"
-	@echo "make test-manual  the blocks of README and docs, and the examples of docstrings"
-	@echo "make test-workflows  a made-up library takes the reusable workflow's steps, and its reports become one table"
-	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow, Warp and Dr.Jit on our memory, in place"
-	@echo "make test-renderers  moderngl, pyglet, PyOpenGL, VTK, vispy, slangpy and pygfx draw what we share, and their windows"
+	@echo "make test-system-vulkan DRIVERS=lavapipe  tests/graphics on the system's Vulkan driver of that name"
+	@echo "make test-manual  the code blocks of README and docs, and the examples of docstrings"
+	@echo "make test-workflows  the reusable workflow's steps with a sample library, whose reports become one table"
+	@echo "make test-frameworks  NumPy, torch, JAX, numba, PyArrow, Warp and Dr.Jit use shared memory in place"
+	@echo "make test-renderers  moderngl, pyglet, PyOpenGL, VTK, vispy, slangpy and pygfx draw shared memory; their windows"
 	@echo "make explore      the core's threads in more orders than test-main tries; takes long"
-	@echo "make soak MINUTES=10  all public operations at random, by eight threads, on the host and the simulated drivers"
-	@echo "make interrupts MINUTES=10  Ctrl-C, RecursionError and MemoryError at random in them, by one thread; what is left"
+	@echo "make soak MINUTES=10  random public operations in eight threads, on the host and the simulated drivers"
+	@echo "make interrupts MINUTES=10  Ctrl-C, RecursionError and MemoryError at random points of one thread; nothing may leak"
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, import-linter's contracts, zizmor and repo-review"
 	@echo "make types        mypy --strict"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
-	@echo "make check-docs   the same, looked at in Chromium: what sticks out of a page, and what the search finds first"
+	@echo "make check-docs   build the manual and check it in Chromium: overflowing pages, and the first search results"
 	@echo "make shaders      compile the demo's shader"
 	@echo "make wheel-check  rehearse a release: build, check, install from an index and test, outside the checkout"
-	@echo "make wheel-check RELEASE=v0.1.0  the same of the checkout at that tag; the files come into dist"
-	@echo "make clean        remove what these made"
+	@echo "make wheel-check RELEASE=v0.1.0  the same for that tag of the checkout; the files are written to dist"
+	@echo "make clean        remove everything that these have created"
 
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-# On a driver that does nothing, the times are the library's own.
+# The driver does nothing, so the times are only gpuinterop's.
 bench: $(VENV)/.test vulkan
 	@$(TESTED); $(BIN)/gpuinterop bench --backend host $(ARGS)
 	@$(TESTED); export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
@@ -131,19 +131,19 @@ bench: $(VENV)/.test vulkan
 	        $(BIN)/python -m gpuinterop.testing.simulated $$vendor -- $(BIN)/gpuinterop bench $(ARGS); \
 	    done
 
-# A process has one driver of a vendor, and those of test-main have none.
-# One group alone leaves processors idle, because its tests wait; and of three at a time the output would be mixed.
-# What they need is no prerequisite here: it is fetched side by side, too.
+# A process has only one driver of a vendor, and the processes of test-main have none. One group at a time would leave
+# processors idle, because its tests wait; three at a time would mix their output, so each prints when it ends. Their
+# requirements are not prerequisites here, so that they are fetched in parallel too.
 test:
-	@echo "The core, CUDA and HIP are tested side by side. Each prints what it did when it has ended; until then, how far it is."
+	@echo "The core, CUDA and HIP are tested in parallel. Each prints its output when it ends, and its progress until then."
 	@$(PROGRESS); $(MAKE) --no-print-directory -j3 --output-sync=target test-main test-cuda test-hip \
 	    $(if $(filter file,$(origin JOBS)),JOBS='$$(if $$(filter test-main,$$@),4,2)')
 
-# torch is large, and not for every system. What waits most comes first: others run beside it.
+# torch is large and not available for every system. The group that waits most is first, because others run beside it.
 test-all: test-workflows test-main test-cuda test-hip test-kit test-manual test-exchange test-frameworks \
     test-renderers test-lowest-cuda test-lowest-hip
 
-# What goes through the bindings: the kit, and each call of the table.
+# The tests that use the bindings: the kit, and each call of the table.
 ONCE = ARGS="$(or $(ARGS),-k 'test_conformance or test_facts or test_unknown_status')"
 test-lowest-cuda: $(VENV)/.test drivers
 	@$(MAKE) --no-print-directory test-cuda CUDA_BINDINGS=12.9.1 $(ONCE)
@@ -151,7 +151,7 @@ test-lowest-cuda: $(VENV)/.test drivers
 test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43 $(ONCE)
 
-# What takes long: test-main and test-cuda leave it to test-kit, as test-cuda leaves the exchange to test-exchange.
+# Long tests. test-main and test-cuda leave them to test-kit, and test-cuda leaves the exchange to test-exchange.
 KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
     tests/graphics/test_vulkan_validation.py
 TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
@@ -159,12 +159,12 @@ TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
 test-main: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(addprefix --ignore ,$(KIT)) $(ARGS) || $(NONE_SELECTED)
 
-# With the fetched loader and layers. What is meant must be there.
+# With the fetched loader and layers. Fails if the named driver is missing.
 test-system-vulkan: $(VENV)/.test vulkan
 	@$(TESTED); unset VK_DRIVER_FILES VK_ICD_FILENAMES; export GPUINTEROP_REQUIRE_VULKAN=1; \
 	    GPUINTEROP_TEST_DRIVERS=$(or $(DRIVERS),lavapipe) $(PYTEST) tests/graphics $(ARGS) || $(NONE_SELECTED)
 
-# A page is a process. What ran on a GPU is compared with its record (tools/manual.py).
+# Each page runs in its own process. What ran on a GPU is compared with its record (tools/manual.py).
 test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
 	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES):$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" \
 	    GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
@@ -181,11 +181,11 @@ test-kit: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) $(KIT) $(ARGS) || $(NONE_SELECTED)
 	@$(TESTED); GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) $(TWO_PROCESSES) $(ARGS) || $(NONE_SELECTED)
 
-# The library of the manual takes the reusable workflow's steps, one row after the other.
+# The manual's sample library runs the reusable workflow's steps, one row after the other.
 test-workflows: $(VENV)/.test drivers
 	@$(TESTED); $(PYTEST) -n0 tests/workflows $(ARGS) || $(NONE_SELECTED)
 
-# One more pre-emption. -rP shows how many schedules each scene had.
+# With one more pre-emption. -rP shows how many schedules each scene had.
 explore: $(VENV)/.test
 	@$(CLEAN); GPUINTEROP_EXPLORE=1 $(PYTEST) -rP tests/core/test_explorer.py $(ARGS) || $(NONE_SELECTED)
 
@@ -194,30 +194,30 @@ test-cuda: $(VENV)/.test $(if $(CUDA_BINDINGS),$(VENV)/cuda-bindings-$(CUDA_BIND
 	    PYTHONPATH="$(CURDIR)/$(VENV)/cuda-bindings-$(CUDA_BINDINGS)";) \
 	    GPUINTEROP_TEST_VENDOR=cuda $(PYTEST) tests/vendors $(addprefix --ignore ,$(TWO_PROCESSES) tests/vendors/cuda/test_exchange.py) $(ARGS) || $(NONE_SELECTED)
 
-# Only the processes that the tests start see torch and MPI: other tests behave differently where torch is there.
+# torch and MPI are only visible to processes that the tests start, because other tests behave differently with torch.
 test-exchange: $(VENV)/.test $(if $(filter sockets,$(WITH)),,$(EXCHANGE))
 	@$(CLEAN); $(if $(filter sockets,$(WITH)),,GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)") \
 	    $(PYTEST) -n0 tests/vendors/cuda/test_exchange.py $(ARGS) || $(NONE_SELECTED)
 
-# As with test-exchange, other tests do not see them. One process: each framework takes seconds to import.
+# Other tests do not see the frameworks, as in test-exchange. One process, because imports of frameworks take seconds.
 test-frameworks: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
 	@$(TESTED); PYTHONPATH="$(SITES)" \
 	    GPUINTEROP_REQUIRE_FRAMEWORKS=numpy,torch,jax,ml_dtypes,numba,pyarrow,warp,$(DRJIT) \
 	    $(BIN)/python -m pytest tests/frameworks $(ARGS) || $(NONE_SELECTED)
 
-# slangpy needs libraries of its own. torch's threads spin while they wait for each other: where llvmpipe's threads and other
-# tests share the processors, a second of work takes twenty.
+# slangpy needs further libraries. torch's threads spin while they wait for each other, which makes tests much slower if
+# llvmpipe's threads and other tests share the processors.
 test-renderers: $(VENV)/.test $(RENDERING) $(EXCHANGE) drivers
 	@$(BUSY) 'fetching what slangpy needs' $(PYTHON) tools/fetch_vulkan.py slangpy $(VULKAN_FLAGS)
 	@$(TESTED); OMP_NUM_THREADS=1 PYTHONPATH="$(call SITES_OF,$(RENDERING) $(EXCHANGE))" $(PYTEST) tests/renderers $(ARGS) || $(NONE_SELECTED)
 
-# Where Python finds what was installed beside .venv.
+# Python's path to the packages that are installed beside .venv.
 SITES = $(call SITES_OF,$(BESIDE) $(EXCHANGE))
 SITES_OF = $$($(BIN)/python -c 'import sys, sysconfig; print(*(sysconfig.get_path( \
     "platlib", sysconfig.get_preferred_scheme("prefix"), {"platbase": one}) for one in sys.argv[1:]), sep=":")' \
     $(foreach folder,$(1),"$(CURDIR)/$(folder)"))
 
-# With the interpreter's own switch interval, and with one in which a thread gets a few instructions at a time.
+# With the default switch interval, and with one so short that a thread runs only a few instructions at a time.
 soak: soak-host soak-cuda
 soak-host soak-cuda soak-hip: $(VENV)/.test
 	@$(CLEAN); for switch in default 1e-6; do \
@@ -230,7 +230,7 @@ interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
 	@$(CLEAN); PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.interrupts \
 	    $(@:interrupts-%=%) $$($(BIN)/python -c 'print($(MINUTES) * 60)') $(SEED)
 
-# hip-python has wheels for Linux on x86-64 only.
+# hip-python has wheels only for Linux on x86-64.
 ifeq ($(SYSTEM),Linux x86_64)
 soak: soak-hip
 interrupts: interrupts-hip
@@ -247,7 +247,7 @@ test-hip:
 	@echo "$@: there is no hip-python for this system"
 endif
 
-# Two runs, and each value is in one of them: the build, how many devices, their kind, hip-python.
+# Two runs that together cover each value: the build, the number and kind of devices, hip-python.
 test-hip-amd: $(VENV)/.test
 	@$(call ON_AMD,release) GPUINTEROP_STANDIN_DEVICES=2 GPUINTEROP_STANDIN_GFX=gfx1030 \
 	    $(MAKE) --no-print-directory test-hip soak-hip HIP_BINDINGS=10.0.0.0.1.2 MINUTES=0.05
@@ -263,20 +263,20 @@ ON_AMD = [ -n "$(SOURCES)" ] || { echo "$@: SOURCES names no folder with AMD's s
     echo "AMD's runtime, $(1): $$(readlink -f "$$library")"; \
     GPUINTEROP_TEST_HIP=amd GPUINTEROP_TEST_HIP_AMD="$$library"
 
-# API errors are not reported: the suite provokes them, to see what is refused.
+# API errors are not reported, because the suite provokes them to test what is refused.
 memcheck: $(VENV)/.test
 	@compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 99 \
 	    $(BIN)/python -m pytest --noconftest --pyargs gpuinterop.testing --gpuinterop-require=cuda $(ARGS)
 
-# ARGS="-k timeline" may select tests of one of them only: pytest's 5 is no failure then.
+# ARGS="-k timeline" may select tests of only one of them, so pytest's status 5 (no tests) is then no failure.
 NONE_SELECTED = { status=$$?; case "$$status $${ARGS-} " in "5 "*" -k"*|"5 -k"*|"5 "*" -m"*|"5 -m"*) ;; *) exit $$status ;; esac; }
 
 $(VENV)/cuda-bindings-%: $(VENV)/.test
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new cuda-bindings==$*
 	@rm -rf $@ && mv $@.new $@
 
-# A prefix, not a target: that leaves out the libraries of MPICH, which belong to no package of Python's. What .venv has
-# already is not installed again.
+# A prefix, not a target, which would leave out MPICH's libraries: they belong to no Python package. Packages that .venv
+# has are not installed again.
 $(EXCHANGE): | $(VENV)/.test
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-script-location --prefix $@.new \
 	    "$(TORCH)" $(MPI)
@@ -318,19 +318,19 @@ wheel-check: vulkan
 vulkan:
 	@$(BUSY) 'fetching Vulkan' $(PYTHON) tools/fetch_vulkan.py $(VULKAN_FLAGS)
 
-# HIP 5 is what the backend must refuse.
+# The backend must refuse HIP 5.
 drivers:
 	@$(BUSY) 'fetching Vulkan' $(PYTHON) tools/fetch_vulkan.py vulkan $(if $(filter Linux x86_64,$(SYSTEM)),hip5) $(VULKAN_FLAGS)
 
 shaders: $(SHADERS:.comp=.spv)
 
-# The compiler is fetched by the first shader that is out of date, and not at all where none is.
+# The compiler is only fetched if a shader is out of date.
 %.spv: %.comp
 	@$(PYTHON) tools/fetch_vulkan.py glslang --require
 	@. .vulkan/env; glslangValidator -V $(GLSLFLAGS) -o $@ $<
 	@echo "$@"
 
-# A stamp is written last, and whatever comes before it can be repeated: a run that was cut short is taken up again.
+# A stamp is written last, and the steps before it can be repeated, so an interrupted run continues.
 $(MADE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -343,7 +343,7 @@ $(VENV)/.test: $(MADE) pyproject.toml
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[checkout,cuda]'
 	@touch $@
 
-# The simulated drivers are compiled where they run. PyPI has a compiler too.
+# The simulated drivers are compiled where they run. If there is no compiler, one is installed from PyPI.
 bench test-main test-kit test-manual test-workflows test-cuda test-hip test-exchange \
     soak-cuda soak-hip interrupts-cuda interrupts-hip: $(VENV)/.compiler
 $(VENV)/.compiler: $(VENV)/.test

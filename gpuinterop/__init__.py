@@ -1,7 +1,7 @@
 """Share GPU memory and semaphores between Vulkan, OpenGL or Direct3D, other processes, and CUDA or HIP compute.
 
-Importing this reads no environment, touches no driver and imports neither NumPy nor a vendor's binding: names are
-loaded on first use.
+Importing it reads no environment variables, uses no driver, and imports neither NumPy nor a vendor's bindings. Names
+are loaded on first use.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import atexit
 import sys
 from importlib import import_module
 
-TYPE_CHECKING = False  # type checkers take it for true; to import `typing` takes longer than all else here
+TYPE_CHECKING = False  # type checkers assume True; importing `typing` would take longer than all else here
 
 __version__: str
-"""Version of the library, as installed; ``0.0+unknown`` for a folder that is on Python's path and not installed.
+"""Version of the installed library; ``0.0+unknown`` for a folder on Python's path that is not installed.
 
 Examples
 --------
@@ -65,7 +65,7 @@ __all__ = ["__version__", *_MODULES, *_HOME]  # noqa: PLE0604 - every entry is a
 if TYPE_CHECKING:
     from typing import Any
 
-    # For type checkers; tests/core holds this list equal to _NAMES.
+    # For type checkers; a test in tests/core checks that this list equals _NAMES.
     from . import (
         backend as backend,
         bridge as bridge,
@@ -198,7 +198,7 @@ def __dir__() -> list[str]:
 
 @atexit.register
 def _tell_open() -> None:
-    """Warn of what is open. Registered here: exit handlers of the program run before, and may close it."""
+    """Warn about open objects. Registered here, so that the program's exit handlers run before and can close them."""
     drain = sys.modules.get(f"{__name__}._core.drain")
     if drain is not None and (left := drain.open_at_exit()):
         drain.warn_leak(left)

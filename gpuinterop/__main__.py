@@ -1,4 +1,4 @@
-"""``python -m gpuinterop`` is ``gpuinterop``."""
+"""``python -m gpuinterop`` runs ``gpuinterop``."""
 
 from __future__ import annotations
 

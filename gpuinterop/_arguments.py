@@ -1,4 +1,4 @@
-"""Checks of arguments for every layer. Errors name the argument, the expected value and the given one."""
+"""Argument checks for every layer. An error names the argument, the expected value and the given value."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ T = TypeVar("T")
 
 MAX_32: Final = 2**32 - 1
 MAX_64: Final = 2**64 - 1
-MAX_SIZE: Final = 2**63 - 1
-"""Bytes: Python's C API and some driver calls take signed sizes and offsets."""
+MAX_SIZE: Final = 2**63 - 1  # bytes: Python's C API and some driver calls use signed sizes and offsets
 _INTERNAL: Final = (
     "address", "driver", "gate", "key", "known", "lifetime", "location", "mapping", "max_value", "streams",
     "takes_value",
 )  # fmt: skip
-"""Attributes of public objects that only this library uses."""
-LONGEST_S: Final = 2_000_000
-"""Seconds, 23 days: the longest time-out that all calls of the system take. ``poll`` counts milliseconds in a C int."""
+"""Attributes of public objects that only gpuinterop uses."""
+LONGEST_S: Final = 2_000_000  # the longest time-out that every system call accepts: poll() has milliseconds in a C int
 
 
 class NoCopy:
-    """Base of owners, and of all that must not be copied: the end of a copy would end what the first still uses."""
+    """Base of owners and other objects that must not be copied: closing a copy would end what the original uses."""
 
     __slots__ = ()
     _instead: ClassVar[str] = "use the object itself; another process makes its own."
@@ -43,7 +41,7 @@ class NoCopy:
 
 
 class NotAnArray:
-    """What is not an array. NumPy would wrap it as one Python object; the error names what makes an array of it."""
+    """Not an array. NumPy would wrap it as one Python object; the error names the call that makes an array of it."""
 
     _as_array: ClassVar[str] = "numpy.asarray(allocation.view(shape, dtype))"
 
@@ -60,14 +58,14 @@ class NotAnArray:
 
 
 def check_type(value: object, kind: type[T], argument: str, wanted: str) -> T:
-    """Return an object of the type."""
+    """Return the value if it has the type."""
     if not isinstance(value, kind):
         raise ArgumentTypeError(argument, f"expected {wanted}, got {type(value).__name__}.")
     return value
 
 
 def check_int(value: object, argument: str, *, minimum: int = -MAX_SIZE - 1, maximum: int = MAX_64) -> int:
-    """Return an int that fits a native field; accepts NumPy's integers, and what else is an index.
+    """Return an int that fits a native field; accepts NumPy's integers and other objects with ``__index__``.
 
     Refuses a bool, which is usually a misplaced argument.
     """
@@ -96,13 +94,13 @@ def check_flags(value: object, argument: str, *, empty: bool = False) -> int:
 
 
 def check_sequence(value: object, argument: str, wanted: str) -> None:
-    """Refuse anything but a sequence; a str is refused too, as a sequence of letters."""
+    """Refuse anything but a sequence. A str is refused too."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         raise ArgumentTypeError(argument, f"expected {wanted}, got {value!r}.")
 
 
 def check_timeout(timeout: Any, argument: str = "timeout") -> float | None:
-    """Return seconds as a float, of any real number; None and infinity set no limit."""
+    """Return any real number of seconds as a float, or None for no limit (None or infinity)."""
     if timeout is None:
         return None
     kind = type(timeout)
@@ -110,7 +108,7 @@ def check_timeout(timeout: Any, argument: str = "timeout") -> float | None:
         raise ArgumentTypeError(argument, f"expected seconds or None, got {kind.__name__}.")
     if timeout == inf:
         return None
-    if not 0 <= timeout <= LONGEST_S:  # false for NaN, too
+    if not 0 <= timeout <= LONGEST_S:  # also false for NaN
         wanted = f"expected 0 to {LONGEST_S:,} seconds, or None for no limit"
         raise InvalidArgumentError(argument, f"{wanted}, got {_shown(timeout)}.")
     return float(timeout)
@@ -119,11 +117,11 @@ def check_timeout(timeout: Any, argument: str = "timeout") -> float | None:
 def _shown(number: object) -> str:
     try:
         return str(number)
-    except ValueError:  # Python writes out no more than 4,300 digits
+    except ValueError:  # Python prints at most 4,300 digits
         return "a number too long to print"
 
 
 def _spelled(number: int) -> str:
-    """Spell 2**63 - 1 as such rather than in nineteen digits."""
+    """Write 2**63 - 1 instead of nineteen digits."""
     bits = number.bit_length()
     return f"2**{bits} - 1" if bits > 16 and number == 2**bits - 1 else str(number)

@@ -1,27 +1,28 @@
-"""The contract of backends. A backend may import only this module, errors, handles, capabilities and native_driver.
+"""The contract of backends.
 
-(And `gpuinterop.system` and `gpuinterop.timeline`, if it uses our timeline semaphores on the CPU.)
+A backend may import only this module, `errors`, `handles`, `capabilities` and `native_driver`. If it uses gpuinterop's
+timeline semaphores on the CPU, it may also import `system` and `timeline`.
 
-The core checks capability, arguments, ownership and lifetime; a backend translates and calls. It raises
-`BackendUnavailableError` (from ``__init__`` only) and `DriverError`. Several threads may call it at once. A backend
-makes its device current if the driver needs that.
+The core checks capabilities, arguments, ownership and lifetimes; a backend translates the call and makes it. A backend
+raises `DriverError`, and `BackendUnavailableError` from ``__init__`` only. Several threads may call it at once. If the
+driver needs a current device, the backend sets it.
 
-A handle passed in is a duplicate made for the call. On success the driver owns it, or the backend has closed it. On an
-exception the backend leaves it alone, and the core settles who owns the number. The caller owns a returned handle,
-which owns its descriptor (:meth:`FdHandle.adopt`).
+A handle that the core passes in is a duplicate for this call. If the call succeeds, the driver owns the descriptor or
+the backend has closed it. If the call raises, the backend leaves the handle alone, and the core checks who owns
+the descriptor. The caller owns a returned handle, and the handle owns its descriptor (:meth:`FdHandle.adopt`).
 
-A method that makes something, and raises an error of gpuinterop, has made nothing, or has undone it (`leave_to_core`).
-The core calls a method that releases something once. A signal handler may raise anywhere. The core then leaves alone
-what was being made or released; a method needs no code for that, but leaves no lock held and the current device as it
-was.
+If a method that creates something raises an error of gpuinterop, nothing is left of it (see `leave_to_core`).
+The core calls a method that releases something only once. A signal handler may raise anywhere; the core then gives up
+the object that was being created or released. A method needs no code for that case, but must not keep a lock or a
+changed current device.
 
-The core makes an interface that a backend does not inherit a gap, with the interface's name as the reason.
+An interface that a backend does not inherit becomes a gap, with the interface's name as the reason.
 
-If a semaphore that a backend returns has an attribute ``label``, the core sets it to the semaphore's name in messages.
+If a semaphore returned by a backend has an attribute ``label``, the core sets it to the semaphore's name in messages.
 
 Examples
 --------
-``docs/examples/backend`` is a backend to copy. An entry point names the class:
+``docs/examples/backend`` is a backend that you can copy. An entry point names the class:
 
 From ``docs/examples/backend/pyproject.toml``::
 
@@ -74,45 +75,36 @@ __all__ = [
 ]
 
 DriverHandle: TypeAlias = Any
-"""An object of a backend, opaque to the core, and not None.
+"""An object of a backend, opaque to the core and never None.
 
-It is ``Any``, so a backend may narrow it under ``mypy --strict``.
+It is ``Any``, so that a backend can narrow it under ``mypy --strict``.
 """
 Address: TypeAlias = int
 """An address on the device or the host."""
 
 
 def leave_to_core(error: BaseException, release: Callable[[], object]) -> None:
-    """Leave to the core what a call has made before it failed, if its release blocks the device.
+    """Let the core release the object of a failed call later, because its release blocks the device.
 
-    The call raises `error`. The core then calls `release` when the object's own release could run: while no stream
-    waits for a semaphore that is not signalled yet.
-
-    Examples
-    --------
-    >>> from gpuinterop.backend import leave_to_core, left_to_core
-    >>> error = KeyboardInterrupt()
-    >>> leave_to_core(error, print)
-    >>> left_to_core(error) is print
-    True
+    The call raises `error`. The core calls `release` once no stream waits for a semaphore that is not signalled yet.
     """
     error.__dict__["_gpuinterop_release"] = release
 
 
 def left_to_core(error: BaseException) -> Callable[[], object] | None:
-    """Take what `leave_to_core` has left with an error; None if nothing."""
+    """Return and forget the release that `leave_to_core` attached to an error, or None."""
     release: Callable[[], object] | None = error.__dict__.pop("_gpuinterop_release", None)
     return release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
-    """One device as its backend sees it.
+    """A device as its backend reports it.
 
     Attributes
     ----------
     ordinal : int
-        Number of the device among the backend's devices, from 0.
+        Number of the device in the backend, from 0.
     name : str
         Name of the device as its driver reports it.
     uuid : bytes, optional
@@ -122,14 +114,14 @@ class DeviceInfo:
     luid : bytes, optional
         8 bytes, Windows only.
     is_cpu : bool
-        Whether it matches Vulkan's CPU devices. A copy without a stream then goes to stream 0.
+        Whether it matches Vulkan's CPU devices. If so, a copy without a stream uses stream 0.
     dlpack : tuple of int
         DLPack's ``(DLDeviceType, device id)`` of mapped buffers.
     array_interface : str
-        ``__array_interface__`` if its memory is the host's: NumPy takes a view of it by ``__array__``, and the array
-        has that interface. ``__cuda_array_interface__`` if its memory is a GPU's: the view has that interface.
+        For host memory ``__array_interface__``: NumPy calls the view's ``__array__``, whose array has that interface.
+        For GPU memory ``__cuda_array_interface__``, which the view itself has.
     note : str
-        Why the device cannot match other APIs' devices, if it cannot (a MIG instance).
+        Why the device cannot match other APIs' devices (a MIG instance); empty if it can.
 
     Examples
     --------
@@ -153,7 +145,7 @@ class DeviceInfo:
 
     @property
     def identity(self) -> DeviceIdentity:
-        """Identity to compare with the one that another API reports."""
+        """Identity to compare with the identity that another API reports."""
         return DeviceIdentity(
             name=self.name, uuid=self.uuid, luid=self.luid, pci_bus_id=self.pci_bus_id, is_cpu=self.is_cpu
         )
@@ -173,11 +165,11 @@ def pci_bus_id(text: str) -> str:
 
 
 class Backend(ABC):
-    """The calls of every backend: streams, events, copies, external memory, external semaphores.
+    """The calls of every backend: streams, events, copies, external memory and external semaphores.
 
     Examples
     --------
-    An import owns the descriptor when it returns, and leaves it alone when it raises.
+    An import that succeeds owns the descriptor. An import that raises leaves it alone.
 
     From ``docs/examples/backend/gpuinterop_mine/memory.py``::
 
@@ -191,43 +183,43 @@ class Backend(ABC):
     name: ClassVar[str]
     """Name of the backend in ``GPUINTEROP_BACKEND``."""
     priority: ClassVar[int] = 0
-    """Rank of the backend when none is chosen. The core takes the highest that works; the host backend has -1."""
+    """Rank of the backend if the user chooses none. The core uses the highest that works; the host backend has -1."""
     holds_gil: bool = False
     """Whether blocking calls keep the GIL. If so, the core polls `is_done` and never calls `synchronize`."""
 
     @property
     def releases_hold_gil(self) -> bool:
-        """Whether releases that block keep the GIL, as `holds_gil` says unless it is overridden.
+        """Whether blocking releases keep the GIL. By default the same as `holds_gil`.
 
-        If so, no thread of this process can signal what they wait for, and the core makes them only while every stream
-        is idle.
+        If so, no thread of this process can signal the semaphore that a release waits for. The core then releases only
+        while every stream is idle.
         """
         return self.holds_gil
 
     synchronize_blocks_others: ClassVar[bool] = False
-    """Whether calls of other threads, even one that would end the wait, may block while a thread is in `synchronize`
-    (HIP: ROCm/rocm-systems #11678): the core then polls `is_done` instead."""
+    """Whether `synchronize` may block the calls of other threads, even a call that would end the wait (HIP:
+    ROCm/rocm-systems #11678). If so, the core polls `is_done` instead."""
     pageable_copies_block: ClassVar[bool] = True
-    """Whether `copy` from or to pageable host memory blocks the caller until the stream gets there (CUDA, HIP). Behind
-    a pending wait that deadlocks, so the core refuses it."""
+    """Whether `copy` from or to pageable host memory blocks the caller until the stream reaches it (CUDA, HIP). While
+    the stream has a pending wait that would deadlock, so the core refuses it."""
 
     releases_block: ClassVar[bool] = False
-    """Whether `unmap_buffer`, `destroy_array` and `destroy_semaphore` wait for all work of the device, while every
-    other call of the process waits for them (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). Behind a semaphore
-    wait whose signal is not submitted yet that deadlocks, so the core calls them only while no wait is pending."""
+    """Whether `unmap_buffer`, `destroy_array` and `destroy_semaphore` wait for all work of the device and block every
+    other call of the process meanwhile (CUDA: ``cuMemFree``, ``cuDestroyExternalSemaphore``). If a stream waits for a
+    semaphore whose signal is not submitted yet, that deadlocks. The core calls them only while no wait is pending."""
 
     survives_fork: ClassVar[bool] = False
-    """Whether a forked child may use the backend anew (host). A GPU's driver does not work in a forked child."""
+    """Whether a forked child can use the backend (host). A GPU's driver does not work in a forked child."""
 
     releases_block_for_all: ClassVar[bool] = False
-    """Whether those releases also wait for work of other devices, as HIP's ``hipFree`` does for that of device 0."""
+    """Whether these releases also wait for other devices, as HIP's ``hipFree`` waits for device 0."""
 
     unknown_version: str = ""
-    """Remark on a driver whose version no run has shown, where the backend goes by the version; empty for others.
-    `gpuinterop info` and the header of a run of the kit print it, and nothing is recorded of such a run."""
+    """A remark on a driver version that no recorded run covers, if the backend depends on the version; otherwise empty.
+    `gpuinterop info` and the conformance kit print it, and the kit records nothing of such a run."""
 
     known_failures: Mapping[str, str] = MappingProxyType({})
-    """Tests of the kit that fail for what this version of the driver does, as ``Suite.test``, each with the reason.
+    """Tests of the kit (``Suite.test``) that fail because of a defect of this driver version, each with the reason.
     The kit expects the failure (pytest's xfail)."""
 
     @abstractmethod
@@ -236,10 +228,10 @@ class Backend(ABC):
 
     @abstractmethod
     def versions(self) -> Mapping[str, str]:
-        """Versions of driver, runtime and bindings by name."""
+        """Versions of the driver, the runtime and the bindings by name."""
 
     def libraries(self) -> Mapping[str, str]:
-        """Paths of the native libraries in use by name."""
+        """Paths of the native libraries in use, by name."""
         return {}
 
     @abstractmethod
@@ -247,24 +239,24 @@ class Backend(ABC):
 
     @abstractmethod
     def capabilities(self, ordinal: int) -> Iterable[Capability]:
-        """Declare what the device can do: UNVERIFIED if the vendor supports it, else UNSUPPORTED with a reason.
+        """Declare the device's capabilities: UNVERIFIED if the vendor supports one, else UNSUPPORTED with a reason.
 
-        Never SUPPORTED: the core promotes cells that ``verified.toml`` has shown on devices of this name, and adds
-        recorded runs to the reasons. Cells that are not declared, and those of interfaces that are not inherited,
-        become gaps. Must not create a context.
+        Never SUPPORTED: the core promotes the cells that ``verified.toml`` records for devices of this name, and adds
+        the recorded runs to the reasons. A cell becomes a gap if it is not declared, or if its interface is not
+        inherited. Must not create a context.
         """
 
     @abstractmethod
     def open_device(self, ordinal: int) -> DriverHandle:
-        """Open a device. The core calls it once per device and process, and never closes the device."""
+        """Open a device. The core calls this once per device and process, and never closes the device."""
 
     # -- streams and events --------------------------------------------------------------------------------------
 
     @abstractmethod
     def create_stream(self, device: DriverHandle, *, high_priority: bool = False) -> DriverHandle:
-        """Create a stream that does not block on the default one.
+        """Create a stream that does not block on the default stream.
 
-        With `high_priority` it has the device's highest priority, if there are several; else the normal one.
+        `high_priority` selects the device's highest priority, if it has several.
         """
 
     @abstractmethod
@@ -273,18 +265,18 @@ class Backend(ABC):
 
     @abstractmethod
     def stream_pointer(self, stream: DriverHandle) -> int:
-        """The native stream's number, as other libraries pass it."""
+        """The native stream as the number that other libraries accept."""
 
     def stream_key(self, stream: DriverHandle) -> Hashable:
-        """A key that is equal for two handles of one native stream, and differs for any other stream.
+        """A key that is equal for two handles of one native stream, and differs between streams.
 
-        A driver may reuse a pointer, so that is not always such a key. For per-thread streams, the core adds the
-        thread. A stream that is being captured cannot always be asked, and then has another key than before.
+        A driver may reuse a pointer, so a pointer is not always unique. The core adds the thread for per-thread
+        streams. The key of a stream may change while it is being captured, because some drivers cannot be asked then.
         """
         return self.stream_pointer(stream)
 
     def blocks_default(self, stream: DriverHandle) -> bool:
-        """Whether the default stream waits for an adopted stream's work; asked only if `map_allocation_blocks`."""
+        """Whether the default stream waits for an adopted stream's work. Called only if `map_allocation_blocks`."""
         return True
 
     @abstractmethod
@@ -293,12 +285,12 @@ class Backend(ABC):
 
     @abstractmethod
     def synchronize(self, stream: DriverHandle) -> None:
-        """Block until the stream is idle; raise its failure, if it has failed."""
+        """Block until the stream is idle; raise the stream's failure if it failed."""
 
     def is_idle(self, stream: DriverHandle) -> bool:
-        """Whether all enqueued work is done; never blocks, and raises the stream's failure.
+        """Whether all enqueued work is done. Never blocks; raises the stream's failure.
 
-        The default records an event, which a driver may need a moment to see as done. Override it if the driver has a
+        The default records an event, which may be reported as done a moment late. Override it if the driver has a
         query (``cuStreamQuery``).
         """
         event = self.record(stream)
@@ -317,34 +309,34 @@ class Backend(ABC):
 
     @abstractmethod
     def is_done(self, event: DriverHandle) -> bool:
-        """Whether the event is done; never blocks. Raises the stream's failure if it failed before the event."""
+        """Whether the event is done. Never blocks; raises the failure if the stream failed before the event."""
 
     @abstractmethod
     def destroy_event(self, event: DriverHandle) -> None: ...
 
     def is_capturing(self, stream: DriverHandle) -> bool:
-        """Whether the stream's work goes into a graph of any library, even if the capture has become invalid.
+        """Whether any library is capturing the stream's work into a graph, even if the capture has become invalid.
 
         The default suits a backend whose streams cannot be captured.
         """
         return False
 
     def wait_done(self, event: DriverHandle, timeout: float | None) -> bool:
-        """Block the calling thread, GIL released, until the event is done; False if `timeout` seconds passed.
+        """Block the calling thread without the GIL until the event is done; False after `timeout` seconds.
 
-        The default polls `is_done`, for a millisecond without a sleep, then every 20 us, and every 1 ms later: vendors
-        have no wait with a timeout.
+        Drivers have no wait with a timeout, so the default polls `is_done`: without a sleep for a millisecond, then
+        every 20 us, and later every 1 ms.
         """
         return system.until(lambda: self.is_done(event), timeout)
 
     @abstractmethod
     def copy(self, stream: DriverHandle, target: Address, source: Address, size: int) -> None:
-        """Enqueue a copy of `size` bytes between any two addresses (device, pinned or pageable)."""
+        """Enqueue a copy of `size` bytes between two addresses of any kind (device, pinned or pageable)."""
 
     def is_pageable(self, device: DriverHandle, address: Address) -> bool:
-        """Whether a copy of the host memory at `address` blocks; called only if `pageable_copies_block`.
+        """Whether a copy of the host memory at `address` blocks. Called only if `pageable_copies_block`.
 
-        The default is True for all memory. Override it if the driver can tell which memory is pinned.
+        Override it if the driver can distinguish pinned memory.
         """
         return True
 
@@ -362,8 +354,9 @@ class Backend(ABC):
     def map_buffer(self, memory: DriverHandle, *, size: int) -> tuple[DriverHandle, Address]:
         """Map the whole memory of `size` bytes; called again only after `unmap_buffer`.
 
-        Returns the mapping and the address of its first byte. The core makes ranges of it: on CUDA two mappings of the
-        same bytes are not coherent, and HIP's runtimes 6.x and 7.x ignore a mapping's offset and write at offset 0.
+        Returns the mapping and the address of its first byte. The core derives ranges from it, because two mappings of
+        the same bytes are not coherent on CUDA, and HIP's runtimes 6.x and 7.x ignore a mapping's offset and write at
+        offset 0.
         """
 
     @abstractmethod
@@ -371,7 +364,7 @@ class Backend(ABC):
 
     @abstractmethod
     def destroy_memory(self, memory: DriverHandle) -> None:
-        """Destroy the memory, after every mapping was unmapped."""
+        """Destroy the memory. All its mappings are unmapped by then."""
 
     # -- external semaphores -------------------------------------------------------------------------------------
 
@@ -380,7 +373,7 @@ class Backend(ABC):
 
     @abstractmethod
     def prepare(self, semaphores: Sequence[DriverHandle]) -> DriverHandle:
-        """Prepare a batch for `signal` and `wait`; pool its parameter structs, but do not share one between threads."""
+        """Prepare a batch for `signal` and `wait`. Reuse parameter structs, but never share one between threads."""
 
     # values: timeline or fence value, mutex key, NvSciSyncFence address; 0 for binary
     @abstractmethod
@@ -388,13 +381,13 @@ class Backend(ABC):
 
     @abstractmethod
     def wait(self, batch: DriverHandle, stream: DriverHandle, values: Sequence[int], timeout_ms: int | None) -> None:
-        """Enqueue a wait; `timeout_ms` is None but for keyed mutexes, where WAIT_TIMEOUT is usable."""
+        """Enqueue a wait. `timeout_ms` is None except for keyed mutexes, if `Operation.WAIT_TIMEOUT` is usable."""
 
     @abstractmethod
     def destroy_semaphore(self, semaphore: DriverHandle) -> None: ...
 
     def abandon_semaphore(self, semaphore: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
-        """Cancel pending waits, if the driver can: ``close(timeout=...)`` has expired. The default does nothing."""
+        """Cancel pending waits if the driver can. Called when ``close(timeout=...)`` has expired; optional."""
 
 
 class ArrayBackend(Backend):
@@ -402,8 +395,6 @@ class ArrayBackend(Backend):
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import ArrayBackend, Backend
     >>> sorted(ArrayBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['copy_level', 'destroy_array', 'map_array']
@@ -423,12 +414,10 @@ class ArrayBackend(Backend):
 
 
 class HostSemaphoreBackend(Backend):
-    """Semaphores that the backend creates and exports, and that the calling thread can wait for without a stream.
+    """Semaphores that the backend creates and exports, and that a thread can wait for without a stream.
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import Backend, HostSemaphoreBackend
     >>> sorted(HostSemaphoreBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['create_semaphore', 'export_semaphore', 'host_signal', 'host_value', 'host_wait']
@@ -439,27 +428,25 @@ class HostSemaphoreBackend(Backend):
 
     @abstractmethod
     def export_semaphore(self, semaphore: DriverHandle) -> AnySemaphoreHandle:
-        """A new handle that the caller owns; the core fills in its origin."""
+        """A new handle that the caller owns. The core sets its origin."""
 
     @abstractmethod
     def host_value(self, semaphore: DriverHandle) -> int:
-        """The counter of a timeline or fence; called of no other kind."""
+        """The counter. Called only for a timeline or a fence."""
 
     @abstractmethod
     def host_signal(self, semaphore: DriverHandle, value: int) -> None: ...
 
     @abstractmethod
     def host_wait(self, semaphore: DriverHandle, value: int, timeout: float | None) -> bool:
-        """Block the calling thread, GIL released; False if `timeout` seconds passed."""
+        """Block the calling thread without the GIL; False after `timeout` seconds."""
 
 
 class AllocationBackend(Backend):
-    """Memory that the backend allocates and other processes and APIs can import.
+    """Memory that the backend allocates, and that other processes and APIs can import.
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import AllocationBackend, Backend
     >>> sorted(AllocationBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['allocate', 'export_allocation', 'granularity', 'import_allocation', 'map_allocation', 'release_allocation',
@@ -467,27 +454,27 @@ class AllocationBackend(Backend):
     """
 
     map_allocation_blocks: ClassVar[bool] = False
-    """Whether `map_allocation` and `unmap_allocation` wait for the default stream, and so for streams that block it,
-    while other calls of the process wait for them (HIP). The core calls them only while none of these has a pending
-    wait."""
+    """Whether `map_allocation` and `unmap_allocation` wait for the default stream (and so for all streams that block
+    it), and block the other calls of the process meanwhile (HIP). The core calls them only while none of these streams
+    has a pending wait."""
 
     @abstractmethod
     def granularity(self, device: DriverHandle, handle_type: type[AllocationHandle]) -> Granularity:
-        """Granularity of sizes, which are multiples of the minimum."""
+        """Granularity of sizes. A size must be a multiple of the minimum."""
 
     @abstractmethod
     def allocate(self, device: DriverHandle, size: int, handle_type: type[AllocationHandle]) -> DriverHandle: ...
 
     @abstractmethod
     def export_allocation(self, allocation: DriverHandle) -> AllocationHandle:
-        """A new handle that the caller owns; the core fills in its origin."""
+        """A new handle that the caller owns. The core sets its origin."""
 
     @abstractmethod
     def import_allocation(self, device: DriverHandle, handle: AllocationHandle, *, size: int) -> DriverHandle: ...
 
     @abstractmethod
     def map_allocation(self, allocation: DriverHandle, devices: Sequence[DriverHandle]) -> tuple[DriverHandle, Address]:
-        """Map the allocation at one address that all of the devices, which `can_access` allows, may read and write."""
+        """Map the allocation at one address for reads and writes of all `devices`, which `can_access` allows."""
 
     @abstractmethod
     def unmap_allocation(self, mapping: DriverHandle) -> None: ...
@@ -496,29 +483,27 @@ class AllocationBackend(Backend):
     def release_allocation(self, allocation: DriverHandle) -> None: ...
 
     def can_access(self, ordinal: int, peer: int) -> bool:
-        """Whether the device `ordinal` can use memory of another device, `peer`. Must not create a context.
+        """Whether the device `ordinal` can use the memory of the device `peer`. Must not create a context.
 
-        The default suits a backend whose devices cannot.
+        The default is for backends whose devices cannot.
         """
         return False
 
     def location(self, allocation: DriverHandle) -> int | None:
-        """The ordinal of the device that an imported allocation lies on.
+        """The ordinal of the device that holds an imported allocation.
 
-        None if the driver does not tell, as for a device that is hidden from this process.
+        None if the driver does not report it, for example because the device is hidden from this process.
         """
         return None
 
 
 class StreamMemoryBackend(Backend):
-    """64-bit words in host memory that streams write and wait for. Our own timelines and the bridge use them.
+    """64-bit words in host memory that streams write and wait for.
 
-    The core implements `Operation.CREATE_SEMAPHORE` for timelines with it: see `gpuinterop.timeline`.
+    The core's timelines (`gpuinterop.timeline`, `Operation.CREATE_SEMAPHORE`) and the bridge use them.
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import Backend, StreamMemoryBackend
     >>> sorted(StreamMemoryBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['pin', 'unpin', 'wait_value', 'write_value']
@@ -526,15 +511,15 @@ class StreamMemoryBackend(Backend):
 
     @abstractmethod
     def pin(self, device: DriverHandle, address: Address, size: int) -> tuple[DriverHandle, Address]:
-        """Make whole pages of host memory usable by the device's streams (``cuMemHostRegister``, ``hipHostRegister``).
+        """Let the device's streams use whole pages of host memory (``cuMemHostRegister``, ``hipHostRegister``).
 
-        Other processes may share and pin them, and other devices may pin them as well. Returns the pin, and the
-        address that the device's streams use for the first byte.
+        Other processes and other devices may share and pin the pages too. Returns the pin, and the address of the first
+        byte for the device's streams.
         """
 
     @abstractmethod
     def unpin(self, pin: DriverHandle) -> None:
-        """Undo `pin`, once streams no longer use the memory and before it is unmapped. May block (`releases_block`)."""
+        """Undo `pin`. No stream uses the memory by then, and it is still mapped. May block (`releases_block`)."""
 
     @abstractmethod
     def write_value(self, stream: DriverHandle, word: Address, value: int) -> None:
@@ -542,12 +527,12 @@ class StreamMemoryBackend(Backend):
 
     @abstractmethod
     def wait_value(self, stream: DriverHandle, word: Address, value: int) -> None:
-        """Make the stream wait until the word is `value` or more. Values are below 2**63: comparisons wrap around."""
+        """Make the stream wait until the word is at least `value`. Values are below 2**63: comparisons wrap around."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemaphoreNode:
-    """A graph's node that signals or waits.
+    """A node of a graph that signals or waits.
 
     Attributes
     ----------
@@ -556,7 +541,7 @@ class SemaphoreNode:
     signals : bool
         True if the node signals, False if it waits.
     semaphores : tuple of int
-        The semaphores, as `GraphBackend.semaphore_pointer` numbers them.
+        The semaphores, as numbers from `GraphBackend.semaphore_pointer`.
     values : tuple of int
         The captured values.
 
@@ -574,14 +559,12 @@ class SemaphoreNode:
 
 
 class GraphBackend(Backend):
-    """Signals and waits captured into graphs, whose values can be set for each launch.
+    """Captures signals and waits into graphs, and sets their values for each launch.
 
-    Graphs and their executables are plain numbers (``CUgraph``, ``CUgraphExec``): other libraries own most of them.
+    Graphs and executables are plain numbers (``CUgraph``, ``CUgraphExec``), because other libraries own most of them.
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import Backend, GraphBackend
     >>> sorted(GraphBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['begin_capture', 'destroy_executable', 'destroy_graph', 'end_capture', 'instantiate', 'launch', 'semaphore_nodes',
@@ -610,21 +593,21 @@ class GraphBackend(Backend):
 
     @abstractmethod
     def semaphore_pointer(self, semaphore: DriverHandle) -> int:
-        """The number that a graph's nodes have for the semaphore."""
+        """The number that a graph's nodes use for the semaphore."""
 
     @abstractmethod
     def semaphore_nodes(self, graph: int) -> Sequence[SemaphoreNode]:
-        """The nodes that signal and wait, in the driver's order."""
+        """The nodes that signal or wait, in the driver's order."""
 
     @abstractmethod
     def set_node(
         self, executable: int, node: SemaphoreNode, semaphores: Sequence[DriverHandle], values: Sequence[int]
     ) -> None:
-        """Set the values of later launches; launches that are under way keep theirs."""
+        """Set the values of later launches. Launches that are already running keep theirs."""
 
 
 class Behind(Enum):
-    """The kind of memory behind an address.
+    """The kind of memory at an address.
 
     Examples
     --------
@@ -633,7 +616,7 @@ class Behind(Enum):
     <class 'gpuinterop.handles.IpcMemHandle'>
     """
 
-    __hash__ = object.__hash__  # C code: each block that is looked for is hashed several times
+    __hash__ = object.__hash__  # faster than Enum's: each search hashes a block several times
 
     IPC = "memory that a legacy IPC handle names"
     VMM = "a VMM handle that can be exported"
@@ -642,37 +625,37 @@ class Behind(Enum):
     POOL = "a stream-ordered pool"
     MANAGED = "managed memory"
     HOST = "host memory"
-    NOTHING = "memory that the driver does not know"
+    NOTHING = "memory unknown to the driver"
 
     @cached_property
     def handle_type(self) -> type[Handle]:
-        """The type of handle by which it travels, or by which it would if it could."""
+        """The handle type that carries such memory, or would if it could be shared."""
         ways: dict[Behind, type[Handle]] = {Behind.VMM: VmmFd, Behind.CLOSED: VmmFd}
         files = (Behind.FILE, Behind.HOST, Behind.NOTHING)
         return ways.get(self) or (OpaqueFd if self in files else IpcMemHandle)
 
     @property
     def travels(self) -> bool:
-        """Whether another process can have it."""
+        """Whether another process can import it."""
         return self in (Behind.IPC, Behind.VMM, Behind.FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """The piece of memory behind an address that travels as one handle.
+    """The piece of memory around an address that one handle shares.
 
     Attributes
     ----------
     behind : Behind
-        What it is.
+        Its kind.
     address : int
-        Address of its first byte here.
+        Address of its first byte in this process.
     size : int
-        Size in bytes, 0 where it does not travel.
+        Size in bytes; 0 if it cannot be shared.
     key : int
-        Number of the allocation. Other memory at the same address has another.
+        Number of the allocation. Other memory at the same address has a different key.
     ordinal : int
-        The device that it lies on; -1 if it is not a device's.
+        The device that holds it; -1 if none does.
 
     Examples
     --------
@@ -689,42 +672,40 @@ class Block:
 
     @property
     def end(self) -> Address:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self.address + self.size
 
 
 class SharingBackend(Backend):
-    """Memory that other libraries have allocated, and its way to another process.
+    """Shares memory that other libraries have allocated with other processes.
 
     Examples
     --------
-    What a backend implements for it:
-
     >>> from gpuinterop.backend import Backend, SharingBackend
     >>> sorted(SharingBackend.__abstractmethods__ - Backend.__abstractmethods__)
     ['attach_blocks', 'detach_blocks', 'export_block', 'find_blocks', 'is_there']
     """
 
     joins_blocks: ClassVar[bool] = False
-    """Whether `attach_blocks` takes several blocks of `VmmFd`."""
+    """Whether `attach_blocks` accepts several blocks of `VmmFd`."""
 
     @abstractmethod
     def find_blocks(self) -> Callable[[Address], Block]:
-        """A call that tells what is behind an address (``cuPointerGetAttribute``), for many addresses at one time.
+        """A call that finds the block at an address (``cuPointerGetAttribute``), for many addresses at one time.
 
-        It may know only what was mapped when it was made. Creates no context, and exports nothing.
+        It may miss memory that is mapped later. It creates no context and exports nothing.
         """
 
     @abstractmethod
     def is_there(self, block: Block) -> bool:
-        """Whether the memory at the block's address is still the block's, by its key; one question to the driver.
+        """Whether the address still holds the block, compared by its key; one query of the driver.
 
-        Also True where `export_block` would notice.
+        Also True if `export_block` would notice the difference.
         """
 
     @abstractmethod
     def export_block(self, device: DriverHandle, block: Block) -> Handle:
-        """A new handle that the caller owns, of the type ``block.behind.handle_type``, as `find_blocks` just said."""
+        """A new handle of type ``block.behind.handle_type`` that the caller owns. `find_blocks` has just found it."""
 
     @abstractmethod
     def attach_blocks(
@@ -732,27 +713,25 @@ class SharingBackend(Backend):
     ) -> tuple[DriverHandle, Address]:
         """Map another process's blocks at consecutive addresses, for `device` to read and write.
 
-        Handles and descriptors stay the caller's. All are of one type; a peer may send several where `joins_blocks` is
-        False, which are refused. The device may be another one than the memory's.
+        The caller keeps the handles and their descriptors. All are of one type. A backend refuses several if
+        `joins_blocks` is False: a peer may send them. The memory may be on a different device.
         """
 
     @abstractmethod
     def detach_blocks(self, attached: DriverHandle) -> None:
-        """Unmap what `attach_blocks` mapped. May block, as `releases_block` says."""
+        """Undo `attach_blocks`. May block (`releases_block`)."""
 
 
 class MulticastBackend(AllocationBackend):
-    """Multicast objects, called groups here: one store to a group reaches memory of every device of its team.
+    """Multicast objects, called groups here: a store to a group reaches the memory of every device of its team.
 
-    `map_allocation`, `unmap_allocation` and `release_allocation` also take groups. The core checks granularity,
-    ranges, devices and the order of the calls: every device of the team is added before a call that would block until
-    then (bind and map), bytes are bound once, and an unbind equals its bind. The core releases a binding or a mapping
-    after the work of the team's devices, and mappings before bindings when the whole group is closed.
+    `map_allocation`, `unmap_allocation` and `release_allocation` also accept groups. The core checks granularity,
+    ranges and devices. It adds every device of the team before it binds or maps, because these calls block until then.
+    It binds bytes once, and an unbind always matches its bind. It releases a binding or a mapping after the work of the
+    team's devices, and when a whole group is closed, mappings before bindings.
 
     Examples
     --------
-    What a backend implements for it, beside those of an `AllocationBackend`:
-
     >>> from gpuinterop.backend import AllocationBackend, MulticastBackend
     >>> sorted(MulticastBackend.__abstractmethods__ - AllocationBackend.__abstractmethods__)
     ['add_device', 'bind_address', 'bind_memory', 'create_multicast', 'export_multicast', 'import_multicast',
@@ -769,17 +748,17 @@ class MulticastBackend(AllocationBackend):
     def create_multicast(
         self, device: DriverHandle, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> DriverHandle:
-        """Create a group for a team of `devices` devices, without adding one. `device` only makes the call."""
+        """Create a group for a team of `devices` devices without adding any. `device` only makes the call."""
 
     @abstractmethod
     def export_multicast(self, group: DriverHandle, handle_type: type[AllocationHandle]) -> AllocationHandle:
-        """A new handle that the caller owns; the core fills in its origin."""
+        """A new handle that the caller owns. The core sets its origin."""
 
     @abstractmethod
     def import_multicast(
         self, device: DriverHandle, handle: AllocationHandle, *, devices: int, size: int
     ) -> DriverHandle:
-        """Import a group, as `import_allocation`; `device` only makes the call."""
+        """Import a group like `import_allocation`. `device` only makes the call."""
 
     @abstractmethod
     def add_device(self, group: DriverHandle, device: DriverHandle) -> None: ...
@@ -788,7 +767,7 @@ class MulticastBackend(AllocationBackend):
     def bind_memory(
         self, group: DriverHandle, device: DriverHandle, offset: int, allocation: DriverHandle, start: int, size: int
     ) -> None:
-        """Bind bytes from `start` of an allocation on `device` to the group's bytes from `offset` on."""
+        """Bind bytes of an allocation on `device`, from `start`, to the group's bytes from `offset`."""
 
     @abstractmethod
     def bind_address(self, group: DriverHandle, device: DriverHandle, offset: int, address: Address, size: int) -> None:
@@ -799,7 +778,7 @@ class MulticastBackend(AllocationBackend):
 
     @abstractmethod
     def is_shareable(self, device: DriverHandle, address: Address) -> bool:
-        """Whether the mapped memory at `address` was allocated for export, as a shareable group requires."""
+        """Whether the mapped memory at `address` can be exported, as a shareable group requires."""
 
     @abstractmethod
     def multimem_store(self, stream: DriverHandle, address: Address, value: int, count: int) -> None:
@@ -826,7 +805,7 @@ INTERFACES: Mapping[Operation, tuple[type[Backend], ...]] = {
     Operation.STREAM_MEMORY_OPS: (StreamMemoryBackend,),
     Operation.GRAPH_CAPTURE: (GraphBackend,),
 }
-"""The optional interfaces that can implement an operation; it needs one of them.
+"""The optional interfaces that can implement an operation. The operation needs one of them.
 
 Examples
 --------

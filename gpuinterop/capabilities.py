@@ -1,4 +1,4 @@
-"""Capability table of a device: (operation, handle type) -> capability, with the reason for every gap."""
+"""Capability table of a device: (operation, handle type) -> capability, with a reason for every gap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HandleType: TypeAlias = type[_h.Handle]
 
 
 class Operation(Enum):
-    """Operation of a device. The value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``.
+    """Operation of a device. Its value is the name in tables, in JSON and in ``GPUINTEROP_DISABLE``.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Operation(Enum):
     True
     """
 
-    __hash__ = object.__hash__  # C code: each call that needs a capability looks it up
+    __hash__ = object.__hash__  # faster than Enum's: each call that needs a capability looks it up
 
     IMPORT_MEMORY = "import_memory"
     MAP_BUFFER = "map_buffer"
@@ -70,7 +70,7 @@ class Operation(Enum):
 
 
 MULTICAST: Final = frozenset((Operation.CREATE_MULTICAST, Operation.EXPORT_MULTICAST, Operation.IMPORT_MULTICAST))
-"""Operations that also depend on the fabric between devices, so that a run proves less for another machine.
+"""Operations that also depend on the fabric between devices, so a run on one machine proves less for another.
 
 Examples
 --------
@@ -89,9 +89,9 @@ class Support(Enum):
     """
 
     SUPPORTED = "supported"
-    """The backend's ``verified.toml`` has a dated run on a device of this name; simulated runs never count."""
+    """The backend's ``verified.toml`` records a run on a device of this name. Simulated runs never count."""
     UNVERIFIED = "unverified"
-    """The vendor supports it, but a run on such a device has not shown it yet. Usable."""
+    """The vendor supports it, but no run on such a device is recorded. Usable."""
     UNSUPPORTED = "unsupported"
     """Refused before the driver is called."""
     DISABLED = "disabled"
@@ -102,7 +102,7 @@ _USABLE: Final = (Support.SUPPORTED, Support.UNVERIFIED)
 
 
 class Scope(Enum):
-    """What a gap depends on: another version or model may support the operation.
+    """What a gap depends on. Another version or model of it may support the operation.
 
     Examples
     --------
@@ -119,13 +119,13 @@ class Scope(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the table: an operation and, if it takes one, a handle type.
+    """A cell of the table: an operation and, if it needs one, a handle type.
 
     Attributes
     ----------
     operation : Operation
     handle_type : type, optional
-        None for an operation that takes no handle.
+        None for an operation without a handle.
 
     Examples
     --------
@@ -147,7 +147,7 @@ class Cell:
 
     @classmethod
     def parse(cls, text: str) -> Cell:
-        """Parse the output of ``str``, e.g. ``import_memory:opaque_fd``.
+        """Parse the output of ``str``, for example ``import_memory:opaque_fd``.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Cell:
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
-        """Declare the cell usable, but unproven here: only a recorded run raises it to SUPPORTED.
+        """Return the cell as usable but unverified. Only a recorded run makes it SUPPORTED.
 
         Examples
         --------
@@ -171,7 +171,7 @@ class Cell:
         return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
-        """Declare the cell a gap: what it depends on, why, where that is written, and what to do instead.
+        """Return the cell as a gap: what it depends on, why, the source, and what to do instead.
 
         Examples
         --------
@@ -193,25 +193,24 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
-    """What one device can do in one cell of the table.
+    """What a device can do in one cell of the table.
 
     Attributes
     ----------
     operation : Operation
         The operation of the cell.
     handle_type : type, optional
-        The handle type of the cell; None for an operation that takes no handle.
+        The handle type of the cell; None for an operation without a handle.
     support : Support
         Usable if ``SUPPORTED`` or ``UNVERIFIED``.
     scope : Scope, optional
         What a gap depends on.
     reason : str
-        Why; for SUPPORTED, the backend's remark on the cell. All but SUPPORTED cells have a scope, a reason and a
-        reference.
+        Why; for a SUPPORTED cell, the backend's remark. Every other cell has a scope, a reason and a reference.
     reference : str
-        Document or measurement that says so; for SUPPORTED, the run.
+        The document or measurement for the reason; for a SUPPORTED cell, the recorded run.
     workaround : str
-        What to do instead of a gap, if there is something.
+        What to do instead of a gap, if there is a way.
 
     Examples
     --------
@@ -238,19 +237,19 @@ class Capability:
 
     @property
     def cell(self) -> Cell:
-        """The cell."""
+        """The cell of the operation and the handle type."""
         return Cell(self.operation, self.handle_type)
 
     @property
     def usable(self) -> bool:
-        """Whether the operation is SUPPORTED or UNVERIFIED, and may be tried. ``bool(capability)`` is the same."""
+        """Whether you can use the operation: SUPPORTED or UNVERIFIED. The same as ``bool(capability)``."""
         return self.support in _USABLE
 
     def __bool__(self) -> bool:
         return self.usable
 
     def as_dict(self) -> dict[str, str | None]:
-        """The form that ``gpuinterop info --json`` prints.
+        """The form printed by ``gpuinterop info --json``.
 
         Examples
         --------
@@ -302,7 +301,7 @@ _PAIRS: Mapping[Operation, tuple[HandleType | None, ...]] = {
 }
 
 DOMAIN: tuple[Cell, ...] = tuple(Cell(operation, kind) for operation in Operation for kind in _PAIRS[operation])
-"""Every meaningful cell; a device's table has exactly these.
+"""Every meaningful cell. A device's table has exactly these cells.
 
 Examples
 --------
@@ -317,7 +316,7 @@ Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]
 
 
 def _cell(requirement: Requirement) -> Cell:
-    given: Any = requirement  # any object that a caller passed
+    given: Any = requirement  # a caller may pass any object
     if isinstance(given, Operation):
         return Cell(given)
     if isinstance(given, Cell):
@@ -337,8 +336,8 @@ def _cell(requirement: Requirement) -> Cell:
 class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     """Read-only capability table of one device, with every cell of :data:`DOMAIN`.
 
-    It is a mapping from ``(operation, handle type or None)`` to `Capability`. The methods take requirements: an
-    `Operation`, a `Cell`, or a pair ``(operation, handle type)``.
+    It maps ``(operation, handle type or None)`` to `Capability`. Its methods accept requirements: an `Operation`, a
+    `Cell`, or a pair ``(operation, handle type)``.
 
     Examples
     --------
@@ -359,7 +358,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
             raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(map(str, extra))}.")
 
     def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
-        if type(key) is not tuple:  # also `get(operation, handle_type)`, whose second argument is a default
+        if type(key) is not tuple:  # also `get(operation, handle_type)`, where the type would be the default
             raise ArgumentTypeError("key", f"expected a pair, got {key!r}; write capabilities[operation, handle_type].")
         return self._cells[key]
 
@@ -370,12 +369,12 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return len(DOMAIN)
 
     def of(self, requirement: Requirement) -> Capability:
-        """Return the capability of a cell. A pair outside :data:`DOMAIN` gives a gap, not a ``KeyError``.
+        """Return the capability of a cell. A pair outside :data:`DOMAIN` returns a gap and raises no ``KeyError``.
 
         Raises
         ------
         ArgumentTypeError
-            `requirement` is neither an `Operation`, a `Cell` nor a pair of an operation and a handle type.
+            `requirement` is not an `Operation`, a `Cell` or a pair of an operation and a handle type.
 
         Examples
         --------
@@ -384,7 +383,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         """
         try:
             found = self._cells.get(requirement)
-        except TypeError:  # a requirement that cannot be hashed: _cell refuses it
+        except TypeError:  # an unhashable requirement, which _cell refuses
             found = None
         if found is None:
             cell = _cell(requirement)
@@ -398,7 +397,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         return not self.missing(*requirements)
 
     def missing(self, *requirements: Requirement) -> list[Capability]:
-        """Return the requirements that are not usable, in the given order."""
+        """Return the capabilities of the requirements that are not usable, in the given order."""
         return [found for found in map(self.of, requirements) if not found]
 
     def require(self, *requirements: Requirement) -> None:
@@ -407,7 +406,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         Raises
         ------
         UnsupportedError
-            A requirement is not usable; `UnsupportedError.capability` says why.
+            A requirement is not usable; `UnsupportedError.capability` has the reason.
 
         Examples
         --------
@@ -431,14 +430,10 @@ def _meaning(cell: Cell) -> str:
 def disable(
     cells: Iterable[Capability], patterns: str, gaps_of: Callable[[str], Iterable[Capability]]
 ) -> list[Capability]:
-    """Turn cells off by ``GPUINTEROP_DISABLE``: comma-separated globs over ``operation`` or ``operation:handle_type``.
+    """Turn off cells with ``GPUINTEROP_DISABLE``: comma-separated globs over ``operation[:handle_type]``.
 
-    ``profile:NAME`` among them turns off what `gaps_of` returns for the name. The first that fits a cell says why.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A pattern matches no cell: a typo would otherwise silently turn nothing off.
+    ``profile:NAME`` turns off the gaps that `gaps_of` returns for the name. The first match gives the reason. A pattern
+    that matches no cell raises `InvalidArgumentError`, so that a typo does not go unnoticed.
     """
     off: dict[Cell, Capability] = {}
     for pattern in filter(None, map(str.strip, patterns.split(","))):
@@ -456,7 +451,7 @@ def disable(
 
 
 def _named_by(pattern: str) -> frozenset[Cell]:
-    """The cells of a user's glob, which must match some."""
+    """The cells that a user's glob matches; at least one."""
     try:
         return _matching(pattern)
     except ValueError:
@@ -479,7 +474,7 @@ def _matching(pattern: str) -> frozenset[Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule of a ``capabilities.toml``; see `Rules`."""
+    """A rule of a ``capabilities.toml``; see `Rules`."""
 
     cells: Sequence[str]
     but: Sequence[str] = ()
@@ -500,7 +495,7 @@ class Rule:
         return all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
 
     def says(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
-        """Capability of a cell by this rule: a gap, or usable, in the rule's scope."""
+        """Capability of a cell under this rule: a gap, or usable in the rule's scope."""
         reason, reference, workaround = (
             text.format_map(facts) for text in (self.reason, self.reference, self.workaround)
         )
@@ -514,19 +509,18 @@ def _has_all(_symbol: str) -> bool:
 
 
 class Rules:
-    """A backend's ``capabilities.toml``: rules, of which the first that fits a cell says what the cell comes to.
+    """A backend's ``capabilities.toml``. It lists rules; the first rule that matches a cell defines its capability.
 
-    A rule names its cells, and those among them that it leaves out (``but``), by globs over ``operation`` or
-    ``operation:handle_type``, as ``GPUINTEROP_DISABLE`` does. It fits while every fact in ``when`` holds; ``not X``
-    holds while X does not. With ``gap``, a `Scope`, the cell is a gap; without it, the cell is usable, by what
-    ``scope`` says. The texts ``reason``, ``reference`` and ``workaround`` may contain ``{name}``: a text of the table
-    ``[texts]``, or a fact.
+    A rule selects cells with globs over ``operation`` or ``operation:handle_type``, as ``GPUINTEROP_DISABLE`` does;
+    ``but`` excludes some of them. It matches if every fact in ``when`` holds (``not X``: X does not hold). With
+    ``gap``, a `Scope`, the cell is a gap. Without it the cell is usable, and ``scope`` is its scope. The texts
+    ``reason``, ``reference`` and ``workaround`` may contain ``{name}``: a text of the table ``[texts]``, or a fact.
 
-    The table ``[symbols]`` lists, by the same globs, the functions that a driver must have for an operation. The fact
-    ``missing`` names those of a cell that it lacks.
+    The table ``[symbols]`` lists the functions that a driver needs for an operation, under the same globs. The fact
+    ``missing`` names the functions of a cell that the driver lacks.
 
-    A table ``[profiles.NAME]`` describes a device by all its facts, and in ``missing`` the functions that its driver
-    lacks. ``GPUINTEROP_DISABLE=profile:BACKEND-NAME`` turns the gaps of such a device off on any backend.
+    A table ``[profiles.NAME]`` lists all facts of a device; its ``missing`` lists the functions that the driver lacks.
+    ``GPUINTEROP_DISABLE=profile:BACKEND-NAME`` turns off that device's gaps on any backend.
 
     Examples
     --------
@@ -539,8 +533,7 @@ class Rules:
 
     def __init__(self, file: Traversable) -> None:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        self.by_cell: dict[Cell, list[Rule]] = {cell: [] for cell in DOMAIN}
-        """The rules for each cell, in their order."""
+        self.by_cell: dict[Cell, list[Rule]] = {cell: [] for cell in DOMAIN}  # in the order of the rules
         self._symbols: dict[Cell, dict[str, None]] = {cell: {} for cell in DOMAIN}
         try:
             self.rules = [Rule(**rule) for rule in content["rule"]]
@@ -550,13 +543,12 @@ class Rules:
             for glob, symbols in content.get("symbols", {}).items():
                 for cell in _matching(glob):
                     self._symbols[cell].update(dict.fromkeys(symbols))
-        except (TypeError, ValueError) as error:  # a key that is missing or not a rule's, or a value of another kind
-            raise InvalidArgumentError("file", f"expected rules as `Rules` has them, got {file}: {error}.") from error
+        except (TypeError, ValueError) as error:  # a missing or unknown key, or a value of the wrong type
+            raise InvalidArgumentError("file", f"expected rules as in `Rules`, got {file}: {error}.") from error
         self._texts: dict[str, str] = content.get("texts", {})
-        self.profiles: dict[str, dict[str, Any]] = content.get("profiles", {})
-        """The facts of each device that a profile describes."""
+        self.profiles: dict[str, dict[str, Any]] = content.get("profiles", {})  # the facts of each such device
         self.facts = {fact.removeprefix("not ") for rule in self.rules for fact in rule.when} - {"missing"}
-        """The names of all facts that the backend is asked for.
+        """The names of all facts that the backend must supply.
 
         Examples
         --------
@@ -569,12 +561,12 @@ class Rules:
         """
 
     def attributes(self, read: Callable[[int], int]) -> dict[str, object]:
-        """The facts ``attribute N``, which `read` returns by number."""
+        """The facts ``attribute N``. `read` returns an attribute's value by number."""
         names = (fact for fact in self.facts if fact.startswith("attribute "))
         return {name: read(int(name.removeprefix("attribute "))) for name in names}
 
     def table(self, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> list[Capability]:
-        """Every cell that a rule fits, by the facts of a device; `has` tells which functions its driver has."""
+        """Every cell that a rule matches with a device's facts. `has` checks whether its driver has a function."""
         if lacking := sorted(self.facts - facts.keys()):
             raise InvalidArgumentError(
                 "facts", f"expected every fact that the rules name, got none for {', '.join(lacking)}."
@@ -582,7 +574,7 @@ class Rules:
         return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
 
     def profile(self, name: str) -> list[Capability]:
-        """The table of the device that ``[profiles.NAME]`` describes."""
+        """The table of the device in ``[profiles.NAME]``."""
         facts = self.profiles[name]
         missing = frozenset(facts.get("missing", ()))
         if unknown := sorted(missing.difference(*self._symbols.values())):
@@ -590,7 +582,7 @@ class Rules:
         return self.table(facts, lambda symbol: symbol not in missing)
 
     def of(self, cell: Cell, facts: Mapping[str, object], has: Callable[[str], bool] = _has_all) -> Capability | None:
-        """One cell; None where no rule fits it."""
+        """One cell; None if no rule matches it."""
         missing = ", ".join(symbol for symbol in self._symbols[cell] if not has(symbol))
         known = {**self._texts, **facts, "missing": missing}
         return next((rule.says(cell, known) for rule in self.by_cell[cell] if rule.holds(known)), None)
@@ -598,22 +590,22 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifiedRun:
-    """One entry of a backend's ``verified.toml``: a dated run of the conformance suite on real hardware.
+    """An entry of a backend's ``verified.toml``: a dated run of the conformance suite on real hardware.
 
     Attributes
     ----------
     date : str
-        ISO 8601, e.g. ``2026-11-21``.
+        ISO 8601, for example ``2026-11-21``.
     platform : str
-        ``sys.platform`` of that run; a run proves nothing for another platform.
+        ``sys.platform`` of the run. A run proves nothing for another platform.
     device : str
-        The device's name, or the Vulkan driver's; a run proves nothing for a GPU, or a driver, of another name.
+        Name of the device, or of the Vulkan driver. A run proves nothing for a device or driver with another name.
     versions : Mapping[str, str]
         Versions of the driver, the bindings and the exporters.
     cells : frozenset of Cell
-        Cells that the run exercised and that passed.
+        Cells that the run tested and that passed.
     tests : Mapping[str, int]
-        Number of tests that passed, failed, and were skipped: as declared gaps, or unexpectedly.
+        Number of tests that passed, that failed, and that were skipped as declared gaps or unexpectedly.
 
     Examples
     --------
@@ -633,13 +625,7 @@ class VerifiedRun:
 
 
 def read_verified(file: Traversable) -> list[VerifiedRun]:
-    """Read a ``verified.toml``; without the file there are no runs.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The file cannot be read, or an entry is not a run.
-    """
+    """Read a ``verified.toml``; none if it does not exist. Raises `InvalidArgumentError` if an entry is not a run."""
     if not file.is_file():
         return []
     try:
@@ -651,7 +637,7 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
 
 
 def recorded(file: Traversable) -> list[VerifiedRun]:
-    """Read a ``verified.toml``; if `read_verified` refuses it, warn and return no runs."""
+    """Read a ``verified.toml``. If `read_verified` refuses it, warn and return no runs."""
     try:
         return read_verified(file)
     except InvalidArgumentError as error:
@@ -676,15 +662,10 @@ def _versions(run: VerifiedRun) -> str:
 
 
 def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device: str | None = None) -> list[Capability]:
-    """Raise UNVERIFIED to SUPPORTED if a run on this platform, on a device of this name, has shown it.
+    """Make an UNVERIFIED cell SUPPORTED if a run has shown it on this platform, on a device of this name.
 
-    Backends never declare SUPPORTED themselves, so a claim cannot outrun its proof. The reason of a cell that stays
-    UNVERIFIED names the runs on other devices.
-
-    Parameters
-    ----------
-    device : str, optional
-        Name of the device; None for a CPU, for which every run on its platform counts.
+    Backends never declare SUPPORTED, so no claim goes beyond its proof. The reason of a cell that stays UNVERIFIED
+    names the runs on other devices. For a CPU `device` is None, and every run on its platform counts.
     """
     ordered = sorted(runs, key=lambda run: run.date)
     result = []

@@ -1,4 +1,4 @@
-"""Errors and warnings of gpuinterop. Messages say what went wrong and what to do about it.
+"""Errors and warnings of gpuinterop. A message reports what went wrong and what to do about it.
 
 Examples
 --------
@@ -47,7 +47,7 @@ __all__ = [
 
 DEV_MODE = sys.flags.dev_mode
 passed_over = {f"{__package__}.", "contextlib."}
-"""Packages whose frames are not the user's, each with a dot behind it. The registry adds those of our backends."""
+"""Prefixes of packages whose frames are not the user's, each ending in a dot. The registry adds the backends'."""
 
 
 class GpuInteropError(Exception):
@@ -63,13 +63,13 @@ class GpuInteropError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross process boundaries (multiprocessing, pytest-xdist): rebuild without calling __init__, whose
-        # signatures differ, so that the attributes survive.
+        # Errors cross process boundaries (multiprocessing, pytest-xdist). The signatures of __init__ differ, so this
+        # does not call it, and the attributes survive.
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict[str, Any]) -> GpuInteropError:
-    # Not cls.__new__: OutOfMemoryError inherits MemoryError's, which does not fit the layout of its instances.
+    # Not cls.__new__: OutOfMemoryError inherits MemoryError's, which does not fit its instances' layout.
     error: GpuInteropError = cls.__base__.__new__(cls, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -77,7 +77,7 @@ def _rebuild(cls: type[GpuInteropError], args: tuple[Any, ...], attributes: dict
 
 
 class BackendNotFoundError(GpuInteropError, LookupError):
-    """A backend of that name is not installed; the message lists the installed ones.
+    """No installed backend has that name. The message lists the installed backends.
 
     Examples
     --------
@@ -89,7 +89,7 @@ class BackendNotFoundError(GpuInteropError, LookupError):
 
 
 class DeviceNotFoundError(GpuInteropError, LookupError):
-    """No device has that ordinal or identity; the message lists the available devices.
+    """No device has that ordinal or identity. The message lists the available devices.
 
     Examples
     --------
@@ -110,16 +110,12 @@ class BackendUnavailableError(GpuInteropError, RuntimeError):
     fix : str, optional
         What to install or set.
     absent : bool
-        Whether the vendor's software is not installed, so that choosing another backend needs no warning.
+        Whether the vendor's software is not installed. If so, choosing another backend needs no warning.
 
     Attributes
     ----------
-    reason : str
-        The argument.
-    fix : str
-        The argument.
-    absent : bool
-        The argument.
+    reason, fix, absent
+        The arguments.
 
     Examples
     --------
@@ -184,7 +180,7 @@ class InvalidArgumentError(GpuInteropError, ValueError):
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
-    """An argument has the wrong type, most often a bare int instead of a typed handle.
+    """An argument has the wrong type, most often a plain int instead of a typed handle.
 
     Examples
     --------
@@ -196,7 +192,7 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
 
 
 class HandleError(GpuInteropError, ValueError):
-    """A handle cannot be used: closed, consumed, not of the stated kind, or of another device.
+    """A handle cannot be used: it is closed or consumed, of a different kind, or from another device.
 
     Examples
     --------
@@ -223,7 +219,7 @@ class ResourceClosedError(GpuInteropError):
 
 
 class ResourceBusyError(GpuInteropError):
-    """The object is still in use by pending work or by exported arrays.
+    """Pending work or exported arrays still use the object.
 
     Examples
     --------
@@ -237,7 +233,7 @@ class ResourceBusyError(GpuInteropError):
 
 
 class SemaphoreTimeoutError(GpuInteropError, TimeoutError):
-    """A wait expired; the message names the semaphores and values.
+    """A wait expired. The message names the semaphores and values.
 
     Examples
     --------
@@ -250,7 +246,7 @@ class SemaphoreTimeoutError(GpuInteropError, TimeoutError):
 
 
 class PeerError(GpuInteropError, ConnectionError):
-    """Another process died, or did not send a valid gpuinterop message.
+    """Another process exited, or did not send a valid gpuinterop message.
 
     Examples
     --------
@@ -266,16 +262,16 @@ class PeerError(GpuInteropError, ConnectionError):
 
 
 class DriverError(GpuInteropError):
-    """A native call failed. Where the process has no file descriptor left, the message says so: drivers do not.
+    """A native call failed. If the process has run out of file descriptors, the message reports it; drivers do not.
 
     Attributes
     ----------
     call : str
-        The native function, e.g. ``cuImportExternalMemory``.
+        The native function, for example ``cuImportExternalMemory``.
     code : int
         Its status.
     symbol : str
-        The status by name, e.g. ``CUDA_ERROR_INVALID_VALUE``.
+        The name of the status, for example ``CUDA_ERROR_INVALID_VALUE``.
 
     Examples
     --------
@@ -313,7 +309,7 @@ def _short_of_descriptors(symbol: str) -> str:
 
 
 class OutOfMemoryError(DriverError, MemoryError):
-    """A native call failed for lack of memory.
+    """A native call failed because memory ran out.
 
     Examples
     --------
@@ -342,9 +338,9 @@ class LeakedResourceWarning(ResourceWarning):
 
 
 def again(failure: BaseException) -> BaseException:
-    """Return a copy of a remembered failure to raise, with the original as its cause.
+    """Return a copy of a stored failure, to raise it with the original as its cause.
 
-    Raising the same object twice would pile up tracebacks, and two threads would write to it at once.
+    If the same object were raised twice, its tracebacks would pile up, and two threads could write to it at once.
 
     Examples
     --------
@@ -356,7 +352,7 @@ def again(failure: BaseException) -> BaseException:
     try:
         fresh = copy.copy(failure)
     except Exception:
-        return failure  # not ours, and it cannot be copied
+        return failure  # another library's, and it cannot be copied
     if not isinstance(fresh, type(failure)):
         return failure
     fresh.__cause__ = failure
@@ -364,7 +360,7 @@ def again(failure: BaseException) -> BaseException:
 
 
 class _Unraisable:
-    """Hands an exception to `sys.unraisablehook`, which receives the exceptions of finalizers."""
+    """Passes an exception to `sys.unraisablehook`, which receives the exceptions of finalizers."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -390,13 +386,7 @@ def report(error: BaseException) -> None:
 
 
 def users_frame() -> tuple[FrameType, int]:
-    """The nearest frame of the user's code, and the `stacklevel` by which the caller's warning names it.
-
-    Examples
-    --------
-    >>> gi.errors.users_frame()[1]
-    1
-    """
+    """The nearest frame of the user's code, and the `stacklevel` with which the caller can warn about it."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(tuple(passed_over)):
         frame, level = frame.f_back, level + 1
@@ -404,19 +394,13 @@ def users_frame() -> tuple[FrameType, int]:
 
 
 def place() -> str:
-    """File and line of the user's code that makes an object, for warnings in Python's development mode.
-
-    Examples
-    --------
-    >>> gi.errors.place()
-    ' [made at ...]'
-    """
+    """File and line of the user's code that creates an object, for warnings in Python's development mode."""
     frame, _ = users_frame()
     return f" [made at {frame.f_code.co_filename}:{frame.f_lineno}]"
 
 
 def warn_leak(message: str) -> None:
-    """Warn of a leak; if warnings are errors, report the error instead of raising it.
+    """Warn of a leak. If warnings are errors, report the error instead of raising it.
 
     Examples
     --------

@@ -1,15 +1,15 @@
 """Typed operating-system handles, with their ownership and origin.
 
-Ownership, the same for every vendor:
+Ownership is the same for every vendor:
 
-- A handle made by ``export()``, by an exporter or by :mod:`gpuinterop.ipc` **owns** its descriptor: dropping it
-  unclosed closes the descriptor and warns.
-- A handle made from the caller's number **borrows** the descriptor until an import consumes it. Where somebody else
-  keeps the number, and closes it later, `FdHandle.adopt_duplicate` makes a handle of a duplicate.
-- A successful import **consumes** the handle of a file descriptor, owned or borrowed: the driver owns the descriptor.
-  After a failed import the caller still owns it, open and untouched.
-- If one thread ends use while another imports or duplicates the handle, that takes effect afterwards.
-- The caller still owns an NT handle after an import, as its API says. KMT handles hold no reference.
+- A handle from ``export()``, from an exporter or from :mod:`gpuinterop.ipc` **owns** its descriptor. If you drop it
+  without closing it, it closes the descriptor and warns.
+- A handle that you make from a number **borrows** the descriptor until an import consumes it. If other code keeps the
+  number and closes it later, use `FdHandle.adopt_duplicate`.
+- A successful import **consumes** a handle with a file descriptor, owned or borrowed: the driver then owns the
+  descriptor. After a failed import you still have the handle, open and untouched.
+- If one thread closes a handle while another imports or duplicates it, the close takes effect afterwards.
+- You still own an NT handle after an import, as its API requires. KMT handles hold no reference.
 
 Examples
 --------
@@ -103,7 +103,7 @@ class DeviceIdentity:
     driver_uuid : bytes, optional
         16 bytes: Vulkan's ``driverUUID``.
     is_cpu : bool
-        A software device; it matches the host backend's device, and one that has its identifiers.
+        A software device. It matches the host backend's device, and a device with the same identifiers.
 
     Examples
     --------
@@ -122,9 +122,7 @@ class DeviceIdentity:
     is_cpu: bool = False
 
     def conflicts(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly different devices: an identifier that both have differs.
-
-        Identifiers that only one side knows prove nothing. Those compared are the PCI address, the UUID and the LUID.
+        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs.
 
         Examples
         --------
@@ -137,9 +135,7 @@ class DeviceIdentity:
         return not all(self._agreements(other))
 
     def matches(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly one device.
-
-        Both are CPUs, or the identifiers that both have are equal.
+        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal.
 
         Examples
         --------
@@ -158,7 +154,7 @@ class DeviceIdentity:
             return [True]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
         found = [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
-        # A GPU that is simulated on the CPU may have a software device's identifier.
+        # A GPU that is simulated on the CPU may have the identifiers of a software device.
         return found or ([False] if self.is_cpu or other.is_cpu else [])
 
 
@@ -187,20 +183,20 @@ class OriginKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandleOrigin:
-    """Origin of a handle, which lets the library refuse mistakes that drivers accept.
+    """Origin of a handle. With it gpuinterop refuses mistakes that drivers accept.
 
     Attributes
     ----------
     kind : OriginKind
         Kind of object.
     device : DeviceIdentity, optional
-        Device that the object lies on.
+        Device that holds the object.
     size : int, optional
         Size of the memory object in bytes.
     dedicated : bool, optional
         Whether the exporting allocation was dedicated.
     trusted : bool
-        True if an exporter or backend of this process made the handle. Otherwise the origin can only refuse a use.
+        True if an exporter or backend of this process made the handle. An untrusted origin can only refuse a use.
 
     Examples
     --------
@@ -217,7 +213,7 @@ class HandleOrigin:
     trusted: bool = False
 
     def untrusted(self) -> HandleOrigin:
-        """Return a copy that is not trusted, for another process."""
+        """Return an untrusted copy, for another process."""
         return replace(self, trusted=False)
 
 
@@ -233,12 +229,12 @@ class _State(Enum):
 
 
 _CONCRETE: list[type[Handle]] = []
-"""The types that say what a handle is of, by their `name`, in the order of tables."""
-_NO_FD = 2**31  # the first number beyond a C int, and so beyond descriptors
+"""The types with a `type_name`, in the order of tables."""
+_NO_FD = 2**31  # descriptors are C ints
 
 
 class Handle(NoCopy):
-    """Base of all handles. Construct a type of :func:`handle_types`, which tells the driver what the handle is.
+    """Base of all handles. Construct one of :func:`handle_types`; the type tells the driver what the handle refers to.
 
     Examples
     --------
@@ -250,10 +246,10 @@ class Handle(NoCopy):
     """
 
     type_name: ClassVar[str] = ""
-    """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, e.g. ``timeline_fd``."""
+    """The name in tables, in JSON and in ``GPUINTEROP_DISABLE``, for example ``timeline_fd``."""
 
     origin: HandleOrigin | None
-    _state = _State.CLOSED  # until a handle's own checks have passed
+    _state = _State.CLOSED  # until the handle's own checks have passed
 
     def __init_subclass__(cls, name: str = "") -> None:
         super().__init_subclass__()
@@ -265,7 +261,7 @@ class Handle(NoCopy):
         if not cls.type_name:
             kinds = ", ".join(kind.__name__ for kind in types_here(_CONCRETE, cls))
             raise ArgumentTypeError(
-                "handle", f"a {cls.__name__} does not say what the handle is of; construct one of {kinds}."
+                "handle", f"expected a type of handle that can be constructed, got {cls.__name__}; use one of {kinds}."
             )
         return super().__new__(cls)
 
@@ -280,7 +276,7 @@ class Handle(NoCopy):
         return self._state is not _State.OPEN
 
     def close(self) -> None:
-        """End use. Idempotent. Closes an owned handle; a borrowed number stays open."""
+        """Close the handle. Idempotent. An owned handle closes its descriptor; a borrowed one leaves it open."""
         if self._state is _State.OPEN:
             self._state = _State.CLOSED
 
@@ -292,7 +288,7 @@ class Handle(NoCopy):
         try:
             self.close()
         except HandleError:
-            if kind is None:  # else the exception in flight says more
+            if kind is None:  # otherwise the exception that is being raised matters more
                 raise
 
     def _check_open(self) -> None:
@@ -308,7 +304,7 @@ class Handle(NoCopy):
 
 
 def this_thread() -> tuple[int, int]:
-    """The process and the thread that runs."""
+    """The running process and thread."""
     return os.getpid(), threading.get_ident()
 
 
@@ -318,11 +314,11 @@ class FdHandle(Handle):
     Parameters
     ----------
     fd : int
-        File descriptor, borrowed: the caller owns it until an import consumes the handle.
+        File descriptor. The handle borrows it: you own it until an import consumes the handle.
     origin : HandleOrigin, optional
         Origin of the handle.
     trusted : bool, optional
-        True if you trust every process that holds the object; see `trusted`. Default: what the origin says.
+        True if you trust every process that holds the object; see `trusted`. By default the origin decides.
 
     Raises
     ------
@@ -342,11 +338,11 @@ class FdHandle(Handle):
     """
 
     _instead = (
-        "duplicate() makes a second handle; to another process send this one with gpuinterop.ipc.send_handle, or "
-        "through multiprocessing as an argument of a Process or through a Pipe, which pass the descriptor itself. Not "
-        "through a Queue, which pickles after put() has returned, when the handle may be closed."
+        "duplicate() makes a second handle. To send this one to another process use gpuinterop.ipc.send_handle, or "
+        "multiprocessing: as an argument of a Process or through a Pipe, which pass the descriptor itself. Not "
+        "through a Queue, which pickles only after put() has returned, when the handle may be closed."
     )
-    _owned = False  # __del__ may see it if a check below fails
+    _owned = False  # for __del__, if a check below fails
     _made_at = ""
 
     def __init__(self, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> None:
@@ -354,27 +350,27 @@ class FdHandle(Handle):
         if not 0 <= fd < _NO_FD:
             raise HandleError(f"fd: invalid file descriptor {fd}; check the call that returned it.")
         try:
-            os.get_inheritable(fd)  # F_GETFD: fstat may have to wait for a process that serves the file
+            os.get_inheritable(fd)  # F_GETFD; fstat may wait for a process that serves the file
         except OSError as error:
             raise HandleError(f"fd: {fd} is not open ({error.strerror}); was it closed or consumed already?") from None
         super().__init__(origin=origin)
         self._fd = fd
-        self._number = [fd]  # the thread that pops it owns it; a list gives it to one thread only
-        self.calls: list[tuple[int, int]] = []  # threads that use it now: each notes itself, looks, then uses it
+        self._number = [fd]  # the thread that pops it owns it; only one thread can
+        self.calls: list[tuple[int, int]] = []  # threads that use it now; each adds itself before it checks the state
         self._trusted: bool | None = None
         if trusted is not None:
             self.trusted = trusted
 
     @classmethod
     def adopt(cls, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> Self:
-        """Wrap an fd and **own** it, so that the handle closes it. Backends and exporters use this.
+        """Wrap an fd and **own** it: the handle closes it. Backends and exporters use this.
 
         Parameters
         ----------
         fd : int
-            Open descriptor; success gives it to the handle.
+            Open descriptor. If this succeeds, the handle owns it.
         origin, trusted
-            As of the class.
+            As in the constructor.
 
         Examples
         --------
@@ -390,17 +386,17 @@ class FdHandle(Handle):
 
     @classmethod
     def adopt_duplicate(cls, fd: int, *, origin: HandleOrigin | None = None, trusted: bool | None = None) -> Self:
-        """Wrap and **own** a close-on-exec duplicate (``dup``) of an fd whose owner keeps it, and closes it later.
+        """Wrap and **own** a close-on-exec duplicate (``dup``) of an fd that other code keeps and closes later.
 
-        An import consumes the duplicate. A handle of the number itself would have the import close it, and its owner
-        would then close another file that has been given the number.
+        An import consumes the duplicate. If the handle had the number itself, the import would close it, and the other
+        code would later close whatever file has the number by then.
 
         Parameters
         ----------
         fd : int
-            Open descriptor. Its owner keeps it, and may close it as soon as this returns.
+            Open descriptor. Its owner keeps it, and can close it as soon as this returns.
         origin, trusted
-            As of the class.
+            As in the constructor.
 
         Raises
         ------
@@ -409,7 +405,7 @@ class FdHandle(Handle):
         HandleError
             `fd` is not open, or out of range.
         DriverError
-            The system refuses (``dup``).
+            The system refuses the duplicate (``dup``).
 
         Examples
         --------
@@ -420,7 +416,7 @@ class FdHandle(Handle):
         >>> os.fstat(fd).st_size  # still open
         65536
         """
-        given = cls(fd, origin=origin, trusted=trusted)  # checks all before there is a duplicate to lose
+        given = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
         return cls.adopt(system.call("dup", os.dup, given.fd), origin=origin, trusted=trusted)
 
     @property
@@ -431,7 +427,7 @@ class FdHandle(Handle):
         return self._fd
 
     def fileno(self) -> int:
-        """Return `fd`, which ``select`` and ``fcntl`` ask for."""
+        """Return `fd`, for ``select`` and ``fcntl``."""
         return self.fd
 
     @property
@@ -441,11 +437,11 @@ class FdHandle(Handle):
 
     @property
     def trusted(self) -> bool:
-        """Whether imports accept objects that a peer can use against this process.
+        """Whether imports accept objects that another process can use against this one.
 
-        True if an exporter or driver of this process made the handle, or if you pass ``trusted=True`` or set it on a
-        handle of :mod:`gpuinterop.ipc`. The host backend requires it for SwiftShader's memory and semaphores, whose
-        holders can end this process (SIGBUS) or make its signals fail.
+        True if an exporter or driver of this process made the handle, or if you set it: with ``trusted=True``, or on a
+        handle from :mod:`gpuinterop.ipc`. The host backend requires it for SwiftShader's memory and semaphores, because
+        a process that holds them can kill this process (SIGBUS) or make its signals fail.
         """
         if self._trusted is not None:
             return self._trusted
@@ -458,12 +454,12 @@ class FdHandle(Handle):
         self._trusted = value
 
     def close(self) -> None:
-        """End use. Idempotent. Closes an owned fd; a borrowed one stays open.
+        """Close the handle. Idempotent. An owned fd is closed; a borrowed fd stays open.
 
         Raises
         ------
         HandleError
-            The fd is owned, and other code has closed it. The handle is closed all the same.
+            The handle owned the fd, and other code has closed it. The handle is closed anyway.
         """
         super().close()
         if _passed:
@@ -480,13 +476,13 @@ class FdHandle(Handle):
             ) from error
 
     def _with_fd(self, fd: int) -> Self:
-        """A handle like this one with a duplicate of its number, which it does not own."""
+        """Return a copy of this handle with a duplicate of its number, which it does not own."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__, _state=_State.OPEN, _owned=False, _fd=fd, _number=[fd], calls=[])
         return twin
 
     def _use(self, call: Callable[[int], T]) -> T:
-        """Pass the number to `call`; the descriptor stays open until it returns."""
+        """Pass the number to `call`. The descriptor stays open until `call` returns."""
         calls, mark = self.calls, (this_thread(),)
         calls += mark
         try:
@@ -498,41 +494,41 @@ class FdHandle(Handle):
     def _settle(self) -> OSError | None:
         """Close the number of a finished handle once; return the system's error if it was not open.
 
-        If a call still uses the number, that call closes it at its end.
+        If a call still uses the number, that call closes it when it ends.
         """
         ended = self._number and self._owned and self._state in (_State.CLOSED, _State.CONSUMED)
         if ended and not self._threads():
-            at_once = self._state is _State.CONSUMED or self.trusted  # else close() may block on the file
+            at_once = self._state is _State.CONSUMED or self.trusted  # otherwise close() may block on the file
             try:
                 (os.close if at_once else system.close)(self._number.pop())
             except IndexError:
-                pass  # the number is closed, or another thread's
+                pass  # already closed, or another thread has popped it
             except OSError as error:
                 return error
         return None
 
     def _let_calls_end(self) -> None:
-        """Wait until other threads that found the handle open no longer use the number."""
-        mine = this_thread()  # a signal handler may have struck inside such a call
+        """Wait until no other thread uses the number."""
+        mine = this_thread()  # a signal handler may run inside such a call
         system.until(lambda: not self._threads() - {mine}, None)
 
     def _threads(self) -> set[tuple[int, int]]:
-        """Threads that use the number now; a forked child does not count the parent's."""
+        """Threads that use the number now. A forked child ignores the parent's."""
         return {mark for mark in self.calls.copy() if mark[0] == os.getpid()}
 
     def detach(self) -> int:
-        """Return the fd, which the caller must close from now on. Ends use of the handle.
+        """Return the fd, which you must close from now on, and end the handle.
 
         Raises
         ------
         HandleError
-            The handle is closed, consumed or detached already.
+            The handle is already closed, consumed or detached.
 
         Examples
         --------
         >>> import os
         >>> with device.allocate(4096) as allocation:
-        ...     number = allocation.export().detach()  # the caller's now
+        ...     number = allocation.export().detach()  # yours now
         >>> os.close(number)
         """
         self._check_open()
@@ -553,7 +549,7 @@ class FdHandle(Handle):
         HandleError
             The handle is closed, or other code has closed its fd.
         DriverError
-            The system refuses (``dup``): too many are open.
+            The system refuses the duplicate (``dup``): too many descriptors are open.
 
         Examples
         --------
@@ -576,7 +572,7 @@ class FdHandle(Handle):
             return
         dropped = self._state is _State.OPEN
         self._state = _State.CLOSED
-        if self._settle() is None and dropped:  # else the interpreter or the user has closed it already
+        if self._settle() is None and dropped:  # otherwise the interpreter or the user has already closed it
             name = f"{type(self).__name__}(fd={self._fd}){self._made_at}"
             warn_leak(f"{name} was dropped without close(), detach() or an import")
 
@@ -587,9 +583,9 @@ class FdHandle(Handle):
 
 
 def use_all(handles: Sequence[FdHandle], call: Callable[[Sequence[int]], T], numbers: Sequence[int] = ()) -> T:
-    """Pass the numbers of all to `call`; the descriptors stay open until it returns.
+    """Pass the numbers of all handles to `call`. The descriptors stay open until `call` returns.
 
-    Another thread that ends one of the handles meanwhile may wait for that, so `call` must not block.
+    `call` must not block, because a thread that closes one of the handles may wait for it.
     """
     if not handles:
         return call(numbers)
@@ -597,21 +593,21 @@ def use_all(handles: Sequence[FdHandle], call: Callable[[Sequence[int]], T], num
 
 
 class Win32Handle(Handle):
-    """An NT handle, or the name of a shared object. Pass exactly one of the two.
+    """An NT handle, or the name of a shared object. Pass exactly one of them.
 
     Parameters
     ----------
     handle : int, optional
-        Value of the NT handle. The caller owns it, even after an import.
+        Value of the NT handle. You own it, even after an import.
     name : str, optional
-        Name of the object, which the driver opens (`Operation.IMPORT_BY_NAME`).
+        Name of the object. The driver opens it (`Operation.IMPORT_BY_NAME`).
 
     Raises
     ------
     ArgumentTypeError
         `handle` is not an int, or `name` is not a str.
     InvalidArgumentError
-        Both were given, or neither; or `name` is empty, or objects of this type have no name.
+        Both or neither were given; or `name` is empty, or objects of this type have no name.
     HandleError
         `handle` is 0 or negative.
 
@@ -622,7 +618,7 @@ class Win32Handle(Handle):
     >>> gi.D3D12Heap(name="renderer/heap 3")
     <D3D12Heap name='renderer/heap 3'>
 
-    Outside of Windows every import of such a handle is refused:
+    Imports refuse such a handle on systems other than Windows:
 
     >>> device.import_memory(gi.D3D12Heap(handle=0x1A4), size=65536)
     Traceback (most recent call last):
@@ -653,18 +649,18 @@ class Win32Handle(Handle):
 
     @property
     def handle(self) -> int | None:
-        """Value of the NT handle; None if the object is named. Raises `HandleError` once the handle is closed."""
+        """Value of the NT handle; None for a named object. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._handle
 
     @property
     def name(self) -> str | None:
-        """Name of the object; None if it has a handle. Raises `HandleError` once the handle is closed."""
+        """Name of the object; None for a handle. Raises `HandleError` once the handle is closed."""
         self._check_open()
         return self._name
 
     def detach(self) -> int | None:
-        """Return the handle's value, which the caller closes. Ends use of the handle.
+        """Return the value, which you must close, and end the handle.
 
         Examples
         --------
@@ -676,7 +672,7 @@ class Win32Handle(Handle):
         return handle
 
     def duplicate(self) -> Self:
-        """Return a second wrapper of the same NT handle; imports do not consume it, so it is not duplicated."""
+        """Return a second wrapper of the same NT handle. Imports do not consume it, so it needs no duplicate."""
         self._check_open()
         return type(self)(handle=self._handle, name=self._name, origin=self.origin)
 
@@ -693,7 +689,7 @@ class KmtHandle(Win32Handle):
     handle : int
         Value of the handle.
     keepalive : object, optional
-        Object that lives as long as the objects imported from this handle.
+        Object to keep alive as long as the objects that are imported from this handle.
     """
 
     nameable = False
@@ -714,9 +710,9 @@ class PointerHandle(Handle):
     Parameters
     ----------
     pointer : int
-        Address of the object, which the caller still owns.
+        Address of the object, which you still own.
     keepalive : object, optional
-        Object that lives as long as the objects imported from this handle.
+        Object to keep alive as long as the objects that are imported from this handle.
 
     Examples
     --------
@@ -741,11 +737,11 @@ class PointerHandle(Handle):
         return f"<{type(self).__name__} pointer={self._pointer:#x}>"
 
 
-# -- kinds of semaphore: the values that their calls take --------------------------------------------------------
+# -- kinds of semaphore: the values that their calls accept ------------------------------------------------------
 
 
 class Binary:
-    """Signalled or not; calls take no value.
+    """A semaphore that is signalled or not. Its calls accept no value.
 
     Examples
     --------
@@ -758,7 +754,7 @@ class Binary:
 
 
 class Timeline:
-    """A counter that only grows; calls take a value.
+    """A counter that only grows. Its calls accept a value.
 
     Examples
     --------
@@ -771,7 +767,7 @@ class Timeline:
 
 
 class Fence:
-    """A Direct3D fence; calls take a value.
+    """A Direct3D fence. Its calls accept a value.
 
     Examples
     --------
@@ -781,7 +777,7 @@ class Fence:
 
 
 class Keyed:
-    """A keyed mutex; calls take a key, waits also a timeout.
+    """A keyed mutex. Its calls accept a key, and its waits also a timeout.
 
     Examples
     --------
@@ -791,7 +787,7 @@ class Keyed:
 
 
 class SciSync:
-    """NvSciSync; calls take the address of an ``NvSciSyncFence``.
+    """NvSciSync. Its calls accept the address of an ``NvSciSyncFence``.
 
     Examples
     --------
@@ -801,7 +797,7 @@ class SciSync:
 
 
 class MemoryHandle(Handle):
-    """A handle that ``Device.import_memory`` takes.
+    """A handle that ``Device.import_memory`` accepts.
 
     Examples
     --------
@@ -812,7 +808,7 @@ class MemoryHandle(Handle):
 
 
 class SemaphoreHandle(Handle, Generic[K]):
-    """A handle that ``Device.import_semaphore`` takes; `K` is the kind.
+    """A handle that ``Device.import_semaphore`` accepts; `K` is the kind of semaphore.
 
     Examples
     --------
@@ -831,7 +827,7 @@ class SemaphoreHandle(Handle, Generic[K]):
 
 
 class AllocationHandle(Handle):
-    """A handle that ``Device.import_allocation`` takes.
+    """A handle that ``Device.import_allocation`` accepts.
 
     Examples
     --------
@@ -852,7 +848,7 @@ class OpaqueFd(FdHandle, MemoryHandle, SemaphoreHandle[Binary], name="opaque_fd"
 
 
 class TimelineFd(FdHandle, SemaphoreHandle[Timeline], name="timeline_fd"):
-    """A timeline semaphore's ``OPAQUE_FD``. Drivers cannot tell it from a binary semaphore's, so the type must.
+    """``OPAQUE_FD`` of a timeline semaphore. Drivers cannot distinguish it from a binary one; this type does.
 
     Examples
     --------
@@ -1006,7 +1002,7 @@ class NvSciSync(PointerHandle, SemaphoreHandle[SciSync], name="nvscisync"):
 
 
 class BytesHandle(Handle):
-    """A handle that is 64 bytes, which hold no reference and may travel by any means.
+    """A handle of 64 bytes. It holds no reference, so you can send it any way you like.
 
     Parameters
     ----------
@@ -1048,11 +1044,11 @@ def _rebuild_bytes(kind: type[BytesHandle], data: bytes, origin: HandleOrigin | 
 
 
 class FabricHandle(BytesHandle, AllocationHandle, name="fabric"):
-    """A fabric handle: 64 bytes, valid on every node of an NVLink domain.
+    """A fabric handle: 64 bytes that are valid on every node of an NVLink domain.
 
     Examples
     --------
-    The bytes may travel by any means, such as MPI; pickle takes the handle as it is:
+    Send the bytes any way you like, for example with MPI or pickle:
 
     >>> import pickle
     >>> handle = gi.FabricHandle(bytes(range(64)))
@@ -1062,9 +1058,9 @@ class FabricHandle(BytesHandle, AllocationHandle, name="fabric"):
 
 
 class IpcMemHandle(BytesHandle, name="ipc_mem_handle"):
-    """A legacy IPC handle: 64 bytes that name memory of ``cudaMalloc`` or ``hipMalloc`` while its process lives.
+    """A legacy IPC handle: 64 bytes that name memory of ``cudaMalloc`` or ``hipMalloc`` until its process exits.
 
-    `gpuinterop.share` and `gpuinterop.attach` use it by themselves.
+    `gpuinterop.share` and `gpuinterop.attach` use it automatically.
 
     Examples
     --------
@@ -1076,7 +1072,7 @@ class IpcMemHandle(BytesHandle, name="ipc_mem_handle"):
 
 
 class DrmSyncobjFd(FdHandle, name="drm_syncobj_fd"):
-    """A DRM syncobj. Only :mod:`gpuinterop.bridge` takes it.
+    """A DRM syncobj. Only :mod:`gpuinterop.bridge` accepts it.
 
     Examples
     --------
@@ -1091,7 +1087,7 @@ class DrmSyncobjFd(FdHandle, name="drm_syncobj_fd"):
 
 
 class SyncFd(FdHandle, name="sync_fd"):
-    """A Linux sync file. Only :mod:`gpuinterop.bridge` takes it.
+    """A Linux sync file. Only :mod:`gpuinterop.bridge` accepts it.
 
     Examples
     --------
@@ -1106,7 +1102,7 @@ class SyncFd(FdHandle, name="sync_fd"):
 
 
 class EventFd(FdHandle, name="event_fd"):
-    """An eventfd. Only :mod:`gpuinterop.bridge` takes it.
+    """An eventfd. Only :mod:`gpuinterop.bridge` accepts it.
 
     Examples
     --------
@@ -1122,12 +1118,12 @@ AnySemaphoreHandle: TypeAlias = SemaphoreHandle[Any]
 
 
 def is_here(kind: type[Handle], platform: str = sys.platform) -> bool:
-    """Whether a platform, by default this one, has such handles."""
+    """Whether a platform has such handles; by default this platform."""
     return not issubclass(kind, (FdHandle, PointerHandle) if platform.lower().startswith("win") else Win32Handle)
 
 
 def types_here(kinds: Iterable[type[Handle] | None], base: type[Handle] = Handle) -> list[type[Handle]]:
-    """Return the types of handles below `base` that this platform has, for lists in errors; all if it has none."""
+    """Return the subtypes of `base` that this platform has, for lists in errors; if it has none, all of them."""
     below = [kind for kind in kinds if kind is not None and issubclass(kind, base)]
     return list(filter(is_here, below)) or below
 
@@ -1145,10 +1141,9 @@ def handle_types() -> dict[str, type[Handle]]:
 
 
 # -- multiprocessing passes the descriptor itself ----------------------------------------------------------------
-# ForkingPickler consults this table; plain pickle does not, and meets Handle.__reduce__, which refuses.
-# Process.start() and a Pipe's send() pickle in the call, so the caller may close the handle once it returns. A Queue
-# pickles in a feeder thread some time after put(). A handle closed by then fails there, where the error is printed and
-# cannot be caught; one left open is dropped there, unclosed. This code cannot tell the two ways apart.
+# ForkingPickler uses this table; plain pickle calls Handle.__reduce__, which refuses. Process.start() and a Pipe's
+# send() pickle before they return, so the caller can close the handle afterwards. A Queue pickles later in a thread,
+# which this code cannot detect: there a closed handle only prints an error, and an open one is dropped unclosed.
 
 
 def _rebuild_fd(kind: type[FdHandle], duplicate: Any, origin: HandleOrigin | None) -> FdHandle:
@@ -1166,23 +1161,23 @@ def _reduce_fd(handle: FdHandle) -> Any:
 
 
 _passed: list[weakref.finalize[Any, Any]] = []
-"""Finalizers that close the duplicates for processes that may still be starting."""
+"""Finalizers that close the duplicates for processes that may not have started yet."""
 
 
 def _pass(fd: int) -> Any:
     _close_passed()
     starting = context.get_spawning_popen()
-    if starting is not None:  # else DupFd duplicates it; here it only notes the number, which start() passes later
+    if starting is not None:  # otherwise DupFd duplicates it; here it only records the number for start()
         fd = system.call("dup", os.dup, fd)
         _passed.append(weakref.finalize(starting, os.close, fd))
     return system.opened("dup", reduction.DupFd, fd)
 
 
 def _close_passed() -> None:
-    """Close the duplicates of processes that have started, or never will."""
+    """Close the duplicates of processes that have started, or never will start."""
     for close in _passed.copy():
         alive = close.peek()
-        if alive is None or getattr(alive[0], "finalizer", None):  # set once `start` has passed the numbers
+        if alive is None or getattr(alive[0], "finalizer", None):  # set once start() has passed the numbers
             close()
             with suppress(ValueError):  # another thread has removed it
                 _passed.remove(close)
@@ -1195,9 +1190,9 @@ if sys.platform != "win32":
 
 
 class ArrayUsage(Flag):
-    """Usage of an image in external memory; the exporter must have created it for the same usage.
+    """Usage of an image in external memory. The exporter must have created the image for the same usage.
 
-    The drivers' flags: ``CUDA_ARRAY3D_SURFACE_LDST``, ``CUDA_ARRAY3D_COLOR_ATTACHMENT``, ``CUDA_ARRAY3D_CUBEMAP``.
+    The drivers' flags are ``CUDA_ARRAY3D_SURFACE_LDST``, ``CUDA_ARRAY3D_COLOR_ATTACHMENT``, ``CUDA_ARRAY3D_CUBEMAP``.
 
     Examples
     --------
@@ -1214,7 +1209,7 @@ class ArrayUsage(Flag):
     SURFACE = auto()
     """Kernels load and store texels (``VK_IMAGE_USAGE_STORAGE_BIT``)."""
     COLOR_ATTACHMENT = auto()
-    """The graphics side renders into it."""
+    """The graphics API renders into it."""
     CUBEMAP = auto()
     """Six layers are the faces of a cube."""
 
@@ -1226,7 +1221,7 @@ def usage_of(flags: int) -> ArrayUsage:
 
 
 class Texel(NamedTuple):
-    """What a texel consists of: equal channels, each of `bits` bits.
+    """A texel's content: equal channels of `bits` bits each.
 
     Attributes
     ----------
@@ -1261,34 +1256,33 @@ TEXELS: Final = {
                             "SFLOAT": (16, 32)}.items()
     for bits in widths
 } | {"B8G8R8A8_UNORM": Texel("UNORM", 8, 4)}  # fmt: skip
-"""Vulkan's formats that every side lays out alike. Others are refused, because a wrong guess would read
-beside the image."""
+"""Vulkan's formats that every API lays out alike. Others are refused: a wrong guess would read outside the image."""
 
 
 def texel_of(format: str) -> Texel:
-    """What a texel of a Vulkan format consists of; the prefix ``VK_FORMAT_`` may be left out."""
+    """Return the texel of a Vulkan format, with or without the prefix ``VK_FORMAT_``."""
     if not isinstance(format, str):
         raise ArgumentTypeError(
-            "format", f"expected a format's name, got {format!r}; give Vulkan's, e.g. 'R32G32B32A32_SFLOAT'."
+            "format", f"expected a format's name, got {format!r}; use Vulkan's, e.g. 'R32G32B32A32_SFLOAT'."
         )
     try:
         return TEXELS[format.removeprefix("VK_FORMAT_")]
     except KeyError:
         raise InvalidArgumentError(
-            "format", f"expected a format that every side lays out alike, got {format!r}; take {', '.join(TEXELS)}."
+            "format", f"expected a format that every API lays out alike, got {format!r}; use {', '.join(TEXELS)}."
         ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayLayout:
-    """Layout of an image in external memory, as ``map_mipmapped_array`` takes it.
+    """Layout of an image in external memory.
 
     Attributes
     ----------
     format : str
         Name of a Vulkan format without the prefix, e.g. ``R32G32B32A32_SFLOAT``.
     extent : tuple of int
-        Width, height, depth in texels; height and depth are 0 for dimensions that the image does not have.
+        Width, height and depth in texels. Height and depth are 0 if the image does not have that dimension.
     levels : int
         Number of mip levels.
     layers : int
@@ -1296,7 +1290,7 @@ class ArrayLayout:
     offset : int
         Offset from the start of the memory in bytes.
     usage : ArrayUsage
-        How the image is used.
+        Usage of the image.
 
     Examples
     --------
@@ -1315,12 +1309,12 @@ class ArrayLayout:
 
     @property
     def layered(self) -> bool:
-        """Whether drivers take it for an array of layers, which a single cube map is not."""
+        """Whether drivers treat it as an array of layers. A single cube map is not one."""
         return self.layers != 0 and not (self.usage & ArrayUsage.CUBEMAP and self.layers == 6)
 
     @property
     def texel(self) -> Texel:
-        """What a texel of the format consists of; see `texel_of`."""
+        """The texel of the format."""
         return texel_of(self.format)
 
 
@@ -1330,9 +1324,9 @@ class Granularity(NamedTuple):
     Attributes
     ----------
     minimum : int
-        Sizes and offsets that are not multiples of it are refused.
+        Sizes and offsets must be multiples of it.
     recommended : int
-        Granularity for the best performance, a multiple of the minimum.
+        Granularity for the best performance; a multiple of the minimum.
 
     Examples
     --------

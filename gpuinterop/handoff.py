@@ -1,8 +1,8 @@
-"""Hands one object back and forth between a graphics API and a stream, frame by frame.
+"""Passes one object back and forth between a graphics API and a stream, frame by frame.
 
-Binary: one semaphore each way. Timeline: one semaphore; for frame k (from 0) the graphics side signals ``2 k + 1``, the
-compute side ``2 k + 2``. The handoff enforces the order submit, acquire, release: a call out of turn raises at once,
-instead of waiting for ever. On a timeline that was used before, the handoff goes on from its current value.
+With binary semaphores there is one for each direction. A timeline is one semaphore: in frame k (from 0) the graphics
+side signals ``2 k + 1`` and the compute side ``2 k + 2``. The handoff enforces the order submit, acquire, release: a
+call in the wrong order raises at once instead of waiting forever. On a used timeline it continues from its value.
 
 Examples
 --------
@@ -10,7 +10,7 @@ Examples
 ...     handoff = gi.Handoff(semaphore)
 ...     for frame in range(2):
 ...         handoff.next_submit()
-...         semaphore.host_signal(2 * frame + 1)  # by the graphics side
+...         semaphore.host_signal(2 * frame + 1)  # the graphics side signals
 ...         handoff.acquire(stream)
 ...         handoff.release(stream)
 HandoffStep(frame=0, wait_value=None, signal_value=1)
@@ -43,22 +43,17 @@ _SHARED: Final[Mapping[str, tuple[type[Handle], ...]]] = {
     "timeline": (TimelineFd, TimelineWin32),
     "binary": (OpaqueFd, OpaqueWin32),
 }
-"""The handle types of the semaphores that both sides have; in a bridged handoff the compute side has none."""
+"""The handle types of semaphores that both sides use. In a bridged handoff the compute side has no semaphore."""
 BRIDGED: Final = "bridged"
 MODES: Final = (*_SHARED, BRIDGED)
 """The best mode first."""
 
 
 class Graphics(Protocol):
-    """The graphics side, as far as the choice of a mode asks.
+    """What the choice of a mode needs from the graphics side.
 
-    Attributes
-    ----------
-    identity : DeviceIdentity
-    capabilities : Capabilities
-        The table of :func:`gpuinterop.vulkan.capabilities`, or another party's in the same sense.
-    endpoint_gap : str
-        Why a bridge cannot wait for its timelines and signal them; empty if it can.
+    `capabilities` has the form of :func:`gpuinterop.vulkan.capabilities`. `endpoint_gap` is why a bridge cannot wait
+    for its timelines or signal them; empty if it can.
     """
 
     @property
@@ -72,7 +67,7 @@ class Graphics(Protocol):
 
 
 def mode_gaps(graphics: Graphics, device: Device) -> dict[str, UnsupportedError | None]:
-    """Return for each mode, the best first, why the two sides cannot hand over in it; None where they can."""
+    """Return for each mode, the best first, why the two sides cannot use it; None if they can."""
     return {mode: _mode_gap(graphics, device, mode) for mode in MODES}
 
 
@@ -97,7 +92,7 @@ def _mode_gap(graphics: Graphics, device: Device, mode: str) -> UnsupportedError
 def agree_on_mode(
     side: str, graphics: Graphics, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
 ) -> str:
-    """Return the first mode that both sides support; else raise the first gap, with the reason for every mode, once."""
+    """Return the first mode that both sides support. If there is none, raise the reason for every mode."""
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
     if not allow:
         raise InvalidArgumentError("allow", "expected one mode or more of 'timeline', 'binary', 'bridged', got none.")
@@ -146,7 +141,7 @@ class HandoffStep:
 
 
 def _asked(value: int | None) -> str:
-    """Ask what may be missing when a stream waits for too long. The handoff may be gone by then."""
+    """Ask what may be missing when a stream waits too long. The handoff may no longer exist."""
     if value is None:
         return "of a handoff: was its frame submitted?"
     frame, back = divmod(value - 1, 2)
@@ -154,7 +149,7 @@ def _asked(value: int | None) -> str:
 
 
 class Turn(Enum):
-    """The call that is due."""
+    """The call that is due next."""
 
     SUBMIT = "submit"
     ACQUIRE = "acquire"
@@ -167,16 +162,14 @@ SUBMIT, ACQUIRE, RELEASE = Turn
 class Turns(NoCopy):
     """The order of a handoff's calls: submit, acquire, release."""
 
-    _submits: ClassVar[str] = "next_submit"
-    """The call that submits."""
-    _draws: ClassVar[str] = "submit"
-    """What that does, in a word."""
+    _submits: ClassVar[str] = "next_submit"  # the call that submits
+    _draws: ClassVar[str] = "submit"  # a word for what that call does
     _turn = SUBMIT
     _frame = 0
 
     @property
     def frame(self) -> int:
-        """Number of the frame that is under way; starts at 0 on unused semaphores."""
+        """Number of the current frame. It starts at 0 on unused semaphores."""
         return self._frame
 
     def __repr__(self) -> str:
@@ -196,34 +189,34 @@ class Turns(NoCopy):
             for one in self._semaphores():
                 one._check_open()
             due = self._submits if self._turn is SUBMIT else self._turn.value
-            frame = f"frame {self._frame} of {self._label()}"
-            raise InvalidArgumentError("handoff", f"{call} is out of turn; call {due} for {frame} first.")
+            expected = f"expected {due} for frame {self._frame} of {self._label()}"
+            raise InvalidArgumentError("handoff", f"{expected}, got {call}; call {due} first.")
 
 
 class Handoff(Turns):
-    """The compute side of a handoff. The caller still owns the semaphores.
+    """The compute side of a handoff. You still own the semaphores.
 
     Parameters
     ----------
     to_compute : ExternalSemaphore
-        The graphics side signals it. Binary, or a timeline that serves both directions.
+        The semaphore that the graphics side signals: a binary one, or a timeline for both directions.
     to_graphics : ExternalSemaphore, optional
-        The compute side signals it; only for binary semaphores.
+        The semaphore that the compute side signals; only for binary semaphores.
     tracks_submits : bool
-        Whether the graphics side calls `next_submit` here. Pass False if it lives in another process: the handoff then
-        checks only the order of acquire and release.
+        Whether the graphics side calls `next_submit` here. Pass False if it runs in another process; then the handoff
+        only checks the order of acquire and release.
     frame : int, optional
-        First frame; neither side may be in the middle of one. Default: derived from the values that a timeline was
-        signalled here and, if the CPU can read it (`ExternalSemaphore.value`), from its counter; else 0. Earlier
-        signals of other processes to a driver's timeline cannot be seen.
+        First frame; no frame may be in progress. By default it is derived from the timeline's signals in this process
+        and, if the CPU can read it (`ExternalSemaphore.value`), from its counter; otherwise it is 0. gpuinterop cannot
+        see earlier signals of other processes to a driver's timeline.
 
     Raises
     ------
     ArgumentTypeError
         An argument is not a semaphore.
     InvalidArgumentError
-        The semaphores do not fit together. Or `frame` has gone by: its values were signalled. Or the timeline's value
-        does not begin a frame, so that you must pass the next `frame`.
+        The semaphores do not fit together; the values of `frame` are already signalled; or the timeline's value does
+        not begin a frame, so you must pass the next `frame`.
 
     Examples
     --------
@@ -235,7 +228,7 @@ class Handoff(Turns):
     ...         handoff.acquire(stream)
     ...         buffer.fill(frame, stream=stream)
     ...         handoff.release(stream)
-    ...         done.host_wait(timeout=10)  # the graphics side may draw again
+    ...         done.host_wait(timeout=10)  # the graphics side can draw again
     HandoffStep(frame=0, wait_value=None, signal_value=0)
     HandoffStep(frame=1, wait_value=0, signal_value=0)
     HandoffStep(frame=2, wait_value=0, signal_value=0)
@@ -254,12 +247,12 @@ class Handoff(Turns):
             check_type(to_graphics, ExternalSemaphore, "to_graphics", "an ExternalSemaphore")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
-                raise InvalidArgumentError("to_graphics", "one timeline serves both directions; leave it out.")
+                raise InvalidArgumentError("to_graphics", "a timeline needs no second semaphore; leave it out.")
         elif to_compute.kind is Binary:
             if to_graphics is None or to_graphics.kind is not Binary:
                 raise InvalidArgumentError("to_graphics", f"expected a second binary semaphore, got {to_graphics!r}.")
             if to_graphics is to_compute:
-                raise InvalidArgumentError("to_graphics", "expected another semaphore than to_compute, got the same.")
+                raise InvalidArgumentError("to_graphics", "expected a second semaphore, got to_compute again.")
         else:
             raise InvalidArgumentError("to_compute", f"expected a binary one or a timeline, got {to_compute.label}.")
         self._to_compute = to_compute
@@ -267,16 +260,16 @@ class Handoff(Turns):
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
         self._first_turn = self._turn = SUBMIT if tracks_submits else ACQUIRE
-        # The stream that released last, by a binary semaphore. The host cannot read one; it can ask the stream.
+        # The stream of the last release to a binary semaphore, which the host cannot read; it can query the stream.
         self._stream: Stream | None = None
         stands = self._stands() if self._timeline else 0
         self._frame = self._begin(stands) if frame is None else check_int(frame, "frame", maximum=_MAX_FRAME)
         if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
             raise InvalidArgumentError(
-                "frame", f"{self._frame} has gone by: {to_compute.label} stands at {stands}; pass {(stands + 1) // 2}."
+                "frame", f"expected {(stands + 1) // 2} or more, got {self._frame}: {to_compute.label} is at {stands}."
             )
         to_compute.lifetime.remark = _asked
-        # Do not wait for a release that will not come: that of the frame before an explicit `frame`.
+        # Before an explicit first `frame` there is no release to wait for.
         self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
 
     @property
@@ -285,17 +278,17 @@ class Handoff(Turns):
         return "timeline" if self._timeline else "binary"
 
     def next_submit(self) -> HandoffStep:
-        """Return the wait and the signal of the graphics side's next submission; call it once per frame.
+        """Return the wait and the signal of the graphics side's next submission. Call it once per frame.
 
         Raises
         ------
         InvalidArgumentError
-            The previous frame was not released yet.
+            The previous frame is not released yet.
         """
         return HandoffStep(self._frame, *self._take_submit())
 
     def _take_submit(self) -> tuple[int | None, int]:
-        """What the next submission waits for and signals."""
+        """The values that the next submission waits for and signals."""
         if self._turn is not SUBMIT:
             self._check_tracking()
             self._check(SUBMIT, self._submits)
@@ -308,12 +301,12 @@ class Handoff(Turns):
         return (2 * frame if waits else None), 2 * frame + 1
 
     def undo_submit(self) -> None:
-        """Take `next_submit` back, because the submission failed and was not queued.
+        """Undo `next_submit`, because the submission failed and was not queued.
 
         Raises
         ------
         InvalidArgumentError
-            No submission is under way: `next_submit` was not called, or its frame was acquired already.
+            There is no submission to undo: `next_submit` was not called, or its frame is already acquired.
 
         Examples
         --------
@@ -344,7 +337,7 @@ class Handoff(Turns):
         InvalidArgumentError
             `next_submit` was not called for this frame, so the wait would never return.
         SemaphoreTimeoutError
-            `timeout` passed; the frame is still due for `acquire`.
+            `timeout` passed. Call `acquire` again for this frame.
         """
         if self._turn is not ACQUIRE:
             check_timeout(timeout)
@@ -354,7 +347,7 @@ class Handoff(Turns):
         self._turn = RELEASE
 
     def release(self, stream: Stream | object) -> None:
-        """Make `stream` signal the graphics side when its earlier work is done. Returns at once.
+        """Make `stream` signal the graphics side once its earlier work is done. Returns at once.
 
         Parameters
         ----------
@@ -364,7 +357,7 @@ class Handoff(Turns):
         Raises
         ------
         InvalidArgumentError
-            The frame was not acquired.
+            The frame is not acquired.
         """
         if self._turn is not RELEASE:
             self._check(RELEASE, "release")
@@ -382,27 +375,27 @@ class Handoff(Turns):
         return [one for one in (self._to_compute, self._to_graphics) if one is not None]
 
     def _stands(self) -> int:
-        """The timeline's value, as far as this process knows it; enqueued signals count."""
+        """The timeline's value, as far as this process can see it. Enqueued signals count."""
         counter = 0
-        with suppress(UnsupportedError):  # only the driver knows it
+        with suppress(UnsupportedError):  # only the driver can read it
             counter = self._to_compute.value
         return max(counter, self._to_compute._last_signalled(), self._to_compute._promised)
 
     def _begin(self, stands: int) -> int:
-        """Derive the frame from a timeline's value, and set whose turn it is."""
+        """Derive the frame from a timeline's value, and set the call that is due."""
         frame, submitted = divmod(stands, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == stands:
-            self._turn = ACQUIRE  # the frame was submitted here, never released
+            self._turn = ACQUIRE  # the frame was submitted here and never released
         elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
             raise InvalidArgumentError(
                 "frame",
-                f"{self._to_compute.label} stands at {stands}, which does not begin a frame: other code signalled it; "
-                f"pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or more.",
+                f"expected a value that begins a frame, got {self._to_compute.label} at {stands}: other code signalled "
+                f"it; pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or a later frame.",
             )
         return frame
 
     def _check_tracking(self) -> None:
         if not self._tracks_submits:
             raise InvalidArgumentError(
-                "handoff", "expected one that tracks submits, got tracks_submits=False; submit elsewhere."
+                "handoff", "expected a handoff that tracks submits, got tracks_submits=False; submit elsewhere."
             )

@@ -1,19 +1,19 @@
-"""Sends handles to another process over a Unix socket: the descriptors beside a binary message.
+"""Sends handles to another process over a Unix socket. A binary message carries their descriptors.
 
-All messages between processes of this library have one form (`Connection`), little-endian: magic ``GIPH``, u8 version
-2, u8 kind, u16 count of descriptors, u32 number, u32 bytes of the body; then the body. The descriptors come with the
-first byte (SCM_RIGHTS). Handles are kind 0, and the body has 128 bytes for each: u16 handle type (the index in
+All messages between processes of gpuinterop have one form (`Connection`), little-endian: magic ``GIPH``, u8 version 2,
+u8 kind, u16 count of descriptors, u32 number, u32 bytes of the body; then the body. The descriptors arrive with the
+first byte (SCM_RIGHTS). Handles are kind 0. For each handle the body has 128 bytes: u16 handle type (the index in
 `WIRE_TYPES`), u8 origin kind (0: no origin), u8 dedicated (0 unknown, 1 no, 2 yes), u8 whether the device is a CPU, 3
 bytes zero, u64 size, 16 bytes uuid, 8 bytes luid, 16 bytes PCI bus id, the 64 bytes of a handle without a descriptor, 8
-bytes zero. What is unknown of a size or an identifier is zero.
+bytes zero. An unknown size or identifier is zero.
 
-``multiprocessing`` passes handles too, as arguments of a Process and through a Pipe; plain pickle is refused. Do not
-use a Queue, a Pool or an executor: they pickle in their own thread, after ``put()`` has returned. By then a ``with``
-block has closed the handle, and the other side waits in vain. Without a ``with`` block the handle leaks.
+``multiprocessing`` passes handles too, as arguments of a Process or through a Pipe; plain pickle is refused. Do not
+use a Queue, a Pool or an executor, because they pickle in their own thread after ``put()`` has returned. A ``with``
+block has closed the handle by then, so the receiver waits forever. Without a ``with`` block the handle leaks.
 
 Examples
 --------
-A child process gets an allocation through a socket pair:
+A child process receives an allocation through a socket pair:
 
 >>> import socket
 >>> here, there = socket.socketpair()
@@ -68,7 +68,7 @@ __all__ = ["WIRE_TYPES", "receive_handle", "receive_handles", "send_handle", "se
 WIRE_TYPES: tuple[type[Handle], ...] = (
     OpaqueFd, TimelineFd, DmaBufFd, VmmFd, DrmSyncobjFd, SyncFd, EventFd, FabricHandle, IpcMemHandle,
 )  # fmt: skip
-"""Handle types that can be sent. Their order is that of the wire format, so append only.
+"""Handle types that can be sent. The wire format uses their order, so only append.
 
 Examples
 --------
@@ -82,19 +82,15 @@ _KINDS: tuple[OriginKind | None, ...] = (
 
 MAGIC = b"GIPH"
 VERSION = 2
-HEAD = struct.Struct("<4sBBHII")
-"""Magic, version, kind, count of descriptors, number, bytes of the body."""
-HANDLES = 0
-"""The kind of a message of handles."""
+HEAD = struct.Struct("<4sBBHII")  # magic, version, kind, count of descriptors, number, bytes of the body
+HANDLES = 0  # the kind of a message of handles
 MAX_HANDLES = 64
-MAX_FDS = 253
-"""Descriptors that the kernel takes with one message (SCM_MAX_FD)."""
+MAX_FDS = 253  # that the kernel accepts with one message (SCM_MAX_FD)
 MAX_BODY = 64 << 20
 _PIECE = 1 << 18
 _ENTRY = struct.Struct("<HBBB3xQ16s8s16s64s8x")
 _DEDICATED = None, False, True
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred``: pid, user, group. They come before descriptors if a socket has SO_PASSCRED."""
+_CREDENTIALS = struct.Struct("3i")  # struct ucred (pid, user, group), before descriptors if a socket has SO_PASSCRED
 if sys.platform != "win32":
     _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
     _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
@@ -104,19 +100,9 @@ FdT = TypeVar("FdT", bound=FdHandle)
 
 
 def send_handle(connection: socket.socket, handle: Handle) -> None:
-    """Send one handle. The caller still owns it: the peer gets a duplicate.
+    """Send one handle. You still own it, because the peer receives a duplicate.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        See `send_handles`.
-    handle : Handle
-        Handle of one of `WIRE_TYPES`.
-
-    Raises
-    ------
-    ArgumentTypeError, InvalidArgumentError, HandleError, PeerError
-        See `send_handles`.
+    `send_handles` describes the arguments and the errors.
 
     Examples
     --------
@@ -132,23 +118,23 @@ def send_handle(connection: socket.socket, handle: Handle) -> None:
 
 
 def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
-    """Send handles over a Unix stream socket. The caller still owns them: the peer gets duplicates.
+    """Send handles over a Unix stream socket. You still own them, because the peer receives duplicates.
 
     Parameters
     ----------
     connection : socket.socket
-        The socket, whose timeout applies to the whole message and is not changed.
+        The socket. Its timeout applies to the whole message and is not changed.
     handles : sequence of Handle
-        Up to 64 handles, each of one of `WIRE_TYPES`.
+        1 to 64 handles of types in `WIRE_TYPES`.
 
     Raises
     ------
     ArgumentTypeError
-        A handle means nothing in another process (Win32, NvSci), or an argument is not of these types.
+        A handle has no meaning in another process (Win32, NvSci), or an argument has the wrong type.
     InvalidArgumentError
-        The socket is not a Unix stream socket, or the number of handles is not 1 to 64.
+        The socket is not a Unix stream socket, or there are not 1 to 64 handles.
     HandleError
-        A handle is closed, or another thread closes it while this one waits for room. Nothing was sent.
+        A handle is closed, or another thread closes it while this call waits for room. Nothing was sent.
     PeerError
         The peer is gone, or did not read the whole message within the timeout. Close the connection: it is unusable.
 
@@ -169,24 +155,9 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that the caller expects.
+    """Receive one handle of the type that you expect, which must be in `WIRE_TYPES`. You own the handle.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        See `receive_handles`.
-    expect : type
-        Type of the handle, one of `WIRE_TYPES`.
-
-    Returns
-    -------
-    Handle
-        The handle, which the caller owns. Its origin came from the peer, and is not trusted.
-
-    Raises
-    ------
-    ArgumentTypeError, InvalidArgumentError, PeerError
-        See `receive_handles`.
+    `receive_handles` describes the arguments, the handle's origin and the errors.
 
     Examples
     --------
@@ -205,31 +176,31 @@ def receive_handle(connection: socket.socket, expect: type[H]) -> H:
 
 
 def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> list[Any]:
-    """Receive handles over a Unix stream socket. The caller owns them, and they own their descriptors.
+    """Receive handles over a Unix stream socket. You own them, and they own their descriptors.
 
     Parameters
     ----------
     connection : socket.socket
-        The socket, whose timeout applies to the whole message and is not changed.
+        The socket. Its timeout applies to the whole message and is not changed.
     expect : sequence of type
-        Handle types in order: the peer must not choose the type of its descriptors.
+        Handle types in order. The peer must not choose how its descriptors are used.
 
     Returns
     -------
     list of Handle
-        The handles, which the caller owns. Their origins came from the peer, and are not trusted.
+        The handles, which you own. Their origins are from the peer and not trusted.
 
     Raises
     ------
     ArgumentTypeError
-        An argument is not of these types, or handles of a type cannot be sent.
+        An argument has the wrong type, or handles of a type cannot be sent.
     InvalidArgumentError
-        The socket is not a Unix stream socket, or the number of types is not 1 to 64.
+        The socket is not a Unix stream socket, or there are not 1 to 64 types.
     PeerError
-        The peer is gone, did not send the whole message within the timeout, or sent other data. This process closes
-        the descriptors that came.
+        The peer is gone, did not send the whole message within the timeout, or sent other data. gpuinterop closes the
+        descriptors that arrived.
     DriverError
-        This process has no room for a descriptor that came.
+        This process has no room for a descriptor that arrived.
 
     Examples
     --------
@@ -237,7 +208,7 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
     >>> here, there = socket.socketpair()
     >>> with here, there, gi.OpaqueFd(fd) as memory:
     ...     gi.ipc.send_handles(here, [memory])
-    ...     gi.ipc.receive_handles(there, [gi.TimelineFd])  # what this process expects is another type
+    ...     gi.ipc.receive_handles(there, [gi.TimelineFd])  # a different type
     Traceback (most recent call last):
         ...
     gpuinterop.errors.PeerError: expected TimelineFd, the peer sent OpaqueFd.
@@ -253,11 +224,11 @@ def receive_handles(connection: socket.socket, expect: Sequence[type[Any]]) -> l
 
 @contextlib.contextmanager
 def _connected(connection: socket.socket, done: str) -> Iterator[Connection]:
-    """A connection over the same socket without its time-out, for which Python waits before each call."""
+    """A connection over the same socket without its time-out, because with one Python waits before each call."""
     try:
         number = connection.fileno()
         with system.opened("dup", socket.fromfd, number, socket.AF_UNIX, socket.SOCK_STREAM) as own:
-            if own.gettimeout() is not None:  # the program's default; and the caller's socket has the same flags
+            if own.gettimeout() is not None:  # the program's default; the caller's socket shares these flags
                 own.settimeout(None)
                 os.set_blocking(number, connection.gettimeout() is None)
             link = Connection(own)
@@ -272,13 +243,13 @@ def _connected(connection: socket.socket, done: str) -> Iterator[Connection]:
 
 
 class Message(NoCopy):
-    """What has come at once. It owns its descriptors until `take` gives them away."""
+    """A received message. It owns its descriptors until `take` transfers them."""
 
     def __init__(self, kind: int, number: int, body: bytes, fds: list[int]) -> None:
         self.kind, self.number, self.body, self.fds = kind, number, body, fds
 
     def take(self, kind: type[FdT], origin: HandleOrigin | None = None) -> FdT:
-        """The next descriptor as a handle, which owns it."""
+        """Return the next descriptor as a handle, which owns it."""
         if not self.fds:
             raise PeerError(f"expected a descriptor for a {kind.__name__}, got none.")
         return kind.adopt(self.fds.pop(0), origin=origin)
@@ -291,18 +262,15 @@ class Message(NoCopy):
 
 
 def _close(fds: list[int]) -> None:
-    """Close descriptors. An exception may leave some open, and none to be closed again, when it may be another file."""
+    """Close descriptors. An exception may leave some open, but none is closed twice, when it may be another file."""
     closing, fds[:] = fds[:], []
     system.close(*closing)
 
 
 class Connection(NoCopy):
-    """Messages over a Unix stream socket: the one place that reads what comes.
+    """Messages over a Unix stream socket, which is borrowed. All received data is read here.
 
-    Parameters
-    ----------
-    link : socket.socket
-        The socket, borrowed. It has no time-out, for which Python waits before each call.
+    The socket must have no time-out, because with one Python waits before each call.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -315,9 +283,9 @@ class Connection(NoCopy):
         self, kind: int, number: int = 0, body: bytes = b"", handles: Sequence[Handle] = (), *, owned: bool = False,
         left: Callable[[], float | None] | None = None,
     ) -> None:  # fmt: skip
-        """Send a message. With `left`, seconds, wait for room; otherwise `flush` sends what the socket has no room for.
+        """Send a message. With `left`, wait that many seconds for room; without it, `flush` sends the rest later.
 
-        Where it raises, the connection is of no more use. `owned` handles are closed once they have gone.
+        If this raises, the connection is unusable. `owned` handles are closed once they are sent.
         """
         beside = [handle for handle in handles if isinstance(handle, FdHandle)]
         head = HEAD.pack(MAGIC, VERSION, kind, len(beside), number, len(body))
@@ -326,7 +294,7 @@ class Connection(NoCopy):
             self.wait(select.POLLOUT, left)
 
     def flush(self) -> bool:
-        """Send what there is room for; return whether all has gone."""
+        """Send as much as there is room for; return whether everything is sent."""
         while self._rest:
             data, beside, owned = self._rest[0]
 
@@ -340,28 +308,24 @@ class Connection(NoCopy):
                 return False
             for handle in beside if owned else ():
                 handle.close()
-            self._rest[0] = data[sent:], (), False  # the descriptors went with the first byte
+            self._rest[0] = data[sent:], (), False  # the first byte carried the descriptors
             if sent == len(data):
                 self._rest.popleft()
         return True
 
     def receive(self, left: Callable[[], float | None]) -> Message:
-        """Wait for a message, `left` seconds; `TimeoutError` if it does not come. What has come of it stays."""
+        """Wait `left` seconds for a message, or raise `TimeoutError`. A part that has arrived is kept."""
         spins = time.perf_counter() + system.SPIN_S
         while (message := self.part()) is None:
-            if time.perf_counter() >= spins:  # an answer comes sooner than the system wakes a thread
+            if time.perf_counter() >= spins:  # an answer often arrives before the system would wake a thread
                 self.wait(select.POLLIN, left)
         return message
 
     def part(self) -> Message | None:
-        """Read what has come of a message, without waiting; None until all of it is there.
+        """Read what has arrived of a message, without waiting. None until the message is complete.
 
-        Raises
-        ------
-        PeerError
-            It is not a message of this version, or too large, or the other side has closed the connection.
-        DriverError
-            This process has no room for a descriptor that came. The message is lost; the next one can be received.
+        Raises `PeerError` for other data or a closed connection, and `DriverError` if this process has no room for a
+        descriptor; then only this message is lost.
         """
         while len(self._came) < self._size:
             try:
@@ -385,13 +349,13 @@ class Connection(NoCopy):
         _, _, kind, count, number, _ = HEAD.unpack_from(self._came)
         message = Message(kind, number, bytes(self._came[HEAD.size :]), self._fds)
         self._came, self._size, self._fds = bytearray(), HEAD.size, []
-        if count > len(message.fds):  # the kernel drops those that there is no room for
+        if count > len(message.fds):  # the kernel drops descriptors for which there is no room
             with message:
                 raise system.driver_error("recvmsg", errno.EMFILE)
         return message
 
     def wait(self, event: int, left: Callable[[], float | None]) -> None:
-        """Return once a call would not block; at the end of the time, raise `TimeoutError` if it would."""
+        """Return once a call would not block; raise `TimeoutError` after `left` seconds."""
         if (fd := self.socket.fileno()) < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         rest = left()
@@ -399,7 +363,7 @@ class Connection(NoCopy):
             raise TimeoutError("timed out")
 
     def discard(self) -> None:
-        """Close the descriptors that have come, and those that have not gone."""
+        """Close the descriptors that have arrived and the owned ones that are not sent."""
         _close(self._fds)
         for _, beside, owned in self._rest:
             for handle in beside if owned else ():
@@ -408,26 +372,26 @@ class Connection(NoCopy):
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
-    """PID and user of the process at the other end, in this process's namespaces (SO_PEERCRED); PID 0 of no process."""
+    """PID and user of the peer in this process's namespaces (SO_PEERCRED); PID 0 if it is not visible here."""
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
 
 
 def _check_connection(connection: object) -> None:
-    """Refuse a socket that no descriptor goes through: TCP drops it, and tells neither side."""
+    """Refuse a socket that cannot carry descriptors: TCP drops them without an error on either side."""
     found = check_type(connection, socket.socket, "connection", "a socket.socket")
-    if not hasattr(socket, "SO_DOMAIN"):  # no system but Linux; Windows passes no descriptors
+    if not hasattr(socket, "SO_DOMAIN"):  # only Linux has it; Windows passes no descriptors
         return
-    try:  # the kernel, for `socket.fromfd` believes what it is told
+    try:  # ask the kernel, because `socket.fromfd` believes its arguments
         family, kind = (found.getsockopt(socket.SOL_SOCKET, what) for what in (socket.SO_DOMAIN, socket.SO_TYPE))
-    except OSError:  # a closed socket, as the next call says
+    except OSError:  # a closed socket, which the next call reports
         return
     if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
         raise InvalidArgumentError(
             "connection",
             f"expected a Unix stream socket, got {_named(socket.AddressFamily, family)} "
-            f"{_named(socket.SocketKind, kind)}, which handles do not go through; connect by socket.socketpair(), or "
-            "by socket.socket(socket.AF_UNIX).",
+            f"{_named(socket.SocketKind, kind)}, which cannot carry handles; use socket.socketpair() or "
+            "socket.socket(socket.AF_UNIX).",
         )
 
 
@@ -447,7 +411,7 @@ def _name(thing: object) -> str:
 
 
 def check_sendable(kind: object, argument: str) -> None:
-    """Refuse what is not one of `WIRE_TYPES`."""
+    """Refuse types that are not in `WIRE_TYPES`."""
     if kind not in WIRE_TYPES:
         known = ", ".join(one.__name__ for one in WIRE_TYPES)
         done = "received" if argument == "expect" else "sent"
@@ -455,7 +419,7 @@ def check_sendable(kind: object, argument: str) -> None:
 
 
 def pack(handle: Handle) -> bytes:
-    """The entry of a handle, beside which its descriptor goes."""
+    """The entry of a handle in a message; its descriptor is sent with the message."""
     check_sendable(type(handle), "handle")
     handle._check_open()
     origin = handle.origin or HandleOrigin(kind=OriginKind.OTHER)
@@ -474,7 +438,7 @@ def pack(handle: Handle) -> bytes:
 
 
 def unpack(entries: bytes, message: Message, expect: Sequence[type[Any]] | None = None) -> list[Any]:
-    """Make the handles of entries, with the next descriptors of their message, which must be of these types."""
+    """Return the handles of entries, which must have these types, with the message's next descriptors."""
     try:
         found = list(_ENTRY.iter_unpack(entries))
         kinds = [WIRE_TYPES[entry[0]] for entry in found]

@@ -1,6 +1,6 @@
-"""libc: mappings, seals and futexes with their errors, and the polling of waits.
+"""libc: mappings, seals and futexes with their errors, and polling waits.
 
-The host backend and our own timeline semaphores use it. Every call here releases the GIL (``ctypes.CDLL``).
+The host backend and the timeline semaphores use it. Every call here releases the GIL (``ctypes.CDLL``).
 """
 
 from __future__ import annotations
@@ -35,21 +35,17 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 PAGE: Final = mmap.PAGESIZE
-SLICE: Final = 0.05
-"""Limit of a single blocking call in seconds: a cancellation or a Ctrl-C is noticed within it."""
-
-EXIT_S: Final = 2.0
-"""Seconds that the exit of the interpreter may take for all waits together."""
-_EXIT_DRAIN_S: Final = 1.0
-"""Seconds of `EXIT_S` that are reserved for the core's drain, which comes last."""
+SLICE: Final = 0.05  # limit of one blocking call in seconds; a wait notices a cancellation or a Ctrl-C within it
+EXIT_S: Final = 2.0  # seconds that all waits together may take while the interpreter exits
+_EXIT_DRAIN_S: Final = 1.0  # seconds of `EXIT_S` for the core's drain, which runs last
 _exit_began: list[float] = []
 
 SPIN_S: Final = 60e-6 if (os.cpu_count() or 1) > 1 else 0.0
-"""Seconds for which a wait looks again and again; with one CPU, what it waits for cannot happen meanwhile."""
+"""Seconds for which a wait spins. With one CPU spinning is useless, because the other side cannot run meanwhile."""
 _YIELD_S: Final = 1e-3
-"""Seconds for which a polling wait then lets others run between its looks: most frames of a GPU end within them."""
+"""Seconds for which a polling wait then yields the CPU between checks. Most frames of a GPU end within them."""
 
-# <linux/fcntl.h>; Python names the seals only from 3.12 on, and some not at all.
+# <linux/fcntl.h>; Python names the seals only from 3.12 on, and not all of them.
 F_ADD_SEALS: Final = 1033
 F_GET_SEALS: Final = 1034
 SEAL_SEAL: Final = 0x1
@@ -58,23 +54,23 @@ SEAL_GROW: Final = 0x4
 SEAL_WRITE: Final = 0x8 | 0x10  # F_SEAL_WRITE, F_SEAL_FUTURE_WRITE
 FIXED: Final = SEAL_SHRINK | SEAL_GROW
 
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG: other processes take part
+_FUTEX_WAIT, _FUTEX_WAKE = 0, 1  # without FUTEX_PRIVATE_FLAG, because other processes use the word too
 _ALL = 0x7FFFFFFF
 _CLOSE_LIMIT = 1.0
 
 
 relax: Final[Callable[[], object]] = getattr(os, "sched_yield", partial(time.sleep, 0))
-"""Let other threads and processes run, GIL released; on Linux ``time.sleep(0)`` would sleep for some 70 us."""
+"""Let other threads and processes run, without the GIL. On Linux ``time.sleep(0)`` would sleep for some 70 us."""
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to sleep between the looks of a polling wait.
+    """Seconds to sleep between the checks of a polling wait.
 
-    Each sleep takes some 70 us more. So this yields 0 at first: for `SPIN_S`, then for about a millisecond, in which it
-    lets others run before each look. Then it yields 20 us, growing to 1 ms. A look that does not release the GIL keeps
-    other threads waiting for `SPIN_S`, which is short beside the 5 ms after which they ask for the GIL.
+    A sleep takes some 70 us longer than asked. So this yields 0 for `SPIN_S`, then 0 for about a millisecond while it
+    lets others run before each check, then 20 us growing to 1 ms. A check that keeps the GIL delays other threads by
+    `SPIN_S`, which is short compared to the 5 ms after which they request the GIL.
     """
-    now = perf_counter()  # not `time`'s: tests have one of their own, which only a sleep moves
+    now = perf_counter()  # not `time`'s: tests replace that one
     spins, yields = now + SPIN_S, now + SPIN_S + _YIELD_S
     while (now := perf_counter()) < yields:
         if now >= spins:
@@ -87,7 +83,7 @@ def pauses() -> Iterator[float]:
 
 
 def until(condition: Callable[[], bool], timeout: float | None) -> bool:
-    """Poll until `condition` is true, with `pauses`; False if `timeout` seconds passed, None sets no limit."""
+    """Poll with `pauses` until `condition` is true; False after `timeout` seconds, None sets no limit."""
     deadline = None if timeout is None else time.monotonic() + timeout
     gaps = pauses()
     while not condition():
@@ -99,32 +95,30 @@ def until(condition: Callable[[], bool], timeout: float | None) -> bool:
 
 
 def seconds_left(limit: float | None) -> Callable[[], float | None]:
-    """Tell at each call how many of `limit` seconds are left; None if there is no limit."""
+    """Return a function that returns how many of `limit` seconds are left; None if there is no limit."""
     deadline = None if limit is None else time.monotonic() + limit
     return lambda: None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def left_of_exit(*, last: bool = False) -> float:
-    """Seconds that the exit of the interpreter may still take. `last` is the core's drain, whose share others leave."""
+    """Seconds that the exit of the interpreter may still take. Only the core's drain, `last`, may use its share."""
     if not _exit_began:
         _exit_began.append(time.monotonic())
     return max(0.0, _exit_began[0] + EXIT_S - (0.0 if last else _EXIT_DRAIN_S) - time.monotonic())
 
 
 class Mapped(NamedTuple):
-    """Memory that this process has mapped: of a file, with its path and its inode, or of none."""
+    """Memory that this process has mapped, with its file's path and inode if it has one."""
 
     addresses: range
-    access: str
-    """Letters such as ``rw-s``: may be read, written, executed; is shared or private."""
+    access: str  # letters such as rw-s: readable, writable, executable; shared or private
     offset: int
-    file: tuple[int, int]
-    """Its device and its inode."""
+    file: tuple[int, int]  # device and inode
     path: str
 
 
 def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
-    """What this process has mapped, by address: what has these letters, and bytes within; nothing if it is not told."""
+    """Mappings of this process by address that contain `of` in their line and overlap `within`; none without /proc."""
     read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
     with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
         for line in lines:
@@ -146,12 +140,12 @@ def loaded_library(*names: str) -> str | None:
 
 
 def pip_install(extra: str = "") -> str:
-    """The command that installs what an extra of gpuinterop brings, or gpuinterop itself, for this machine's shell.
+    """The command that installs an extra of gpuinterop, or gpuinterop itself, for this machine's shell.
 
-    The name alone does, however gpuinterop was installed: pip and uv keep an installation that satisfies it, even an
-    editable one and without an index that has gpuinterop. Only a checkout that was not installed needs its path.
+    The name is enough however gpuinterop was installed: pip and uv keep an installation that satisfies it, even an
+    editable one or one that no index has. Only a checkout that is not installed needs its path.
     """
-    # Not at the top: a message alone needs it, and it takes milliseconds.
+    # Imported here because only a message needs it, and it takes milliseconds.
     from importlib.metadata import PackageNotFoundError, distribution
 
     command, what = "pip install", "gpuinterop"
@@ -173,8 +167,8 @@ _VULKAN: Final = {
 
 
 def install_vulkan() -> str:
-    """Say how Vulkan comes to this machine: the command for a loader and a software driver."""
-    import shutil  # with the archives that it knows
+    """Return how to install Vulkan on this machine: the command for a loader and a software driver."""
+    import shutil  # slow: it imports the archive formats
 
     tool = next(filter(shutil.which, _VULKAN), "")
     checkout = Path(__file__).parents[1]
@@ -189,10 +183,10 @@ def install_vulkan() -> str:
 
 
 def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limit: float = -1) -> T:
-    """Call with a lock held; after `limit` seconds without it (`holds` tells), a negative number sets no limit.
+    """Call with a lock held, or after `limit` seconds without it (check with `holds`); a negative number: no limit.
 
-    The core and the bridge hold their locks this way, because an interrupt can leave one locked on CPython 3.14 where
-    ``with`` takes it (cpython #148874). The monitor does so without this frame (`_core.monitor.locked`).
+    On CPython 3.14 an interrupt can leave a lock locked that ``with`` acquires (cpython #148874), so the core and the
+    bridge use this. The monitor does it without this frame (`_core.monitor.locked`).
     """
     try:
         lock.acquire(True, limit)
@@ -200,12 +194,12 @@ def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limi
     finally:
         try:  # noqa: SIM105 - a call in between could be interrupted
             lock.release()
-        except RuntimeError:  # the interrupt came before the lock, or the limit has passed
+        except RuntimeError:  # interrupted before it had the lock, or the limit has passed
             pass
 
 
 def locked(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Run a method with the object's ``_lock`` held, as `under` does."""
+    """Run a method with the object's ``_lock`` held, like `under`."""
 
     @wraps(method)
     def entered(self: Any, *arguments: P.args, **named: P.kwargs) -> T:
@@ -236,17 +230,17 @@ _ending = False
 
 
 class Thread:
-    """A thread of this library, made by `start_thread`."""
+    """A thread of gpuinterop, created by `start_thread`."""
 
     def __init__(self) -> None:
-        self._begun = _thread.allocate_lock()  # held until the thread has begun, the other to its end
+        self._begun = _thread.allocate_lock()  # held until the thread has begun; `_running` until it has ended
         self._running = _thread.allocate_lock()
         self._begun.acquire()
         self._running.acquire()
         self.ident = 0
 
     def join(self, limit: float) -> bool:
-        """Wait up to `limit` seconds for its end; return whether it has ended."""
+        """Wait up to `limit` seconds for the thread's end; return whether it has ended."""
         ended = self.ident != _thread.get_ident() and self._running.acquire(timeout=limit)
         if ended:
             self._running.release()
@@ -262,7 +256,7 @@ class Thread:
         self.ident = _thread.get_ident()
         self._begun.release()
         try:
-            if stop is not None and _ending:  # the exit may have looked before
+            if stop is not None and _ending:  # end_threads may have run before this thread was registered
                 stop()
             work()
         finally:
@@ -271,23 +265,10 @@ class Thread:
 
 
 def start_thread(work: Callable[[], object], stop: Callable[[], object] | None = None) -> Thread:
-    """Start a thread, and wait until it has begun.
+    """Start a thread, and wait until it has begun. ``threading.Thread`` would wait forever if memory runs out.
 
-    ``threading.Thread`` waits for ever for a thread that finds no memory to begin with.
-
-    Parameters
-    ----------
-    work : callable
-        What the thread does.
-    stop : callable, optional
-        Tells it to end, without waiting for it. The exit waits only for threads that have one.
-
-    Raises
-    ------
-    DriverError
-        The process has no memory for it, or as many threads as it may have.
-    ResourceClosedError
-        The interpreter is exiting.
+    `stop` asks the thread to end, without waiting for it; the exit waits only for threads with a `stop`. Raises
+    `DriverError` if memory or the limit of threads is used up, and `ResourceClosedError` if the interpreter is exiting.
     """
     check_exit()
     return _start(work, stop)
@@ -299,10 +280,10 @@ def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thr
         run = partial(thread._run, work, stop)
         alive = weakref.ref(run)
         _thread.start_new_thread(run, ())
-        del run  # now the thread alone has it
+        del run  # now only the thread holds it
         gone = False
         while not thread._begun.acquire(timeout=SLICE):
-            if gone:  # since before this wait, so it never began: it found no memory
+            if gone:  # already before this wait, so the thread never began: it found no memory
                 raise MemoryError
             gone = alive() is None
     except (RuntimeError, MemoryError) as error:
@@ -312,17 +293,17 @@ def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thr
 
 
 def check_exit() -> None:
-    """Raise if the interpreter is exiting, which ends all waits."""
+    """Raise if the interpreter is exiting. The exit ends all waits."""
     if _ending:
         raise ResourceClosedError("the interpreter is exiting.")
 
 
 def end_threads() -> None:
-    """End all threads, because the interpreter exits. The core's drain calls it first.
+    """End all threads at the exit of the interpreter. The core's drain calls this first.
 
-    A daemon that returns from libc while the interpreter is being finalized may crash it.
+    A daemon thread that returns from libc while the interpreter is finalized may crash it.
     """
-    global _ending  # noqa: PLW0603 - it is the interpreter that exits
+    global _ending  # noqa: PLW0603 - the interpreter exits once
     if _ending:
         return
     _ending = True
@@ -330,7 +311,7 @@ def end_threads() -> None:
     for stop in threads.values():
         try:
             stop()
-        except Exception as error:  # the others are told all the same
+        except Exception as error:  # still stop the others
             report(error)
     for thread in threads:
         thread.join(left_of_exit())
@@ -354,7 +335,7 @@ SYS_FUTEX: Final = (
     if sys.platform == "linux" and ctypes.sizeof(ctypes.c_void_p) == 8 and os.path.isdir("/proc/self/fd")
     else None
 )
-"""Number of the system call; None, so without our timelines, on other machines and without /proc."""
+"""Number of the system call. None on other machines and without /proc, where timeline semaphores do not work."""
 
 if sys.platform == "linux":
     _libc = ctypes.CDLL(None, use_errno=True)
@@ -371,13 +352,13 @@ if sys.platform == "linux":
 
 
 def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
-    """Make the error of a system call that failed with `code`."""
+    """Return the error of a system call that failed with `code`."""
     kind = OutOfMemoryError if code == errno.ENOMEM else DriverError
     return kind(call, code, errno.errorcode.get(code, "UNKNOWN"), meaning or os.strerror(code))
 
 
 def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Make a system call; its failure is the `DriverError` of that name."""
+    """Make a system call; if it fails, raise a `DriverError` with that name."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -385,7 +366,7 @@ def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
 
 
 def opened(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Make a system call whose failures are the caller's to explain, but for want of descriptors: a `DriverError`."""
+    """Make a system call. Only a lack of descriptors raises `DriverError`; the caller explains other failures."""
     try:
         return function(*arguments)
     except OSError as error:
@@ -426,11 +407,11 @@ def create_page(name: str, initialise: Callable[[int], object]) -> tuple[int, in
 
 
 def seals(fd: int) -> int | None:
-    """A memfd's seals; None for other files. Call it first on a descriptor that came from elsewhere.
+    """A memfd's seals; None for other files. Call it first on a descriptor from another process.
 
-    The kernel answers it by itself, and for a memfd also fstat and pread. For other files those, fstatfs, lseek, poll,
-    ioctl and close may wait for ever for a process that serves the file (FUSE), and signals do not end them. For any
-    file, the kernel answers its link in /proc/self/fd and its page in /proc/self/fdinfo by itself.
+    If a process serves the file (FUSE), fstat, pread, fstatfs, lseek, poll, ioctl and close may wait for it forever,
+    even after a signal. This call never waits, nor do fstat and pread of a memfd, nor the descriptor's link in
+    /proc/self/fd and its page in /proc/self/fdinfo.
     """
     if sys.platform != "linux":
         return None
@@ -441,20 +422,15 @@ def seals(fd: int) -> int | None:
 
 
 def is_fixed(fd: int, size: int) -> bool:
-    """Whether a descriptor that came from elsewhere is a memfd of `size` bytes, which can neither shrink nor grow."""
+    """Whether a descriptor from another process is a memfd of `size` bytes that can neither shrink nor grow."""
     return (seals(fd) or 0) & FIXED == FIXED and os.fstat(fd).st_size == size
 
 
 def close(*fds: int) -> None:
-    """Close descriptors that came from elsewhere. A file that another process may serve is closed in a thread.
+    """Close descriptors from other processes. If another process may serve the file, a thread closes it.
 
-    The caller waits for that thread `_CLOSE_LIMIT` seconds, then leaves it behind: its descriptor stays open until the
-    thread is done, and the process cannot end before that.
-
-    Raises
-    ------
-    OSError
-        A descriptor is not open.
+    The caller waits `_CLOSE_LIMIT` seconds for the thread. After that the descriptor stays open until the thread is
+    done, and the process cannot end before. Raises `OSError` if a descriptor is not open.
     """
     closing = []
     for fd in fds:
@@ -471,13 +447,13 @@ def _closes_at_once(fd: int) -> bool:
     try:
         os.get_inheritable(fd)  # F_GETFD
     except OSError:
-        return True  # an fd that is not open: os.close says so
-    # The link of an eventfd, a pipe, a socket or similar, unlike a file's, begins with no slash.
+        return True  # not open: os.close raises
+    # The link of an eventfd, a pipe or a socket does not begin with a slash, as a file's does.
     return seals(fd) is not None or link(fd)[:1] not in ("", "/")
 
 
 def link(fd: int) -> str:
-    """What a descriptor is of, by its link in /proc; "" if the system does not say."""
+    """The link of a descriptor in /proc, which shows its kind; "" if the system has none."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
@@ -490,15 +466,15 @@ def _close_aside(fd: int) -> Thread | None:
             os.close(fd)
 
     try:
-        return _start(work, None)  # also at the exit, which a file's server must not hold up
-    except DriverError:  # no thread can be started
+        return _start(work, None)  # also during the exit, which a file's server must not delay
+    except DriverError:  # no thread can start
         work()
         return None
 
 
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; return the address."""
-    # Not Python's mmap: it keeps a duplicate of the fd, and gives its address only through an exported buffer.
+    # Not Python's mmap, which duplicates the fd and reveals its address only through an exported buffer.
     address: int | None = _mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _FAILED:
         raise driver_error("mmap", ctypes.get_errno())
@@ -506,7 +482,7 @@ def map_shared(fd: int, size: int) -> int:
 
 
 def unmap(address: int, size: int) -> None:
-    """End `map_shared`."""
+    """Undo `map_shared`."""
     if munmap(address, size) != 0:
         raise driver_error("munmap", ctypes.get_errno())
 
@@ -518,15 +494,15 @@ def fence() -> None:
 
 
 def full_fence() -> None:
-    """Order this thread's earlier stores also before its later loads, as a locked instruction does."""
-    lock = threading.Lock()  # this call's own
+    """Order this thread's earlier stores also before its later loads, like a locked instruction."""
+    lock = threading.Lock()
     for _ in range(2):  # the first round releases it, the second acquires it
         lock.acquire()
         lock.release()
 
 
 def poll(fd: int, event: int, timeout_ms: float | None) -> int:
-    """The events of a descriptor, 0 after the time-out. Not ``select()``: descriptors may be large."""
+    """The events of a descriptor, 0 after the time-out. Unlike ``select()`` it accepts large descriptors."""
     poller = select.poll()
     poller.register(fd, event)
     return sum(events for _, events in poller.poll(timeout_ms))
@@ -536,7 +512,7 @@ def poll(fd: int, event: int, timeout_ms: float | None) -> int:
 
 
 def futex_wait(address: int, expected: int, seconds: float) -> None:
-    """Sleep while the u32 at `address` is `expected`, for at most `seconds`. May return early: look again."""
+    """Sleep while the u32 at `address` is `expected`, for at most `seconds`. May return early, so check again."""
     assert SYS_FUTEX is not None
     whole = int(seconds)
     limit = Timespec(whole, int((seconds - whole) * 1e9))
@@ -544,6 +520,6 @@ def futex_wait(address: int, expected: int, seconds: float) -> None:
 
 
 def futex_waker(address: int) -> Callable[[], object]:
-    """Return what wakes all threads that sleep in `futex_wait` on `address`: one C call, which no interrupt divides."""
+    """Return a call that wakes all threads in `futex_wait` on `address`: one C call, which no interrupt can split."""
     assert SYS_FUTEX is not None
     return partial(_syscall, SYS_FUTEX, address, _FUTEX_WAKE, _ALL, None, None, 0)

@@ -1,52 +1,52 @@
-"""Our own timeline semaphore: one page in a memfd. Version 2; this page is its specification.
+"""gpuinterop's timeline semaphore: one page in a memfd. Version 2; this docstring is its specification.
 
-The host backend makes it, waits for it and signals it. GPUs whose streams write and wait for 64-bit words
-(`StreamMemoryBackend`) use its `value` directly. So one object can order two processes, two GPUs of any vendors, and
-the host.
+The host backend creates, waits for and signals it. GPUs whose streams write and wait for 64-bit words
+(`StreamMemoryBackend`) use its `value` directly. So one object can order two processes, two GPUs of any vendor and the
+host.
 
 The object is a memfd of exactly one page (``sysconf(_SC_PAGESIZE)`` bytes), sealed with F_SEAL_SHRINK and F_SEAL_GROW
-(and F_SEAL_SEAL), passed as a file descriptor. Integers are in the machine's byte order; all other bytes are zero.
+(and F_SEAL_SEAL). Processes pass its file descriptor. Integers have the machine's byte order; other bytes are zero.
 
 ======  ====  ===================================================================================================
 offset  size  content
 ======  ====  ===================================================================================================
-0       8     magic: the ASCII bytes ``GIPTLSM1``; written last by the creator
+0       8     magic: the ASCII bytes ``GIPTLSM1``; the creator writes it last
 8       4     u32 version: 2
 12      4     u32 sequence: the futex word; every signal by a CPU adds 1 (modulo 2**32)
 16      8     u64 value: the counter; it only grows
-24      4     u32 devices: 1 once a device's streams may write `value`; never back to 0
-28            zero, to the end of the page
+24      4     u32 devices: 1 once a device's streams may write `value`; never 0 again
+28            zero to the end of the page
 ======  ====  ===================================================================================================
 
-The page holds numbers only. A peer that writes other numbers can make a wait return too early or never; it cannot
-reach anything outside the page. (Version 1 held a robust ``pthread_mutex_t``, whose list pointers libc follows: a peer
-that changed them could write anywhere in this process. Version 1 is refused.)
+The page contains only numbers. A process that writes wrong numbers can make a wait return too early or never, but it
+cannot reach anything outside the page. (Version 1 is refused: it contained a robust ``pthread_mutex_t``, through whose
+list pointers a process could write anywhere in another process.)
 
-**Signal to v** (a CPU): open ``/proc/self/fd/N`` of the memfd, which makes the signaller's own open file description,
-and take ``flock(LOCK_EX)`` on it; if v is not greater than `value`, or if `devices` is 1 and v is 2**63 or more,
-unlock and fail; store `value` = v (one aligned 8-byte store behind a store barrier); then store `sequence` + 1; then
-``futex(&sequence, FUTEX_WAKE, INT_MAX)``; unlock, before or after the wake. The lock serves signallers only, so that
-two of them cannot move the value back; waiters do not lock. (A descriptor that was passed or inherited shares its open
-file description, and a lock on it would not exclude the other side: hence the new one. The signaller closes it, or
-keeps it for later signals, if neither another thread nor a child of a fork uses it.) A signaller gives up if another
-keeps the lock for longer than a second.
+**A CPU signals v**: it opens ``/proc/self/fd/N`` of the memfd, which creates a new open file description, and takes
+``flock(LOCK_EX)`` on it. If v is not greater than `value`, or if `devices` is 1 and v is 2**63 or more, it unlocks and
+fails. Otherwise it stores `value` = v (one aligned 8-byte store after a store barrier), stores `sequence` + 1, calls
+``futex(&sequence, FUTEX_WAKE, INT_MAX)``, and unlocks before or after that call. The lock only keeps two signallers
+from moving the value back; waiters do not lock. (A descriptor that was passed or inherited shares its open file
+description with the other process, and a lock on it would not exclude that process. The signaller closes the new
+description, or keeps it for later signals if no other thread and no forked child uses it.) If another signaller keeps
+the lock for longer than a second, the signaller gives up.
 
-**Signal to v** (a device's stream): store `value` = v, one aligned 8-byte store behind a fence to system scope. It
-does not lock, wake waiters, or check that v is greater: the process that enqueues it must, and must have stored
-`devices` = 1 before.
+**A device's stream signals v**: it stores `value` = v, one aligned 8-byte store after a fence to system scope. It does
+not lock, wake waiters or check that v is greater. The process that enqueues the store must check that, and must have
+stored `devices` = 1 before.
 
-**Wait for v** (a CPU): read `sequence`, then `value`; if `value` >= v, done, behind a load barrier; else
-``futex(&sequence, FUTEX_WAIT, the sequence read, a relative timeout)`` and begin again. Both futex calls are the shared
-kind (no FUTEX_PRIVATE_FLAG). Timeouts are short (50 ms here; if `devices` is 1, growing from 20 us to 1 ms), so that a
-missed wake, a signaller that died before its wake, or a device's store costs at most one of them.
+**A CPU waits for v**: it reads `sequence`, then `value`. If `value` >= v, it is done after a load barrier. Otherwise it
+calls ``futex(&sequence, FUTEX_WAIT, the sequence read, a relative timeout)`` and begins again. Both futex calls are
+shared (no FUTEX_PRIVATE_FLAG). Timeouts are short: 50 ms here, or 20 us growing to 1 ms if `devices` is 1. So a missed
+wake, a signaller killed before its wake, or a device's store delays a waiter by one timeout at most.
 
-**Wait for v** (a device's stream): until `value` >= v. Device comparisons wrap around or are signed, so v < 2**63.
+**A device's stream waits for v**: until `value` >= v. Device comparisons wrap around or are signed, so v < 2**63.
 
-**A signaller that dies inside the lock** cannot leave a partial state: the only state is the one 8-byte store. The
-kernel closes its description, and so unlocks, once children that were forked in that moment have closed it too. (This
-library closes kept ones in the child, if Python forks.)
+**A signaller that is killed inside the lock** leaves no partial state, because the only state is one 8-byte store. The
+kernel unlocks when it closes the last copy of the description: children forked at that moment have copies too. (If
+Python forks, this module closes them in the child.)
 
-The creator may close its descriptor and die at any time: the object lives as long as any descriptor or mapping.
+The creator may close its descriptor and exit at any time. The object exists as long as any descriptor or mapping.
 """
 
 from __future__ import annotations
@@ -75,23 +75,19 @@ Ts = TypeVarTuple("Ts")
 
 __all__ = ["MAGIC", "NAME", "VALUE", "Lock", "Page", "create", "is_ours", "problem"]
 
-NAME: Final = "gpuinterop.timeline"
-"""Name of the memfd in /proc, for people; importers do not rely on it."""
+NAME: Final = "gpuinterop.timeline"  # of the memfd in /proc, for people; importers ignore it
 MAGIC: Final = b"GIPTLSM1"
 VERSION: Final = 2
 SEQUENCE: Final = 12
 VALUE: Final = 16
 DEVICES: Final = 24
 
-MAX_DEVICE_VALUE: Final = 2**63 - 1
-"""Largest value that a device's streams can wait for."""
-
-LOCK_LIMIT: Final = 1.0
-"""Seconds for which a signal waits for the signallers' lock, which its holders need for microseconds."""
+MAX_DEVICE_VALUE: Final = 2**63 - 1  # the largest value that a device's streams can wait for
+LOCK_LIMIT: Final = 1.0  # seconds for which a signal waits for the signallers' lock; holders need microseconds
 
 
 class _Patience(threading.local):
-    """How long the calling thread waits for a lock that another process holds."""
+    """How long the calling thread waits for a lock of another process."""
 
     seconds = LOCK_LIMIT
 
@@ -100,14 +96,14 @@ patience: Final = _Patience()
 
 
 def initialise(address: int, value: int = 0) -> None:
-    """Make a timeline semaphore of a zeroed page."""
+    """Turn a zeroed page into a timeline semaphore."""
     ctypes.c_uint64.from_address(address + VALUE).value = value
     ctypes.c_uint32.from_address(address + 8).value = VERSION
     ctypes.memmove(address, MAGIC, len(MAGIC))
 
 
 def create() -> tuple[int, int]:
-    """Create a timeline; return its descriptor and its mapping's address, both owned by the caller."""
+    """Create a timeline; return its descriptor and its mapping's address. The caller owns both."""
     return system.create_page(NAME, initialise)
 
 
@@ -123,13 +119,7 @@ def problem(page: bytes) -> str | None:
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is such a semaphore, and safe to map; False for a driver's, which is not a memfd.
-
-    Raises
-    ------
-    HandleError
-        It is such a semaphore of another version.
-    """
+    """Whether a descriptor is such a semaphore and safe to map. Raises `HandleError` if it is of another version."""
     if system.SYS_FUTEX is None or not system.is_fixed(fd, system.PAGE):
         return False
     try:
@@ -144,36 +134,22 @@ def is_ours(fd: int) -> bool:
 
 
 class Lock(NoCopy):
-    """The lock of all who hold a memfd, which the kernel frees when one of them dies.
-
-    Parameters
-    ----------
-    fd : int
-        Descriptor of the memfd, borrowed.
-    label : str
-        Name in messages.
-    """
+    """A lock that all processes with a memfd share. The kernel frees it when its holder is killed. `fd` is borrowed."""
 
     def __init__(self, fd: int, label: str) -> None:
         self.label = label
         self._fd = fd
-        self._kept: list[int] = []
-        """Open file descriptions of its own; each call takes one, and gives it back."""
+        self._kept: list[int] = []  # open file descriptions; each call takes one and returns it
 
     def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call with the lock held; raises as `run_all`."""
+        """Call with the lock held. Raises like `run_all`."""
         return self.run_all((self,), call, *arguments)
 
     @staticmethod
     def run_all(locks: Sequence[Lock], call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call with several locks held, taken in this order.
+        """Call with several locks held, acquired in this order.
 
-        Raises
-        ------
-        DriverError
-            ``/proc``, which opens the descriptor anew, is not mounted.
-        PeerError
-            Another process holds a lock, and does not release it.
+        Raises `DriverError` if ``/proc`` is not mounted, and `PeerError` if another process does not release a lock.
         """
         forks = _forks
         held: list[tuple[Lock, int]] = []
@@ -181,7 +157,7 @@ class Lock(NoCopy):
             for lock in locks:
                 try:
                     own = lock._kept.pop()
-                except IndexError:  # the first call, or others are under way
+                except IndexError:  # the first call, or other threads use all
                     own = lock._open()
                 held.append((lock, own))
                 try:
@@ -191,13 +167,13 @@ class Lock(NoCopy):
             return call(*arguments)
         finally:
             for lock, own in held:
-                flock(own, LOCK_UN)  # first: peers wait for it
+                flock(own, LOCK_UN)  # first, because other processes wait for it
                 lock._kept.append(own)
-                if forks != _forks:  # a child shares the description: the lock would outlive this process there
+                if forks != _forks:  # a child shares the description and would keep the lock after this process
                     lock._forget()
 
     def close(self) -> None:
-        """Close the open files. A later call fails: the borrowed descriptor's number may be another file's then."""
+        """Close the open files. Later calls fail, because another file may have the borrowed number by then."""
         self._fd = -1
         self._forget()
 
@@ -205,8 +181,8 @@ class Lock(NoCopy):
         while self._kept:
             os.close(self._kept.pop())
 
-    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # by then there may be no `os`
-        for fd in getattr(self, "_kept", ()):  # of a backend that does not call `close`
+    def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # `os` may be gone by then
+        for fd in getattr(self, "_kept", ()):  # if a backend does not call `close`
             _close(fd)
 
     def _open(self) -> int:
@@ -229,17 +205,7 @@ class Lock(NoCopy):
 
 
 class Page(NoCopy):
-    """A mapped timeline semaphore for use by the CPU. The caller keeps it mapped, and its descriptor open.
-
-    Parameters
-    ----------
-    fd : int
-        Descriptor of the memfd, borrowed.
-    address : int
-        Address of the mapping.
-    label : str
-        Name in messages.
-    """
+    """A timeline semaphore for the CPU, mapped at `address`. The caller keeps the mapping and the descriptor open."""
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
@@ -248,11 +214,10 @@ class Page(NoCopy):
         self._devices = ctypes.c_uint32.from_address(address + DEVICES)
         self._futex = address + SEQUENCE
         self.lock = Lock(fd, label)
-        self.wake = system.futex_waker(self._futex)
-        """Makes all waiting threads look again."""
+        self.wake = system.futex_waker(self._futex)  # makes all waiting threads check again
 
     def close(self) -> None:
-        """Close the lock's open files. No thread uses the timeline any more."""
+        """Close the lock's open files. No thread uses the timeline by then."""
         self.lock.close()
 
     @property
@@ -260,7 +225,7 @@ class Page(NoCopy):
         return self.counter.value
 
     def reset(self) -> None:
-        """Set the counter to 0; other processes and devices must not have it."""
+        """Set the counter to 0. No other process or device may have the semaphore."""
         self.counter.value = 0
 
     def give_to_device(self) -> None:
@@ -268,28 +233,23 @@ class Page(NoCopy):
         self._devices.value = 1
 
     def signal(self, value: int) -> None:
-        """Set the counter, and wake the threads that wait for it.
+        """Set the counter and wake the threads that wait for it.
 
-        Raises
-        ------
-        DriverError
-            `value` is not greater than the counter, or ``/proc``, which opens the descriptor anew, is not mounted.
-        PeerError
-            Another process holds the signallers' lock, and does not release it.
+        Raises like `Lock.run_all`, and `DriverError` if `value` is not greater than the counter.
         """
         Lock.run_all((self.lock,), self._store, value)
 
     def _store(self, value: int) -> None:
         if value <= self.counter.value:
-            why = f"stands at {self.counter.value}; a signal must be greater, and {value} is not."
+            why = f"is at {self.counter.value}; expected a greater value, got {value}."
             raise self._refused("VALUE_NOT_GREATER", why)
         if value > MAX_DEVICE_VALUE and self._devices.value:
             why = f"is shared with a device, whose streams need values below 2**63, got {value}."
             raise self._refused("VALUE_TOO_LARGE", why)
-        system.fence()  # earlier stores come before the value that announces them
+        system.fence()  # earlier stores become visible before the value that announces them
         self.counter.value = value  # one aligned 8-byte store
         self._sequence.value = (self._sequence.value + 1) & 0xFFFFFFFF
-        self.wake()  # before the unlock, which waiters do not need
+        self.wake()  # before the unlock, because waiters do not need the lock
 
     @property
     def label(self) -> str:
@@ -304,20 +264,9 @@ class Page(NoCopy):
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None] = lambda: None) -> bool:
-        """Block the calling thread, GIL released, until the counter is `value` or more.
+        """Block without the GIL until the counter is at least `value`; False at the deadline (``time.monotonic()``).
 
-        Parameters
-        ----------
-        value : int
-        deadline : float, optional
-            Time of ``time.monotonic()``.
-        check : callable, optional
-            Called now and then; raises to stop the wait.
-
-        Returns
-        -------
-        bool
-            False if the deadline passed.
+        `check` is called now and then; it raises an error to stop the wait.
         """
         if self.counter.value >= value:
             system.fence()
@@ -325,14 +274,14 @@ class Page(NoCopy):
         spins = time.monotonic() + system.SPIN_S
         pauses = system.pauses()
         while True:
-            sequence = self._sequence.value  # before the value: a signal in between then ends the sleep at once
+            sequence = self._sequence.value  # before the value, so that a signal in between ends the sleep at once
             if self.counter.value >= value:
-                system.fence()  # later loads come after the value that announces the data
+                system.fence()  # later loads happen after the value that announces the data
                 return True
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return False
-            if self._devices.value:  # a device's stores do not wake threads
+            if self._devices.value:  # a device's store wakes no thread
                 piece = next(pauses)
             elif now < spins:
                 system.relax()
@@ -345,8 +294,7 @@ class Page(NoCopy):
 
 
 _opened: Final[WeakSet[Lock]] = WeakSet()
-_forks = 0
-"""How often this process was forked."""
+_forks = 0  # how often this process has forked
 
 
 def _count() -> None:
@@ -356,7 +304,7 @@ def _count() -> None:
 
 def _forked() -> None:
     _count()
-    for lock in _opened:  # a child shares the parent's descriptions, and would share its locks
+    for lock in _opened:  # a child shares the parent's descriptions, and so would share its locks
         lock._forget()
 
 

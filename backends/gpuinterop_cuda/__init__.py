@@ -1,1 +1,1 @@
-"""The CUDA backend of gpuinterop, on ``cuda.bindings.driver``."""
+"""gpuinterop's CUDA backend. It uses ``cuda.bindings.driver``."""

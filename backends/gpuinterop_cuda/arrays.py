@@ -1,4 +1,4 @@
-"""CUDA's structs of mipmapped arrays and their copies."""
+"""CUDA's structs for mipmapped arrays and their copies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gpuinterop.backend import Address
 from gpuinterop.handles import ArrayLayout
 from gpuinterop.native_driver.memory import MappedArray, NativeArrays
 
-_HOST, _ARRAY, _UNIFIED = 1, 3, 4  # CUmemorytype; for unified addresses the driver knows what is there
+_HOST, _ARRAY, _UNIFIED = 1, 3, 4  # CUmemorytype; the driver detects the kind of a unified address
 
-# UNORM and SNORM are integers here: a texture normalises when it reads.
+# UNORM and SNORM are integers here: a texture normalizes when it reads.
 _CHANNELS: Final[Mapping[str, Mapping[int, int]]] = {
     "UNORM": {8: 0x01, 16: 0x02},
     "SNORM": {8: 0x08, 16: 0x09},
@@ -52,9 +52,9 @@ class Arrays(NativeArrays):
 def _levels(layout: ArrayLayout) -> int:
     """Number of levels to pass to the driver.
 
-    CUDA spaces the layers by the levels passed. The Vulkan driver spaces the layers of an image with more than one
-    level by all the levels that such an image can have (measured: driver 580.159.04, an H200). With the image's own
-    number of levels, CUDA would misplace every layer but the first. The extra levels are never used.
+    CUDA computes the distance between layers from this number. For an image with several levels, the Vulkan driver uses
+    the highest possible number (measured: driver 580.159.04, an H200). With the image's own number, CUDA would misplace
+    every layer but the first. The extra levels are never used.
     """
     if layout.layers > 1 and layout.levels > 1:
         return max(layout.extent).bit_length()

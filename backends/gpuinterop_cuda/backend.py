@@ -1,4 +1,4 @@
-"""The CUDA backend: versions, devices and capabilities. The other modules have what is CUDA's own."""
+"""The CUDA backend: versions, devices and capabilities. The other modules contain CUDA's specifics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .streams import Streams
 
 
 class CudaBackend(Streams, Arrays, NativeSemaphores, Sharing, Multicast, NativeStreamMemory, Graphs):
-    """NVIDIA GPUs. Every device is used through its primary context, as torch, CuPy, JAX and numba do."""
+    """NVIDIA GPUs. Each device uses its primary context, like torch, CuPy, JAX and numba."""
 
     name = "cuda"
     priority = 20
@@ -52,7 +52,7 @@ class CudaBackend(Streams, Arrays, NativeSemaphores, Sharing, Multicast, NativeS
         return int(self._driver.ask("DeviceGet", ordinal))
 
     def identity(self, device: int) -> tuple[bytes | None, bytes | None, str]:
-        """``cuDeviceGetUuid``. Under MIG it returns the instance's UUID, which other APIs do not know."""
+        """``cuDeviceGetUuid``. Under MIG it returns the instance's UUID, which other APIs do not have."""
         driver = self._driver
         uuid, luid, mask = ctypes.create_string_buffer(16), ctypes.create_string_buffer(8), ctypes.c_uint()
         driver.call("DeviceGetUuid", uuid, device)
@@ -61,14 +61,14 @@ class CudaBackend(Streams, Arrays, NativeSemaphores, Sharing, Multicast, NativeS
 
 
 def _mig(driver: Driver, device: int, uuid: bytes) -> str:
-    """A note on MIG, or an empty one. The first version of the call still returns the whole GPU's UUID."""
+    """A note if the device is a MIG instance. The call's first version still returns the whole GPU's UUID."""
     address = driver.address("cuDeviceGetUuid", 9020)
     whole = ctypes.create_string_buffer(16)
     if not address or ctypes.CFUNCTYPE(ctypes.c_int)(address)(whole, device) != 0 or whole.raw == uuid:
         return ""
     return (
         f"a MIG instance of the GPU with UUID {whole.raw.hex()}: CUDA reports the instance's UUID, which Vulkan does "
-        "not know, so it cannot match a Vulkan device"
+        "not have, so it cannot match a Vulkan device"
     )
 
 

@@ -1,4 +1,4 @@
-"""Facts of a device, from which `capabilities.toml` derives its capabilities. No context is created."""
+"""Facts of a device. `capabilities.toml` derives its capabilities from them. No context is created."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _INTEGRATED, _MAJOR = 18, 75  # CUdevice_attribute
 
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
-    """Every cell that a rule names; the others are gaps."""
+    """Every cell that a rule matches. The other cells are gaps."""
     attribute = partial(driver.attribute, driver.ask("DeviceGet", ordinal))
     windows, integrated = sys.platform == "win32", attribute(_INTEGRATED) != 0
     facts = RULES.attributes(attribute) | {
         "windows": windows,
         "integrated": integrated,
         "thor": integrated and not windows and attribute(_MAJOR) >= 10,
-        # cuda-bindings know the type from 13.0 on.
+        # cuda-bindings have the type from 13.0 on.
         "dma-buf type": hasattr(driver.api.CUexternalMemoryHandleType, "CU_EXTERNAL_MEMORY_HANDLE_TYPE_DMABUF_FD"),
         "imex channel": imex_channel(),
     }

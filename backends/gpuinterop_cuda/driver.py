@@ -1,7 +1,7 @@
-"""The driver, which cuda-python loads and finds functions in.
+"""The driver. cuda-python loads it and finds its functions.
 
-The bindings look a function up by name and version. A call through them would make an enum of the status, which costs
-as much again as the call; so ctypes calls the functions.
+The bindings look up a function by name and version. ctypes calls it, because a call through the bindings is slower:
+they turn the status into an enum.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpuinterop.native_driver.table import Table
 from .table import CUDA
 
 _NO_DEVICE: Final = 100
-_ENTRIES: Final = 12010  # the version of CUDA whose signatures are called
+_ENTRIES: Final = 12010  # the CUDA version whose signatures are called
 _RENAMED: Final = {"cuGraphInstantiate": "cuGraphInstantiateWithFlags"}
-"""What cuda.h renames: by the first name the driver gives the function of CUDA 11.0, which has other parameters."""
-SECOND_BINDS: Final = 13010  # the first that has second versions of cuMulticastBind*, which take the device
-_FIRST: Final = 6000  # one that has cuDriverGetVersion and cuGetErrorName
+"""Functions that cuda.h renames. Under the first name the driver has CUDA 11.0's function, with other parameters."""
+SECOND_BINDS: Final = 13010  # the first version with the second version of cuMulticastBind*, which expects the device
+_FIRST: Final = 6000  # a version with cuDriverGetVersion and cuGetErrorName
 
 
 class Driver(NativeDriver):
-    """The driver's functions, and the bindings' module."""
+    """The driver's functions and the bindings' module."""
 
     table: ClassVar[Table] = CUDA
 
@@ -41,19 +41,19 @@ class Driver(NativeDriver):
         code = self.status("Init", 0)
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
-                "the NVIDIA driver is installed, but has no device that it may use.",
+                "the NVIDIA driver is installed, but finds no device.",
                 fix="Check CUDA_VISIBLE_DEVICES, which may hide it; in a container the device nodes may be missing.",
             )
         if code:
             symbol, text = self.describe(code)
             raise BackendUnavailableError(
                 f"cuInit failed with {symbol} ({code}): {text}.",
-                fix="Run nvidia-smi, which shows whether driver and kernel module fit together.",
+                fix="Run nvidia-smi, which shows whether the driver matches the kernel module.",
             )
         self.has_stream_id = self.has("cuStreamGetId", 12000)
 
     def restore(self, before: Any) -> int:
-        return self._leave(before)  # which takes an address, for the context that is popped
+        return self._leave(before)  # expects an address, for the context that is popped
 
     def find(self, name: str) -> Callable[..., int]:
         version = SECOND_BINDS if name.endswith("_v2") else min(_ENTRIES, self.version)
@@ -71,26 +71,26 @@ class Driver(NativeDriver):
         return (found[0], found[1]) if found[0] else (f"CUresult {code}", "unknown to this driver")
 
     def has(self, symbol: str, version: int | None = None) -> bool:
-        """Whether the bindings know a function and the driver has it, optionally as of a `version` of CUDA.
+        """Whether the bindings and the driver have a function, optionally in a `version` of CUDA.
 
-        The driver looks functions up by name and version: ``_v2`` is the bindings' own.
+        The driver finds a function by name and version. Only the bindings use the suffix ``_v2``.
         """
         name = symbol.removesuffix("_v2")
         return hasattr(self.api, symbol) and (version or 0) <= self.version and self.address(name, version) != 0
 
     def address(self, symbol: str, version: int | None = None) -> int:
-        """A function's address, as of a version of CUDA; 0 if the driver lacks it."""
+        """A function's address in a version of CUDA; 0 if the driver lacks it."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
         try:
             code, *found = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
-        except RuntimeError as error:  # the bindings find no function by which they find others
+        except RuntimeError as error:  # the bindings find no cuGetProcAddress
             text = f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}."
             raise BackendUnavailableError(text, fix="Install a newer NVIDIA driver.") from None
         return 0 if code or not found[0] else int(found[0])
 
 
 class Context(NativeDevice):
-    """A device's primary context, which torch, CuPy, JAX and numba use as well. It is retained and never released."""
+    """A device's primary context, which torch, CuPy, JAX and numba also use. It is retained and never released."""
 
     driver: Driver
 
@@ -101,11 +101,11 @@ class Context(NativeDevice):
 
 
 def _check_library() -> None:
-    """Refuse a driver that is missing, or cannot be loaded."""
+    """Refuse a driver that is missing or cannot be loaded."""
     try:
         ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError as error:
-        # The loader names what is wrong first: this name if nothing has it, else the file, or another that it needs.
+        # The message begins with the missing file: libcuda itself, or a library that it needs.
         if not isinstance(error, FileNotFoundError) and not str(error).startswith("libcuda.so.1:"):
             raise BackendUnavailableError(
                 f"the NVIDIA driver cannot be loaded: {error}.",
@@ -124,7 +124,7 @@ def _load() -> tuple[Any, str]:
         import cuda.bindings
         from cuda.bindings import driver
     except ImportError as error:
-        # A package `cuda` proves nothing: hip-python-interop has one of that name.
+        # Having a package `cuda` proves nothing: hip-python-interop has one too.
         failure = BackendUnavailableError(
             f"cuda-bindings cannot be imported ({error}).",
             fix=system.pip_install("cuda"),

@@ -1,4 +1,4 @@
-"""Meaning of the driver's errors, call by call, with the likely cause and what to do."""
+"""Meanings of the driver's errors, call by call, with the likely cause and what to do."""
 
 from __future__ import annotations
 
@@ -7,60 +7,58 @@ from typing import Final
 
 from gpuinterop.native_driver.errors import NO_PEER
 
-_STREAM: Final = "the stream must belong to the device's primary context, and the semaphore must be alive."
+_STREAM: Final = "the stream must belong to the device's primary context, and the semaphore must still exist."
 _CHANNEL: Final = (
-    "fabric handles need an IMEX channel (/dev/nvidia-caps-imex-channels) that this process may open, "
-    "the same one in every process that shares them, and the IMEX daemon running on each machine. Within one machine "
-    "use VmmFd, which does not need them."
+    "fabric handles need an IMEX channel (/dev/nvidia-caps-imex-channels) that this process can open. Every process "
+    "that shares them must use the same channel, and the IMEX daemon must run on each machine. Within one machine "
+    "use VmmFd, which needs neither."
 )
 _SHARING: Final = ("MemCreate", "MemExportToShareableHandle", "MemImportFromShareableHandle")
-_SIZES: Final = (
-    "sizes and offsets must be multiples of the minimum granularity, and lie within the object and the memory"
-)
+_SIZES: Final = "sizes and offsets must be multiples of the minimum granularity and within the object and the memory"
 _MANAGER: Final = (
     "if all of that is right, the fabric manager's state is corrupt: restart nvidia-fabricmanager and reset the GPUs"
 )
 _KEPT_OUT: Final = (
-    "a container, a virtual machine or confidential computing may keep multicast from this process. "
+    "a container, a virtual machine or confidential computing may prevent multicast in this process. "
     f"If the object is for fabric handles: {_CHANNEL}"
 )
 _NO_MULTICAST: Final = (
-    "multicast does not work here, although the device's attribute reports it: it needs GPUs behind one NVSwitch and a "
+    "multicast does not work here, although the device's attribute reports it: it needs GPUs on one NVSwitch and a "
     "running fabric manager, without MIG and confidential computing. `gpuinterop selftest multicast` shows what works. "
-    "One allocation that each device maps (Device.allocate(access=...)) works without multicast."
+    "An allocation that several devices map (Device.allocate(access=...)) works without multicast."
 )
 _CLIQUE: Final = (
     "the device does not support multicast, or is not in the NVLink clique or fabric manager partition of the devices "
-    "added before it: nvidia-smi -q shows the clique of each."
+    "added before it: nvidia-smi -q shows each device's clique."
 )
 _FULL: Final = (
-    "the hardware's multicast resources are used up: close other multicast objects, of other processes too, or use "
+    "the hardware's multicast resources are used up: close other multicast objects, also in other processes, or use "
     "fewer and larger ones."
 )
 _NO_MEMORY: Final = (
-    "out of memory, or not enough resources to bind: close other multicast objects and allocations, of other processes "
-    "too."
+    "out of memory, or not enough resources to bind: close other multicast objects and allocations, also in other "
+    "processes."
 )
 _SICK: Final = (
-    "the system's configuration is in an illegal state: the fabric manager or an NVSwitch has failed. Restart "
-    "nvidia-fabricmanager if it does not run; reset the GPUs if nvidia-smi -q does not report Completed and Success of "
-    "the fabric."
+    "the system's configuration is in an illegal state: the fabric manager or an NVSwitch has failed. If "
+    "nvidia-fabricmanager does not run, restart it. If nvidia-smi -q does not report Completed and Success for the "
+    "fabric, reset the GPUs."
 )
 _STARTING: Final = (
-    "system software is not ready: the fabric manager or IMEX daemon is still starting; try again later, as "
-    "gpuinterop.exchange does on all ranks together."
+    "system software is not ready: the fabric manager or IMEX daemon is still starting. Try again later; "
+    "gpuinterop.exchange retries on all ranks together."
 )
 
 _BINDS: Final = ("MulticastBindMem", "MulticastBindMem_v2", "MulticastBindAddr", "MulticastBindAddr_v2")
 _CALLS: Final = ("MulticastGetGranularity", "MulticastCreate", "MulticastAddDevice", "MulticastUnbind", *_BINDS)
 MEANINGS: Final[Mapping[tuple[str, int], str]] = {
-    ("ImportExternalMemory", 999): "this GPU's driver has not exported the descriptor as memory: it is another "
-    "GPU's, another kind of object, or another driver's. Use the device that gpuinterop.match_device returns.",
-    ("ImportExternalSemaphore", 999): "a driver of this GPU has not exported the descriptor as a semaphore.",
+    ("ImportExternalMemory", 999): "this GPU's driver did not export the descriptor as memory: it is from another GPU "
+    "or driver, or another kind of object. Use the device that gpuinterop.match_device returns.",
+    ("ImportExternalSemaphore", 999): "no driver of this GPU exported the descriptor as a semaphore.",
     ("WaitExternalSemaphoresAsync", 1): _STREAM,
     ("SignalExternalSemaphoresAsync", 1): _STREAM,
-    ("StreamBeginCapture", 900): "default streams, and streams that are being captured already, cannot be captured; "
-    "use one of create_stream.",
+    ("StreamBeginCapture", 900): "default streams, and streams that are already being captured, cannot be captured; "
+    "create a stream with create_stream.",
     # Allocations.
     ("MemSetAccess", 101): f"{NO_PEER} For a multicast object: the device was not added to it.",
     ("MemMap", 2): "not enough memory or driver resources to map it.",
@@ -71,8 +69,8 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("MulticastGetGranularity", 1): "the driver does not support this number of devices, or these handle types.",
     ("MulticastCreate", 1): "the size must be a multiple of the minimum granularity (Device.multicast_granularity) "
     f"and the fabric must have that many devices; {_MANAGER}.",
-    ("MulticastAddDevice", 1): f"the device was added before, or all of the team were; {_MANAGER}.",
-    ("MulticastUnbind", 1): "the range was not bound: an unbind must equal its bind.",
+    ("MulticastAddDevice", 1): f"the device, or all devices of the team, were already added; {_MANAGER}.",
+    ("MulticastUnbind", 1): "the range was not bound: an unbind must have the range of its bind.",
     **{
         (call, 1): f"{_SIZES}; the memory must be on a device of the team, that device must have no binding in the "
         f"range, and the memory must be shareable (Device.allocate) if the object is; {_MANAGER}."
@@ -84,9 +82,9 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("MulticastAddDevice", 101): _CLIQUE,
     ("MulticastUnbind", 101): "the device was not added to this multicast object.",
     **{(call, 101): f"the memory's device was not added to this object; else: {_CLIQUE}" for call in _BINDS},
-    ("MemMap", 1): "the size is not that of the memory or multicast object, or not a multiple of its minimum "
+    ("MemMap", 1): "the size differs from the memory's or multicast object's, or is not a multiple of the minimum "
     f"granularity. For a multicast object: {_MANAGER}.",
-    ("MemMap", 101): f"the device that the memory lies on cannot be used here. For a multicast object: {_CLIQUE}",
+    ("MemMap", 101): f"the device that holds the memory cannot be used here. For a multicast object: {_CLIQUE}",
     **{(call, 401): _SICK for call in ("MemMap", *_BINDS)},
     ("MemMap", 800): f"no permission to map it. For a multicast object: {_KEPT_OUT}",
     **{(call, 800): f"no permission: {_KEPT_OUT}" for call in _CALLS},

@@ -1,4 +1,4 @@
-"""Graphs: capture, launch, and the values of the nodes that signal and wait."""
+"""Graphs: capture, launch, and the values of nodes that signal and wait."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Executable(_Graph):
 
 
 class NodeParams(ctypes.Structure):
-    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, and the same for waits. In the driver's answer the node owns the arrays."""
+    """``CUDA_EXT_SEM_SIGNAL_NODE_PARAMS``, also for waits. In the driver's answer the node owns the arrays."""
 
     _fields_ = (
         ("semaphores", ctypes.POINTER(ctypes.c_size_t)),
@@ -52,7 +52,7 @@ class NodeParams(ctypes.Structure):
 
 
 class _NodeBatch(Batch):
-    """Semaphores of a node; a slot has the node's parameters as well."""
+    """Semaphores of a node. A slot also contains the node's parameters."""
 
     def slot(self) -> Any:
         structs, first, _ = super().slot()
@@ -61,26 +61,24 @@ class _NodeBatch(Batch):
 
 
 class Number(int):
-    """A ``CUgraph`` or ``CUgraphExec`` that this backend made."""
+    """A ``CUgraph`` or ``CUgraphExec`` that this backend created."""
 
     made: _Graph
     argument: Any
 
 
 class _Node:
-    """A node that signals or waits, with what its calls need, which is made once."""
+    """A node that signals or waits, with reusable arguments for its calls."""
 
     def __init__(self, node: int, timeouts: Sequence[int]) -> None:
         self.argument = as_pointer(node)
-        self.timeouts = timeouts
-        """Timeouts of the semaphores, in milliseconds, as captured; empty for signals."""
+        self.timeouts = timeouts  # the semaphores' captured ones in milliseconds; empty for signals
         self.batch: _NodeBatch | None = None
-        self.executable: tuple[int, Any] = (0, None)
-        """The graph's executable, and the same for ctypes."""
+        self.executable: tuple[int, Any] = (0, None)  # the graph's, as a number and for ctypes
 
 
 class Graphs(NativeBackend, GraphBackend):
-    """Signals and waits that a graph holds."""
+    """Signals and waits in graphs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +87,7 @@ class Graphs(NativeBackend, GraphBackend):
         self._set_wait = self._driver.function("GraphExecExternalSemaphoresWaitNodeSetParams")
 
     def begin_capture(self, stream: NativeStream) -> None:
-        """``cuStreamBeginCapture`` begins a thread-local capture, which calls of other threads do not affect."""
+        """``cuStreamBeginCapture``, thread-local, so that calls of other threads do not affect the capture."""
         stream.device.call("StreamBeginCapture", stream.handle, _THREAD_LOCAL, relaxed=False)
 
     def end_capture(self, stream: NativeStream) -> Number:
@@ -103,7 +101,7 @@ class Graphs(NativeBackend, GraphBackend):
 
     def launch(self, executable: int, stream: NativeStream) -> None:
         """``cuGraphLaunch``."""
-        assert isinstance(executable, Number)  # a graph of ours
+        assert isinstance(executable, Number)  # a graph of this backend
         if code := stream.run(self._launch, executable.argument, stream.argument):
             raise self._driver.error("GraphLaunch", code)
 
@@ -119,11 +117,11 @@ class Graphs(NativeBackend, GraphBackend):
         return semaphore.handle
 
     def semaphore_nodes(self, graph: int) -> list[SemaphoreNode]:
-        """``cuGraphGetNodes`` gives all nodes, and ``cuGraphNodeGetType`` tells which of them signal and wait."""
+        """``cuGraphGetNodes`` lists the nodes; ``cuGraphNodeGetType`` shows which of them signal and wait."""
         driver, native = self._driver, int(graph)
         count, kind = ctypes.c_size_t(), ctypes.c_int()
         driver.call("GraphGetNodes", native, None, ctypes.byref(count))
-        if not count.value:  # the driver refuses an array of none
+        if not count.value:  # the driver refuses an empty array
             return []
         nodes = (ctypes.c_size_t * count.value)()
         driver.call("GraphGetNodes", native, nodes, ctypes.byref(count))
@@ -164,7 +162,7 @@ class Graphs(NativeBackend, GraphBackend):
 
 
 def _node(driver: Driver, node: int, *, signals: bool) -> SemaphoreNode:
-    """``cuGraphExternalSemaphoresSignalNodeGetParams``, or ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
+    """``cuGraphExternalSemaphoresSignalNodeGetParams``, ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
     found = NodeParams()
     name = f"GraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams"
     driver.call(name, node, ctypes.byref(found))
@@ -173,6 +171,6 @@ def _node(driver: Driver, node: int, *, signals: bool) -> SemaphoreNode:
         native=_Node(node, () if signals else tuple(one.timeout_ms for one in structs)),
         signals=signals,
         semaphores=tuple(found.semaphores[: found.count]),
-        # Each kind has its own field, and the others are 0.
+        # Each kind has its own field; the others are 0.
         values=tuple(int(one.value or one.key or one.fence or 0) for one in structs),
     )

@@ -1,8 +1,8 @@
-"""Multicast objects: one store reaches memory of every device of the team.
+"""Multicast objects: one store reaches the memory of every device of the team.
 
-The documented order is: query the granularity, round the size up to it, and only then put it into the properties of the
-new object. The core passes sizes that are rounded already. ``cuMulticastBindMem``, ``cuMulticastBindAddr`` and
-``cuMemMap`` block until every device of the team was added, which the core ensures.
+The size in a new object's properties must be rounded up to the granularity; the core does that. The calls
+``cuMulticastBindMem``, ``cuMulticastBindAddr`` and ``cuMemMap`` block until every device of the team is added; the core
+adds them first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ALLOWED_HANDLE_TYPES: Final = 14  # CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
 _THREADS, _BLOCKS = 256, 1024
 _MOST: Final = 1 << 31  # words per launch: the kernels count in 32 bits, and step past the last word before they stop
 
-# Only multimem instructions (ISA 8.1, sm_90) may access a multicast address. In both kernels thread t processes the
+# Only multimem instructions (ISA 8.1, sm_90) can access a multicast address. In both kernels thread t processes the
 # words t, t + number of threads, and so on.
 _KERNEL: Final = """
 .visible .entry gpuinterop_multimem_%s(%s, .param .u32 count)
@@ -75,12 +75,11 @@ _PTX: Final = f"\n.version 8.1\n.target sm_90\n.address_size 64{_STORE}{_ADD}\0"
 
 
 class Group(Mappable):
-    """A multicast object. Its context only serves to call the driver."""
+    """A multicast object. Its context is only used to call the driver."""
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:
         super().__init__(context, size, alignment)
-        self.bindings: dict[tuple[int, int], _Binding] = {}
-        """Latest binding of each device and offset."""
+        self.bindings: dict[tuple[int, int], _Binding] = {}  # the latest of each device and offset
 
 
 class _Binding(NativeObject):
@@ -96,15 +95,13 @@ class Multicast(NativeAllocations, MulticastBackend):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kernels: dict[int, tuple[Any, ...]] = {}
-        """Kernels of each device, with their module, which is never unloaded."""
-        self._takes_device: dict[str, bool] = {}
-        """Binds that the driver has in their second version, which takes the device."""
+        self._kernels: dict[int, tuple[Any, ...]] = {}  # each device's, with their module, which is never unloaded
+        self._takes_device: dict[str, bool] = {}  # whether the driver has a bind's second version, with the device
 
     def multicast_granularity(
         self, devices: int, size: int, handle_types: Sequence[type[AllocationHandle]]
     ) -> Granularity:
-        """``cuMulticastGetGranularity`` returns the minimum and the recommended one; both depend on the size."""
+        """``cuMulticastGetGranularity``: the minimum and the recommended one. Both depend on the size."""
         properties = _properties(self._driver, devices, size, handle_types)
         return granularity_of(self._driver, "MulticastGetGranularity", properties)
 
@@ -123,7 +120,7 @@ class Multicast(NativeAllocations, MulticastBackend):
 
     def import_multicast(self, device: Context, handle: AllocationHandle, *, devices: int, size: int) -> Group:
         """``cuMemImportFromShareableHandle``."""
-        # The granularity first: a failure must not leave an object behind.
+        # Query the granularity first, so that a failure leaves no object.
         minimum = self.multicast_granularity(devices, size, (type(handle),)).minimum
         return Group(device, size, minimum).load(handle)
 
@@ -142,7 +139,7 @@ class Multicast(NativeAllocations, MulticastBackend):
         self._bind("MulticastBindAddr", group, device, offset, address, size)
 
     def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
-        """Bind; the first version of the call derives the device from the memory."""
+        """Bind. The first version of the call derives the device from the memory."""
         second = self._takes_device.get(call)
         if second is None:
             second = self._takes_device[call] = self._driver.has(f"cu{call}_v2", SECOND_BINDS)
@@ -162,19 +159,19 @@ class Multicast(NativeAllocations, MulticastBackend):
             binding.release()
 
     def is_shareable(self, device: Context, address: Address) -> bool:
-        """``cuPointerGetAttribute`` tells the handle types as which the memory may be exported.
+        """``cuPointerGetAttribute``: whether the memory can be exported as any handle type.
 
-        For imported memory it reports no type (measured), which the core takes as "not shareable" (inferred).
+        For imported memory it reports no type (measured), so the core treats that memory as not shareable (inferred).
         """
         return bool(device.run(pointer_attribute, self._driver, address, _ALLOWED_HANDLE_TYPES))
 
     def multimem_store(self, stream: NativeStream, address: Address, value: int, count: int) -> None:
-        """``cuLaunchKernel`` launches the kernel of ``multimem.st``."""
+        """``cuLaunchKernel`` with the ``multimem.st`` kernel."""
         for first, part in _parts(count):
             self._launch_kernel(stream, 0, part, c_uint64(address + first), c_uint32(value), c_uint32(part))
 
     def multimem_add(self, stream: NativeStream, target: Address, address: Address, count: int) -> None:
-        """``cuLaunchKernel`` launches the kernel of ``multimem.ld_reduce``."""
+        """``cuLaunchKernel`` with the ``multimem.ld_reduce`` kernel."""
         for first, part in _parts(count):
             self._launch_kernel(stream, 1, part, c_uint64(target + first), c_uint64(address + first), c_uint32(part))
 
@@ -186,10 +183,7 @@ class Multicast(NativeAllocations, MulticastBackend):
         stream.device.call("LaunchKernel", kernel, *shape, stream.handle, given, None, relaxed=False)
 
     def _load_kernels(self, context: NativeDevice) -> tuple[Any, ...]:
-        """``cuModuleLoadData`` loads a module, and ``cuModuleGetFunction`` finds its kernels.
-
-        If two threads load at once, the first one's module stays.
-        """
+        """``cuModuleLoadData``, ``cuModuleGetFunction``. If two threads load at once, the first module is kept."""
         module, ordinal = _Module(context), context.ordinal
 
         def work() -> None:
@@ -208,7 +202,7 @@ class Multicast(NativeAllocations, MulticastBackend):
 
 
 def _parts(count: int) -> Iterator[tuple[int, int]]:
-    """The launches for `count` words: the offset of each in bytes, and its number of words."""
+    """The launches for `count` words: each one's offset in bytes and its number of words."""
     for first in range(0, count, _MOST):
         yield 4 * first, min(_MOST, count - first)
 

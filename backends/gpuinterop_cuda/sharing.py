@@ -1,4 +1,4 @@
-"""Memory that other libraries have allocated: what is at a pointer, and its way to another process."""
+"""Memory that other libraries have allocated: finds it at a pointer, and shares it with other processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpuinterop.native_driver.driver import NativeDevice
 from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_TYPE, ORDINAL, pointer_attribute
 
 _LEGACY_IPC, _HANDLE_TYPES, _POOL = 10, 14, 17  # CUpointer_attribute
-_ALLOCATION: Final = (11, 12, BUFFER_ID)  # RANGE_START_ADDR, RANGE_SIZE: several may lie in one mapping
-_MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID: a range may be of many
+_ALLOCATION: Final = (11, 12, BUFFER_ID)  # RANGE_START_ADDR, RANGE_SIZE; one mapping may contain several allocations
+_MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID; a range may consist of several
 _ASKED: Final = (MEMORY_TYPE, ORDINAL, IS_MANAGED, _LEGACY_IPC, _POOL, _HANDLE_TYPES, *_ALLOCATION)
 _POSIX_FD: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-# Windows' OBJECT_ATTRIBUTES without any, with which the driver makes an NT handle: its length and five fields.
+# Empty OBJECT_ATTRIBUTES of Windows, which the driver needs for an NT handle: the length and five fields.
 _OBJECT_ATTRIBUTES: Final = ctypes.create_string_buffer(struct.pack("=I44x", 48))
 
 
@@ -36,7 +36,7 @@ class Sharing(NativeSharing):
         return super().properties(device, kind, metadata)
 
     def find_blocks(self) -> Callable[[Address], Block]:
-        """``cuPointerGetAttributes``; ``cuPointerGetAttribute`` of the mappings of virtual memory."""
+        """``cuPointerGetAttributes``; ``cuPointerGetAttribute`` for the mappings of virtual memory."""
         driver, count = self._driver, len(_ASKED)
         numbers, found = (ctypes.c_int * count)(*_ASKED), (ctypes.c_uint64 * count)()
         places = (ctypes.c_void_p * count)(*(ctypes.addressof(found) + 8 * at for at in range(count)))
@@ -66,7 +66,7 @@ class Sharing(NativeSharing):
         return pointer_attribute(self._driver, block.address, key) == block.key
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
-        """``cuIpcGetMemHandle``; ``cuMemRetainAllocationHandle`` and ``cuMemExportToShareableHandle``."""
+        """``cuIpcGetMemHandle``; ``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``."""
         if block.behind is Behind.IPC:
             return super().export_block(device, block)
         allocation = Allocation(device, block.size, VmmFd).create("MemRetainAllocationHandle", block.address)

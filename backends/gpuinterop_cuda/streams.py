@@ -1,4 +1,4 @@
-"""Streams, which have ids, and belong to a context."""
+"""Streams. They have ids and belong to a context."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stream(NativeStream):
         self.name()
 
     def name(self) -> None:
-        """``cuStreamGetId`` returns the stream's id, and makes a capture invalid (measured)."""
+        """``cuStreamGetId``. It invalidates a capture (measured)."""
         driver, found = self.device.driver, c_uint64()
         if driver.has_stream_id and not driver.status("StreamGetId", self.argument, byref(found)):
             self.key = ("id", found.value)
@@ -31,9 +31,9 @@ class Streams(NativeStreams):
     stream_type: ClassVar[type[NativeStream]] = Stream
 
     def ordinal_of(self, stream: NativeStream) -> int:
-        """``cuStreamGetCtx`` tells whether the stream belongs to this device.
+        """``cuStreamGetCtx``: whether the stream belongs to this device.
 
-        A stream that is being captured is not asked: the documentation does not say whether the capture survives that.
+        Not called during a capture, because it is not documented whether the capture survives it.
         """
         assert isinstance(stream, Stream)
         device, driver, context = stream.device, self._driver, c_void_p()

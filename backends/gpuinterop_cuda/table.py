@@ -1,4 +1,4 @@
-"""CUDA's calls and constants, where they are its own."""
+"""CUDA's own names and constants."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CUDA: Final = Table(
         handles.TimelineFd: 9,
         handles.TimelineWin32: 10,
     },
-    default_stream=1,  # CU_STREAM_LEGACY; an environment variable makes the bindings use the per-thread one for 0
+    default_stream=1,  # CU_STREAM_LEGACY; an environment variable can make 0 the per-thread stream in the bindings
     last_default_stream=2,  # CU_STREAM_PER_THREAD
     dlpack=2,  # kDLCUDA
     array_uses={ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04, ArrayUsage.COLOR_ATTACHMENT: 0x20},

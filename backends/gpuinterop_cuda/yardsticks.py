@@ -1,4 +1,4 @@
-"""The same work by cuda-python alone, for ``gpuinterop bench``."""
+"""The same work with only cuda-python, for ``gpuinterop bench``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from .table import CUDA
 
 
 class Yardsticks(NativeYardsticks):
-    """One device's calls by hand.
-
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device.
-    """
+    """Direct calls for the device `ordinal`."""
 
     def __init__(self, ordinal: int) -> None:
         from cuda.bindings import driver
@@ -32,16 +26,16 @@ class Yardsticks(NativeYardsticks):
         self._handle = driver.CUipcMemHandle()
 
     def timelines(self, fds: Sequence[int], stream: Any) -> Timelines:
-        """Import timeline semaphores, which takes the file descriptors."""
+        """Import timeline semaphores. Their file descriptors are consumed."""
         return Timelines(self, self.api, fds, stream)
 
     def memory(self, size: int) -> Memory:
-        """A memory of `size` bytes, of which there is a file descriptor."""
+        """Memory of `size` bytes that can be imported from a file descriptor."""
         return Memory(self.api, size)
 
     @contextmanager
     def registered(self, buffer: int, nbytes: int, stream: Any) -> Iterator[Callable[[int], None]]:
-        """Register a buffer of the current OpenGL context; a call maps it, fills it with a byte, and unmaps it."""
+        """Register a buffer of the current OpenGL context. Yields a call that maps it, fills it and unmaps it."""
         cu, check = self.api, self.check
         resource = check(cu.cuGraphicsGLRegisterBuffer(buffer, 2))  # CU_GRAPHICS_REGISTER_FLAGS_WRITE_DISCARD
 
@@ -60,7 +54,7 @@ class Yardsticks(NativeYardsticks):
         return int(self.check(self.api.cuMemAlloc(nbytes)))
 
     def export(self, block: int) -> bytes:
-        """The handle of what was allocated."""
+        """The handle of allocated memory."""
         return ctypes.string_at(int(self.check(self.api.cuIpcGetMemHandle(block)).getPtr()), 64)
 
     def open(self, handle: bytes) -> int:
@@ -69,16 +63,16 @@ class Yardsticks(NativeYardsticks):
         return int(self.check(self.api.cuIpcOpenMemHandle(self._handle, 1)))  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
     def shut(self, block: int) -> None:
-        """Close what was opened."""
+        """Close memory from `open`."""
         self.check(self.api.cuIpcCloseMemHandle(block))
 
     def free(self, block: int) -> None:
-        """Free what was allocated."""
+        """Free memory from `allocate`."""
         self.check(self.api.cuMemFree(block))
 
 
 class Timelines:
-    """Imported timelines, which one call signals or waits for."""
+    """Imported timelines that one call signals or waits for."""
 
     def __init__(self, by_hand: Yardsticks, cu: Any, fds: Sequence[int], stream: Any) -> None:
         self._cu = cu
@@ -94,7 +88,7 @@ class Timelines:
         for each in (self.signal_all, self.wait_all):
             by_hand.check(each([1] * len(fds)))
         by_hand.synchronize(stream)
-        self.signalled = 1  # what the next value must exceed
+        self.signalled = 1  # the next value must be greater
 
     def _desc(self, fd: int) -> Any:
         kinds = self._cu.CUexternalSemaphoreHandleType
@@ -104,7 +98,7 @@ class Timelines:
         return desc
 
     def _reused(self, function: Any, params: Any) -> Callable[[int], object]:
-        """Make a call for the first semaphore, with one struct for all calls."""
+        """Return a call for the first semaphore that always uses the same struct."""
         handles, reused, stream, fence = self._handles[:1], [params], self._stream, params.params.fence
 
         def once(value: int) -> object:
@@ -114,7 +108,7 @@ class Timelines:
         return once
 
     def _at_once(self, function: Any, params: list[Any]) -> Callable[[Sequence[int]], Any]:
-        """Make a call for all semaphores, with the same structs each time."""
+        """Return a call for all semaphores that always uses the same structs."""
         handles, count, stream = self._handles, len(self._handles), self._stream
         fences = [one.params.fence for one in params]
 
@@ -126,7 +120,7 @@ class Timelines:
         return at_once
 
     def _anew(self, function: Any, new: Callable[[], Any]) -> Callable[[int], object]:
-        """Make a call for the first semaphore, with a new struct each time."""
+        """Return a call for the first semaphore that creates a new struct each time."""
         handles, stream = self._handles[:1], self._stream
 
         def once(value: int) -> object:
@@ -137,19 +131,19 @@ class Timelines:
         return once
 
     def addresses(self, *, signal: bool) -> tuple[int, int, int, int, int]:
-        """The driver's function, the semaphore, its params, where their value lies, and the stream, for C."""
+        """For C: the driver's function, the semaphore, its params, the address of their value, and the stream."""
         function = _entry(self._cu, f"cu{'Signal' if signal else 'Wait'}ExternalSemaphoresAsync")
         params = (self._signals if signal else self._waits)[0]
         where = int(params.getPtr())  # the value of a fence is the first field
         return function, int(self._handles[0]), where, where, int(self._stream)
 
     def graph(self) -> Graph:
-        """A captured frame: it waits for the first timeline, and signals it."""
+        """A captured frame, which waits for the first timeline and signals it."""
         return Graph(self._cu, self)
 
 
 class Graph:
-    """A graph of a wait and a signal, and what C needs to set their values and to launch it."""
+    """A graph with a wait and a signal, and the data that C needs to set their values and launch it."""
 
     def __init__(self, cu: Any, timelines: Timelines) -> None:
         check, stream = Yardsticks.check, timelines._stream
@@ -168,7 +162,7 @@ class Graph:
             node_params.paramsArray = [params]
             node_params.numExtSems = 1
             self._keep.append(node_params)
-            # The bindings copy the structs into an array of their own, whose address the node's params begin with.
+            # The bindings copy the structs into their own array, whose address is in the node's params.
             array = ctypes.c_size_t.from_address(int(node_params.getPtr()) + 8).value
             function = _entry(cu, f"cuGraphExecExternalSemaphores{what}NodeSetParams")
             return function, int(self._executable), int(nodes[kinds.index(kind)]), int(node_params.getPtr()), array
@@ -179,7 +173,7 @@ class Graph:
 
 
 class Memory:
-    """A memory that is imported, mapped and closed, again and again."""
+    """Memory that is imported, mapped and closed repeatedly."""
 
     def __init__(self, cu: Any, size: int) -> None:
         self._cu = cu
@@ -199,11 +193,11 @@ class Memory:
         check(cu.cuDestroyExternalMemory(memory))
 
     def addresses(self) -> tuple[int, ...]:
-        """The driver's functions, their structs, and where the fd lies, in the order of ``struct memory``, for C."""
+        """For C: the driver's functions, their structs, and the address of the fd, ordered as in ``struct memory``."""
         names = "cuImportExternalMemory", "cuExternalMemoryGetMappedBuffer", "cuMemFree", "cuDestroyExternalMemory"
         load, place, unmap, destroy = (_entry(self._cu, name) for name in names)
         desc = int(self._desc.getPtr())
-        return load, desc, desc + 8, place, int(self._range.getPtr()), unmap, destroy  # the fd lies behind the type
+        return load, desc, desc + 8, place, int(self._range.getPtr()), unmap, destroy  # the fd is after the type
 
 
 def _entry(cu: Any, name: str) -> int:

@@ -1,1 +1,1 @@
-"""The HIP backend of gpuinterop, on hip-python."""
+"""gpuinterop's HIP backend. It uses hip-python."""

@@ -1,4 +1,4 @@
-"""The HIP backend: versions, devices and capabilities. The other modules have what is HIP's own."""
+"""The HIP backend: versions, devices and capabilities. The other modules contain HIP's specifics."""
 
 from __future__ import annotations
 
@@ -16,24 +16,23 @@ from .memory import Memory
 from .semaphores import Semaphores
 from .sharing import Sharing
 
-_PROPERTIES_BYTES, _LUID_OFFSET = 4096, 272  # more than hipDeviceProp_t has; the LUID is after name and uuid
+_PROPERTIES_BYTES, _LUID_OFFSET = 4096, 272  # larger than hipDeviceProp_t; the LUID is after name and uuid
 
 
 class HipBackend(Semaphores, Memory, Sharing, NativeStreamMemory):
-    """AMD GPUs, used through the runtime and each device's only context, as torch and CuPy on ROCm do.
+    """AMD GPUs, used through the runtime and each device's only context, like torch and CuPy on ROCm.
 
-    AMD documents the address of `NativeStreamMemory` as memory of ``hipMallocSignalMemory``. By default the wait is a
-    kernel of one thread that spins on any address that HIP knows, so pinned host memory should work; no AMD GPU has
-    shown it. With ``GPU_STREAMOPS_CP_WAIT=1`` in the environment the command processor waits instead, and accepts only
-    signal memory.
+    AMD documents `NativeStreamMemory` for memory of ``hipMallocSignalMemory``. By default a wait is a kernel of one
+    thread that spins on any address known to HIP, so pinned host memory should work; no AMD GPU has shown it yet. With
+    ``GPU_STREAMOPS_CP_WAIT=1`` the command processor waits, and accepts only signal memory.
     """
 
     name = "hip"
     priority = 10
     driver_type: ClassVar[type[Driver]] = Driver
     synchronize_blocks_others: ClassVar[bool] = True  # ROCm/rocm-systems #11678
-    releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, not the one that imported the memory
-    map_allocation_blocks: ClassVar[bool] = True  # hipMemMap and hipMemUnmap go through the null stream
+    releases_block_for_all: ClassVar[bool] = True  # hipFree waits for device 0, not for the importing device
+    map_allocation_blocks: ClassVar[bool] = True  # hipMemMap and hipMemUnmap use the null stream
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,13 +58,13 @@ class HipBackend(Semaphores, Memory, Sharing, NativeStreamMemory):
         return Gpu(self._driver, ordinal, ordinal)
 
     def identity(self, device: int) -> tuple[bytes | None, bytes | None, str]:
-        """No UUID: ``hipDeviceGetUuid`` returns another one than Vulkan (ROCm/hipamd #50)."""
+        """No UUID, because ``hipDeviceGetUuid`` returns a different one than Vulkan (ROCm/hipamd #50)."""
         luid = _luid(self._driver, device) if sys.platform == "win32" else None
-        return None, luid, "HIP's own UUID is not the one that Vulkan knows: it is matched by its PCI bus id"
+        return None, luid, "HIP's UUID differs from Vulkan's, so the PCI bus id matches the device"
 
 
 def _luid(driver: Driver, ordinal: int) -> bytes | None:
-    """The LUID of ``hipGetDeviceProperties``, which is 8 zero bytes if it is not known."""
+    """The LUID from ``hipGetDeviceProperties``. Eight zero bytes mean unknown."""
     properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
     driver.call("GetDevicePropertiesR0600", properties, ordinal)
     found = properties.raw[_LUID_OFFSET : _LUID_OFFSET + 8]

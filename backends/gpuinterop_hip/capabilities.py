@@ -1,4 +1,4 @@
-"""Facts of a device, from which `capabilities.toml` derives its capabilities. The current device stays."""
+"""Facts of a device. `capabilities.toml` derives its capabilities from them. The current device does not change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 
 def table(driver: Driver, ordinal: int) -> list[Capability]:
-    """Every cell that a rule names; the others are gaps."""
+    """Every cell that a rule matches. The other cells are gaps."""
     attribute = partial(driver.attribute, ordinal)
     facts = RULES.attributes(attribute) | {
         "imports are kept": driver.facts.holds["imports are kept"],
@@ -32,12 +32,12 @@ def table(driver: Driver, ordinal: int) -> list[Capability]:
 
 
 def has_fabric_type(driver: Driver) -> bool:
-    """Whether the bindings know fabric handles, which they do from 10 on."""
+    """Whether the bindings have fabric handles, as from version 10 on."""
     return hasattr(driver.api.hipMemAllocationHandleType, "hipMemHandleTypeFabric")
 
 
 def nameless(kind: type[Win32Handle]) -> Capability:
-    """The gap of a semaphore with a name, also for `OpaqueWin32`, whose cell speaks of memory."""
+    """The gap of a named semaphore. Also used for `OpaqueWin32`, whose own cell is about memory."""
     found = RULES.of(Cell(Operation.IMPORT_BY_NAME, D3D12Fence), {"windows": True})
     assert found is not None
     return replace(found, handle_type=kind)

@@ -1,7 +1,7 @@
-"""HIP's runtime: loading, devices, and errors.
+"""HIP's runtime: loading, devices and errors.
 
-ctypes calls the library that hip-python finds: both versions of it get some calls wrong (the mode of
-hipThreadExchangeStreamCaptureMode and the capture status of a failed call are uninitialised), and 7.2 keeps the GIL.
+ctypes calls the library that hip-python finds. Both versions of hip-python get some calls wrong (they leave the mode of
+hipThreadExchangeStreamCaptureMode and a failed call's capture status uninitialized), and 7.2 keeps the GIL.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .table import HIP
 _NO_DEVICE: Final = (100, 101)  # hipErrorNoDevice, hipErrorInvalidDevice: hipInit returns either
 _ABI: Final = 60_000_000  # hipRuntimeGetVersion of 6.0, which changed the structs; 5.2.3 is 50221153
 _BY_VALUE: Final = 70_100_000
-"""HIP version from which a descriptor itself is passed, instead of a pointer to it (torch checks the same)."""
+"""From this HIP version on, a descriptor is passed by value instead of by pointer (torch checks the same version)."""
 _UNKNOWN: Final = 999
-_KFD: Final = "/dev/kfd"  # the kernel driver's device, on every Linux with an AMD GPU for computing
+_KFD: Final = "/dev/kfd"  # the kernel driver's device, on every Linux with an AMD compute GPU
 _RUNTIME_FILE: Final = re.compile(r"/libamdhip64[^/]*\.so[^/]*$")
 
 
 class Driver(NativeDriver):
-    """The runtime's functions, and the bindings' module."""
+    """The runtime's functions and the bindings' module."""
 
     table: ClassVar[Table] = HIP
 
@@ -50,19 +50,18 @@ class Driver(NativeDriver):
         except (OSError, RuntimeError, AttributeError) as error:
             raise _unusable(error) from None
         self.version = version.value
-        if self.version < _ABI:  # checked before a struct is passed, whose layout differs there
+        if self.version < _ABI:  # before any struct is passed, because the layouts differ
             raise BackendUnavailableError(
-                f"the HIP runtime is {version_text(self.version)}, and the structs of runtimes before 6.0 are laid out "
-                "otherwise than the bindings pass them.",
-                fix="Install ROCm 6.0 or newer, or take the older libamdhip64.so out of the library path.",
+                f"the HIP runtime is {version_text(self.version)}, and the bindings' structs do not fit "
+                "runtimes before 6.0.",
+                fix="Install ROCm 6.0 or newer, or remove the older libamdhip64.so from the library path.",
             )
         self.facts = Facts(version_text(self.version))
         self._check(self.status("Init", 0), "hipInit")
         self.fds_by_address = self.version < _BY_VALUE
+        # Closed streams that can be reused, by device and priority, each with its number.
         self.kept_streams: defaultdict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
-        """Streams that were closed and can be reused, by device and priority, each with its number."""
-        self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)
-        """Reserved address ranges that nothing is mapped in, by size."""
+        self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)  # reserved, without mappings, by size
         self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
         self._seen_modules = -1
         self._other_runtimes: tuple[str, ...] = ()
@@ -80,17 +79,14 @@ class Driver(NativeDriver):
         return symbol, text
 
     def forget_error(self) -> None:
-        """Clear this thread's last error, which was reported.
-
-        torch and others query that error after their own launches, and would take ours for theirs.
-        """
+        """Clear this thread's last error, which was reported. Others, like torch, would take it for their own."""
         self.library.hipGetLastError()
 
     def _check(self, code: int, call: str) -> None:
-        """Raise for a runtime that does not start: it may look for devices in its first call."""
+        """Raise for a runtime that does not start. Any first call may look for devices."""
         if code in _NO_DEVICE:
             raise BackendUnavailableError(
-                "the HIP runtime is installed, but has no device that it may use.",
+                "the HIP runtime is installed, but finds no device.",
                 fix="Check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, which may hide it; the user must be in the "
                 "groups render and video, and a container needs --device /dev/kfd --device /dev/dri.",
             )
@@ -98,25 +94,25 @@ class Driver(NativeDriver):
             symbol, text = self.describe(code)
             raise BackendUnavailableError(
                 f"{call} failed with {symbol} ({code}): {text}.",
-                fix="Run rocminfo to see whether runtime and kernel fit.",
+                fix="Run rocminfo to see whether the runtime matches the kernel.",
             )
 
     # -- the library -----------------------------------------------------------------------------------------------
 
     def has(self, symbol: str) -> bool:
-        """Whether the bindings know a function, and the library has it."""
+        """Whether the bindings and the library have a function."""
         return hasattr(self.api, symbol) and hasattr(self.library, symbol)
 
     def library_file(self) -> str:
-        """The file of the library that is called; empty if the system does not say."""
+        """The file of the library that is called; empty if the system does not show it."""
         here = self._address
         return next((path for path, ranges in _runtimes().items() if any(here in one for one in ranges)), "")
 
     def check_runtime(self) -> None:
-        """Refuse other libraries' streams if the process has a second HIP runtime, to which they may belong.
+        """Refuse other libraries' streams if the process has a second HIP runtime, because they may belong to it.
 
-        To one runtime a handle of the other is invalid, or another object, and 0 is the default stream of either; no
-        call would report that. Importing a module may load a runtime (torch's ROCm wheel brings its own), so this
+        For one runtime, the other's handle is invalid or a different object, and 0 is the default stream of each; no
+        call would report the mistake. Importing a module may load a runtime (torch's ROCm wheel contains one), so this
         checks again when the number of modules changes.
         """
         modules = len(sys.modules)
@@ -128,20 +124,20 @@ class Driver(NativeDriver):
             mine = self.library_file()
             raise InvalidArgumentError(
                 "stream",
-                f"expected one HIP runtime in this process, got two, {mine}, which gpuinterop calls, and "
-                f"{' and '.join(self._other_runtimes)}. They do not know each other's streams, and 0 is the default "
+                f"expected one HIP runtime in this process, got two: {mine}, which gpuinterop calls, and "
+                f"{' and '.join(self._other_runtimes)}. A stream of one is invalid in the other, and 0 is the default "
                 "stream of both. Make all libraries load one file before any import: "
                 + (
-                    f"ROCM_PATH={Path(self._other_runtimes[0]).parent.parent} makes hip-python load the other's."
+                    f"ROCM_PATH={Path(self._other_runtimes[0]).parent.parent} makes hip-python load the other runtime."
                     if self.is_new
-                    else "import torch or CuPy before you get gpuinterop's first device, or let LD_LIBRARY_PATH "
-                    f"name {Path(self._other_runtimes[0]).parent}."
+                    else "import torch or CuPy before you use gpuinterop's first device, or let LD_LIBRARY_PATH "
+                    f"contain {Path(self._other_runtimes[0]).parent}."
                 ),
             )
 
 
 class Gpu(NativeDevice):
-    """A device. HIP creates objects on the device that is current in the calling thread."""
+    """A device. HIP creates objects on the calling thread's current device."""
 
     driver: Driver
 
@@ -154,22 +150,22 @@ def version_text(number: int) -> str:
 
 
 def _unusable(error: Exception) -> BackendUnavailableError:
-    """Make the error for a missing runtime, or one that cannot be used."""
-    # Not for an installed one that lacks a library itself; Windows does not tell the two apart.
+    """Return the error for a runtime that is missing or unusable."""
+    # Not for a runtime that itself lacks a library; on Windows the two look alike.
     if re.search(r"libamdhip64[^:]*: cannot open shared object|amdhip64\S*\.dll", str(error)):
         return BackendUnavailableError(
             "the HIP runtime is not installed: libamdhip64.so (amdhip64.dll on Windows) was not found.",
-            fix="Install ROCm, or add its lib folder (/opt/rocm/lib) to LD_LIBRARY_PATH; where that has only "
+            fix="Install ROCm, or add its lib folder (/opt/rocm/lib) to LD_LIBRARY_PATH. If the folder has only "
             "libamdhip64.so.7, install ROCm's development package, or make a link. To test without a GPU: "
             "python -m gpuinterop.testing.simulated hip -- COMMAND.",
-            absent=not os.path.exists(_KFD),  # on a machine with such a GPU, the installation is broken
+            absent=not os.path.exists(_KFD),  # otherwise there is a GPU, and the installation is broken
         )
     text = str(error).rstrip(".")
     return BackendUnavailableError(f"the HIP runtime cannot be used: {text}.", fix="Install ROCm 6.0 or newer.")
 
 
 def _runtimes() -> dict[str, list[range]]:
-    """The addresses of the HIP runtimes of this process, by file; empty if the system does not say."""
+    """The address ranges of this process's HIP runtimes, by file; empty if the system does not show them."""
     found: dict[str, list[range]] = {}
     for one in system.mappings():
         if _RUNTIME_FILE.search(one.path):
@@ -178,14 +174,14 @@ def _runtimes() -> dict[str, list[range]]:
 
 
 def advised(command: str) -> str:
-    """The command that installs hip-python, where PyPI has it for this system; else other advice."""
+    """The command that installs hip-python if PyPI has it for this system; otherwise other advice."""
     if platform.system() == "Linux" and platform.machine() == "x86_64":
         return command
-    return "PyPI has hip-python for Linux on x86-64 only: install AMD's own package of it for this system"
+    return "PyPI has hip-python only for Linux on x86-64: install AMD's package for this system"
 
 
 def _library_name(is_new: bool) -> str:
-    """The name by which the bindings load the runtime: the same name finds the same library."""
+    """The name with which the bindings load the runtime, so that both load the same library."""
     if is_new:
         from rocm.bindings.util.paths import get_library_path
 
@@ -202,7 +198,7 @@ def _load() -> tuple[Any, str, bool]:
         except ImportError as error:
             errors.append(error)
             continue
-        # A package `hip` proves nothing, because other packages have that name.
+        # Having a package `hip` proves nothing, because other packages have that name.
         if hasattr(api, "hipRuntimeGetVersion"):
             return api, str(version), name.startswith("rocm")
         errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))

@@ -1,4 +1,4 @@
-"""What AMD's runtime does in one version and not in another: `facts.toml`, which has AMD's file and line for each."""
+"""Behaviour of AMD's runtime that depends on its version. `facts.toml` has AMD's file and line for each fact."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from typing import Any, Final
 _CONTENT: Final[dict[str, Any]] = tomllib.loads((files(__package__) / "facts.toml").read_text(encoding="utf-8"))
 
 SEEN: Final[list[str]] = _CONTENT["seen"]
-"""Versions whose code has run, the newest last."""
+"""Versions whose code has run, in order; the newest is last."""
 
 
 class Facts:
-    """The facts of one version; those of the newest for a version that no run has shown.
-
-    Parameters
-    ----------
-    version : str
-        Version of the runtime, such as ``7.1.0``.
-    """
+    """The facts of a runtime version such as ``7.1.0``. A version that has not run has the newest one's facts."""
 
     def __init__(self, version: str) -> None:
         known = ".".join(version.split(".")[:2])

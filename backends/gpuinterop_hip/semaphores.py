@@ -1,7 +1,7 @@
-"""External semaphores. On Windows only.
+"""External semaphores, on Windows only.
 
-On Linux the import aborts the process or fails, and signal and wait return success and do nothing. So the capability
-table refuses them all, and this module is not called there.
+On Linux the import aborts the process or fails, and signal and wait return success without doing anything. So the
+capability table refuses all of them, and this module is not called there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Semaphores(Streams, NativeSemaphores):
     """External semaphores, and streams."""
 
     def import_semaphore(self, device: NativeDevice, handle: AnySemaphoreHandle) -> ImportedSemaphore:
-        """``hipImportExternalSemaphore``; by handle, because HIP ignores the name of a semaphore."""
+        """``hipImportExternalSemaphore``. HIP ignores the name of a semaphore, so a name is refused."""
         if isinstance(handle, Win32Handle) and handle.name is not None:
             raise UnsupportedError(nameless(type(handle)), context="hip")
         return super().import_semaphore(device, handle)
@@ -38,7 +38,7 @@ class Semaphores(Streams, NativeSemaphores):
         super().wait(batch, stream, values, timeout_ms)
 
     def _refuse_capture(self, stream: NativeStream) -> None:
-        if self.is_capturing(stream):  # HIP would not record the call, but run it at once (hip_stream_ops.cpp)
+        if self.is_capturing(stream):  # HIP would run the call at once instead of recording it (hip_stream_ops.cpp)
             raise InvalidArgumentError(
                 "stream",
                 "expected one that is not being captured, got one that is; HIP's graphs hold no semaphores: signal and "

@@ -1,9 +1,9 @@
 """Shareable allocations, and memory that other libraries have allocated.
 
-AMD's runtime has no attribute that tells how memory may travel (10, 14 and 17 of ``hipPointerGetAttribute``), and
-writes a size as 32 bits (12); 3 and 11 lose what was opened by IPC where another device is current. Other calls tell as
-much. A handle of VMM memory that others mapped is not asked for: ``hipMemRetainAllocationHandle`` ends the process for
-memory of a pool, which from 7.1 on looks like any VMM mapping, and does not count (mended by #2696, #5807).
+AMD's runtime has no attribute for the ways to share memory (10, 14 and 17 of ``hipPointerGetAttribute``) and writes a
+size as 32 bits (12). If another device is current, 3 and 11 fail for memory opened through IPC. Other calls return the
+same facts. Handles of others' VMM memory are not requested: ``hipMemRetainAllocationHandle`` kills the process for a
+pool's memory, which from 7.1 on looks like any VMM mapping, and it counts no reference (fixed in #2696, #5807).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_
 class Place(Reservation):
     """An address range with an allocation in it. The range is never released, but reused.
 
-    AMD's runtime frees a range only with the last command that used it, after the range was released. If the system has
-    handed out the same addresses meanwhile, the runtime confuses the new range with the old (rocm-systems #2980).
+    AMD's runtime keeps a released range until the last command that used it is done. If the system assigns the same
+    addresses again before that, the runtime confuses the two ranges (rocm-systems #2980).
     """
 
     blocks = True  # hipMemUnmap waits
     allocation: Mappable | None = None
 
     def reserve(self, alignment: int = 0) -> None:
-        """``hipMemAddressReserve``, where no range of this size is free."""
+        """``hipMemAddressReserve``, unless a range of this size is free."""
         try:
             self.handle, self.made = self.device.driver.free_ranges[self.size].pop(), True
         except IndexError:
@@ -51,7 +51,7 @@ class Place(Reservation):
         self._give_back()
 
     def take_back(self) -> None:
-        # A failed map returns success, and unmapping a range that is not mapped ends the process (hip_vm.cpp).
+        # A failed map returns success, and unmapping an unmapped range kills the process (hip_vm.cpp).
         if self._is_mapped():
             self.release()
         if not self._is_mapped():
@@ -68,14 +68,13 @@ class Place(Reservation):
 
 
 class Sharing(NativeSharing):
-    """Shareable allocations as VMM handles, and arrays of other libraries by legacy IPC."""
+    """Shareable allocations as VMM handles, and other libraries' arrays through legacy IPC."""
 
     reservation_type: ClassVar[type[Reservation]] = Place
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()
-        """Mapped allocations, by address."""
+        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()  # mapped allocations
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
 
     def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
@@ -86,10 +85,10 @@ class Sharing(NativeSharing):
         return place, address
 
     def location(self, allocation: Allocation) -> int | None:
-        """``hipMemGetAllocationPropertiesFromHandle``; None if its answer cannot be used.
+        """``hipMemGetAllocationPropertiesFromHandle``; None if its answer is unusable.
 
-        That is a device outside this process, or, for imported memory, the importing device: runtimes that do not know
-        the owner report that too (ROCm/rocm-systems #4784, #11606), and their version does not tell which do.
+        That is a device outside this process or, for imported memory, the importing device: runtimes that cannot find
+        the owner report it too (ROCm/rocm-systems #4784, #11606), and their version does not show which ones do.
         """
         if not self._driver.has("hipMemGetAllocationPropertiesFromHandle"):
             return None
@@ -130,12 +129,12 @@ class Sharing(NativeSharing):
     ) -> tuple[Opened | Reservation, Address]:
         """``hipIpcOpenMemHandle``; ``hipMemImportFromShareableHandle``, ``hipMemMap``, ``hipMemSetAccess``."""
         if len(handles) != 1:
-            raise HandleError(f"handle: expected one allocation, got {len(handles)}; HIP maps each by itself.")
+            raise HandleError(f"handle: expected one allocation, got {len(handles)}; HIP maps each one separately.")
         data = handle.data if isinstance(handle := handles[0], IpcMemHandle) else b""
         known = self._open.get(data)
         if known is not None and known.made and known.device is not device:  # 7.1 moves it there, then crashes
             raise HandleError(
-                f"handle: expected memory that no other device has open, as HIP wants it, got that of device "
+                f"handle: expected memory that no other device has open, as HIP requires, got memory of device "
                 f"{known.device.ordinal}; use it there."
             )
         attached, address = super().attach_blocks(device, handles, sizes)
@@ -144,7 +143,7 @@ class Sharing(NativeSharing):
         return attached, address
 
     def _placed(self, address: Address | None) -> Allocation | None:
-        """The allocation of our own that is mapped at an address."""
+        """This backend's allocation that is mapped at an address."""
         place = self._places.get(address or 0)
         ours = place.allocation if place is not None and place.made else None
         return ours if isinstance(ours, Allocation) and ours.made and not ours.imported else None

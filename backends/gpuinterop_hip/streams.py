@@ -1,4 +1,4 @@
-"""Streams, which are kept for reuse, because AMD's runtime crashes when one is destroyed."""
+"""Streams. They are kept for reuse, because AMD's runtime crashes when one is destroyed."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class _KeptStream(NativeObject):
     release_call = "StreamDestroy"
 
     def is_whole(self) -> bool:
-        """Whether the stream can be reused: it has not failed, and has no open capture."""
-        # The work is done, but the first query may only discover that, and report it the second time.
+        """Whether the stream can be reused: it has not failed and has no open capture."""
+        # The work is done, but the first query may only discover that and report it the second time.
         return self.made and self.device.driver.status("StreamQuery", self.handle) in (0, NOT_READY)
 
 
 class Stream(NativeStream):
-    """A stream of one device, created here or adopted. The created one has a stream of the runtime, which is kept."""
+    """A stream of one device, created here or adopted. A created stream has a kept stream of the runtime."""
 
     _taken: tuple[int, _KeptStream] | None = None
 
     def open(self, priority: int) -> None:
-        """Take the oldest kept stream: the runtime spreads streams over its hardware queues in order of creation."""
+        """Use the oldest kept stream: the runtime assigns streams to hardware queues in order of creation."""
         self._kept = self.device.driver.kept_streams[self.device.ordinal, priority]
         self._kept.sort(reverse=True)
         try:
@@ -70,17 +70,17 @@ class Streams(NativeStreams):
         if pointer == _PER_THREAD:
             raise InvalidArgumentError(
                 "stream",
-                "expected a stream that outlives its thread, got 2: when a thread ends, HIP deletes the thread's own "
-                "default stream, and later reads it for every event that was recorded there; pass 0, or work on a "
-                "stream of create_stream.",
+                "expected a stream that outlives its thread, got 2: when a thread ends, HIP deletes its own default "
+                "stream, and later reads it for every event that was recorded on it; pass 0, or create a stream with "
+                "create_stream.",
             )
         return super().adopt_stream(device, pointer)
 
     def ordinal_of(self, stream: NativeStream) -> int:
-        """``hipStreamGetDevice`` tells whether the pointer is a stream, and its device.
+        """``hipStreamGetDevice``: checks that the pointer is a stream, and returns its device.
 
-        That call comes first: ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 die of any other pointer. A
-        capture does not mind it (clr: hip_stream.cpp).
+        This must be the first call, because ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 crash on any other
+        pointer. It does not affect a capture (clr: hip_stream.cpp).
         """
         found = ctypes.c_int()
         self._driver.call("StreamGetDevice", stream.argument, ctypes.byref(found))

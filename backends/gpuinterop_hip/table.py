@@ -1,4 +1,4 @@
-"""HIP's calls and constants, where they are its own."""
+"""HIP's own names and constants."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ HIP: Final = Table(
         # HIP refuses its own number, 10; a timeline works as an opaque one (OpenImageDenoise #288).
         handles.TimelineWin32: 2,
     },
-    default_stream=0,  # the name for it, 1, is newer than the number 0, which every runtime accepts
+    default_stream=0,  # every runtime accepts 0; the newer name for it is 1
     last_default_stream=1,  # hipStreamLegacy
     dlpack=10,  # kDLROCM
     array_uses={ArrayUsage.SURFACE: 0x02, ArrayUsage.CUBEMAP: 0x04},  # there is no flag for colour attachments

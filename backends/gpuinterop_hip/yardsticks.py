@@ -1,7 +1,4 @@
-"""The same work by hip-python alone, for ``gpuinterop bench``.
-
-HIP has no semaphores on Linux, so there are no yardsticks for them.
-"""
+"""The same work with only hip-python, for ``gpuinterop bench``. Without semaphores, which HIP lacks on Linux."""
 
 from __future__ import annotations
 
@@ -16,13 +13,7 @@ from .table import HIP
 
 
 class Yardsticks(NativeYardsticks):
-    """One device's calls by hand.
-
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device.
-    """
+    """Direct calls for the device `ordinal`."""
 
     def __init__(self, ordinal: int) -> None:
         driver = Driver()
@@ -31,10 +22,7 @@ class Yardsticks(NativeYardsticks):
         self.check(self.api.hipSetDevice(ordinal))
 
     def memory(self, size: int) -> Callable[[int], None]:
-        """Make a call that imports, maps and closes a memory of `size` bytes from its file descriptor.
-
-        HIP leaves the descriptor open, so `memory` needs no duplicate of it.
-        """
+        """Return a call that imports, maps and closes memory of `size` bytes. HIP leaves the descriptor open."""
         hip, check, is_new = self.api, self.check, self._is_new
         desc = hip.hipExternalMemoryHandleDesc_st()
         desc.type = hip.hipExternalMemoryHandleType_enum(HIP.memory_types[OpaqueFd])

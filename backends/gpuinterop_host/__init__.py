@@ -1,1 +1,1 @@
-"""The host backend of gpuinterop: the CPU as the device, with real operating-system handles. Linux only."""
+"""gpuinterop's host backend: the CPU as the device, with real operating-system handles. Linux only."""

@@ -21,7 +21,7 @@ ALLOCATION_NAME: Final = "gpuinterop.allocation"
 
 
 class Allocation(Owned):
-    """Shareable memory: a sealed memfd, mapped on demand."""
+    """Shareable memory: a sealed memfd that is mapped on demand."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -40,15 +40,12 @@ class Allocations(AllocationBackend):
         return Granularity(system.PAGE, system.PAGE)
 
     def allocate(self, device: Device, size: int, handle_type: type[AllocationHandle]) -> Allocation:
-        """Make zeroed memory (``memfd_create``). Its pages come with the first touch, as everywhere on the CPU.
+        """Create zeroed memory (``memfd_create``). The first touch of a page allocates it, as always on the CPU.
 
-        Raises
-        ------
-        OutOfMemoryError
-            `size` exceeds the available memory: the kernel would overcommit, and kill the process on first use.
+        More than the available memory is refused: the kernel would overcommit, and kill the process on first use.
         """
         if (available := _available()) is not None and size > available:
-            meaning = f"{size} bytes are wanted, {available} are available"
+            meaning = f"{size} bytes were requested, {available} are available"
             raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
         allocation = Allocation(size)
         allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
@@ -59,7 +56,7 @@ class Allocations(AllocationBackend):
         return VmmFd.adopt_duplicate(allocation.fd)
 
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
-        """Take over the descriptor; leave it alone on an exception."""
+        """Own the descriptor; leave it alone on an exception."""
         fd = checked(handle, VmmFd).fd
         found = examine(fd, "an allocation", ())
         if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):

@@ -1,4 +1,4 @@
-"""The host backend, composed of one module per part of the contract, and the description of the machine."""
+"""The host backend: one module per part of the contract, and the description of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of this machine, from which `capabilities.toml` derives the host's capabilities."""
+"""Facts of this machine. `capabilities.toml` derives the host's capabilities from them."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ RULES: Final = Rules(files(__package__) / "capabilities.toml")
 
 
 def table() -> list[Capability]:
-    """Every cell that a rule names; the others are gaps."""
+    """Every cell that a rule matches. The other cells are gaps."""
     return RULES.table({"swiftshader gap": swiftshader.gap() or "", "futex": system.SYS_FUTEX is not None})

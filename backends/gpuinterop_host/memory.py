@@ -1,18 +1,18 @@
-"""Shared memory: which objects are accepted, how they are mapped, and our own allocations.
+"""Shared memory: the objects that are accepted, and how they are mapped.
 
-**The rule.** A mapped object must not shrink: access beyond its end kills the process with SIGBUS. So an object is
-accepted only
+**The rule.** A mapped object must not shrink, because access beyond its end kills the process with SIGBUS. So an object
+is accepted only
 
-1. if it is sealed against shrinking (F_SEAL_SHRINK), as lavapipe's memory and all objects of this backend are;
-2. or if it can be sealed (made with MFD_ALLOW_SEALING and without F_SEAL_SEAL): then F_SEAL_SHRINK is added, which
-   stops its owner only from truncating it; growing stays allowed;
-3. or if it cannot be sealed, but its name is that of a driver that does not truncate it (SwiftShader), and the handle
-   is trusted (`FdHandle.trusted`): a hostile peer can choose any name.
+1. if it is sealed against shrinking (F_SEAL_SHRINK), like lavapipe's memory and this backend's objects;
+2. or if it can be sealed (made with MFD_ALLOW_SEALING and without F_SEAL_SEAL). F_SEAL_SHRINK is then added. The owner
+   cannot truncate the object any more, but can still grow it;
+3. or if it cannot be sealed, but has the name of a driver that does not truncate it (SwiftShader), and the handle is
+   trusted (`FdHandle.trusted`), because a hostile process can choose any name.
 
 All other objects are refused: regular files and /dev/shm objects (any process that can open them can truncate them),
-other memfds that cannot be sealed, pipes, sockets, devices; descriptors that are not open for reading and writing;
-memfds sealed against writing. The seal is added last, after all other checks, and the size is checked again behind it;
-then the whole object is mapped once. Timelines and allocations must already be sealed.
+other memfds that cannot be sealed, pipes, sockets, devices, descriptors that are not open for reading and writing, and
+memfds sealed against writing. The seal is added after all other checks, and the size is checked again after the seal.
+Then the whole object is mapped once. Timelines and allocations must already be sealed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ MAY_TRUNCATE: Final = "; or truncate the memfd, which ends this process with SIG
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """The object found behind a descriptor, not changed yet."""
+    """The object of a descriptor, not changed yet."""
 
     fd: int
     size: int
     seals: int
-    name: str
-    """Name of the memfd; "" if /proc is not mounted."""
+    name: str  # of the memfd; "" if /proc is not mounted
 
     @property
     def fixed(self) -> bool:
@@ -70,13 +69,7 @@ class Object:
 
 
 def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
-    """Apply the rule above to `fd`, to be imported as `what` ("memory", "a binary semaphore").
-
-    Raises
-    ------
-    HandleError
-        The object is refused; the message says why, and what is accepted.
-    """
+    """Apply the module's rule to `fd`, to be imported as `what`. `HandleError` has the reason for a refusal."""
     link = system.link(fd)
     seals = system.seals(fd)
     if seals is None:
@@ -103,7 +96,7 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
 def check_size(size: int, there: int, what: str) -> None:
     if size > there:
         raise HandleError(
-            f"size: {size} bytes is beyond the {what}, which has {there}; pass the allocation's own size."
+            f"size: expected {there} bytes or fewer for this {what}, got {size}; pass the allocation's own size."
         )
 
 
@@ -111,8 +104,7 @@ class Owned:
     """Kernel objects, each with the call that releases it."""
 
     def __init__(self) -> None:
-        self.ends: list[tuple[Any, ...]] = []
-        """C functions and their arguments; the latest is called first."""
+        self.ends: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
 
     def release(self) -> None:
         """Release everything, once."""
@@ -123,12 +115,11 @@ class Owned:
 
 
 class Mapping(Owned):
-    """Shared memory, mapped."""
+    """Mapped shared memory."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.data = 0
-        """Address of the first byte of data."""
+        self.data = 0  # address of the first byte of data
 
     def map(self, fd: int, size: int, offset: int = 0) -> None:
         self.ends.append((system.munmap, system.map_shared(fd, size), size))
@@ -136,7 +127,7 @@ class Mapping(Owned):
 
 
 class Memory(Backend):
-    """Memory is a memfd, mapped whole when it is imported."""
+    """Memory is a memfd that is mapped completely when it is imported."""
 
     def import_memory(self, device: Device, handle: MemoryHandle, *, size: int, dedicated: bool) -> Mapping:
         """Map the memory (``mmap``) and close the descriptor; leave the descriptor alone on an exception."""
@@ -146,8 +137,8 @@ class Memory(Backend):
         if found.name.startswith(MEMORY_DRIVERS) and not handle.trusted:
             raise HandleError(
                 "handle: expected memory that cannot shrink, or a handle that you trust; got the memfd "
-                f"{found.name!r}, of which nothing says who holds it. A holder can truncate it, which ends this "
-                "process with SIGBUS. If a driver of this process has made it, or you trust its other holders, pass "
+                f"{found.name!r}, whose other holders are unknown. A holder can truncate it, which kills this process "
+                "with SIGBUS. If a driver of this process made it, or you trust its other holders, pass "
                 "OpaqueFd(fd, trusted=True)."
             )
         if found.name.startswith(NO_MEMORY):
@@ -161,18 +152,18 @@ class Memory(Backend):
         return memory
 
     def map_buffer(self, memory: Mapping, *, size: int) -> tuple[Mapping, Address]:
-        """Return the mapping: import has mapped the whole object."""
+        """Return the mapping. The import has mapped the whole object."""
         return memory, memory.data
 
     def unmap_buffer(self, mapping: Mapping) -> None:
-        """Do nothing: the object stays mapped until it is destroyed."""
+        """Do nothing, because the object stays mapped until it is destroyed."""
 
     destroy_memory: Any = staticmethod(Owned.release)
     """``munmap``."""
 
 
 def checked(handle: object, kind: type[_FdHandle]) -> _FdHandle:
-    """A handle of this type."""
+    """Return the handle if it has this type."""
     if not isinstance(handle, kind):
         raise ArgumentTypeError("handle", f"expected {kind.__name__} on the host, got {type(handle).__name__}.")
     return handle

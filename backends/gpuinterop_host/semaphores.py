@@ -1,21 +1,21 @@
-"""Binary semaphores in SwiftShader's layout, timeline semaphores in our own.
+"""Binary semaphores in SwiftShader's layout, and timeline semaphores in gpuinterop's.
 
-Waits block the calling thread in slices of at most 50 ms (:data:`.system.SLICE`), with the GIL released, and check for
+Waits block the calling thread without the GIL, in slices of at most 50 ms (:data:`.system.SLICE`), and check for
 cancellation between them.
 
-**Why a binary wait polls instead of sleeping on the condition.** ``pthread_cond_timedwait`` takes the mutex again
-before it returns, without a limit: a peer that dies inside the lock would block every waiter for ever. And a waiter
-killed inside it leaves a state in the condition in which SwiftShader's later broadcast can block. So a wait here reads
-`signaled` without the lock, at first continuously, then with growing pauses (20 us to 1 ms), and locks, with a limit,
-only to take the signal. A process that dies in such a wait cannot harm its peers.
+**Why a binary wait polls instead of sleeping on the condition.** ``pthread_cond_timedwait`` locks the mutex again
+before it returns, without a limit: a process killed inside the lock would block every waiter forever. And a waiter that
+is killed inside the call leaves the condition in a state in which SwiftShader's later broadcast can block. So a wait
+here reads `signaled` without the lock, at first continuously, then with growing pauses (20 us to 1 ms). It locks, with
+a limit, only to take the signal. A process that is killed in such a wait cannot harm the others.
 
-**Limitation** of SwiftShader's layout, whose mutex is not robust: if a peer dies inside the lock, or in its wait on the
-condition, the semaphore becomes unusable. After :data:`LOCK_LIMIT` seconds the semaphore is marked; all later calls on
-it raise the same `PeerError`. Nothing is repaired. Closing tries the lock once; if that fails, `ref_count` stays too
-high, which is harmless, as the page lives only as long as its mappings. Each broadcast runs in its own thread; one that
-never returns keeps the page mapped.
+**Limitation.** SwiftShader's mutex is not robust. If a process is killed inside the lock, or while it waits on the
+condition, the semaphore becomes unusable. After :data:`LOCK_LIMIT` seconds it is marked, and all later calls on it
+raise the same `PeerError`. Nothing is repaired. Closing tries the lock once. If that fails, `ref_count` stays too high,
+which is harmless, because the page exists only as long as its mappings. Each broadcast runs in its own thread; a
+broadcast that never returns keeps the page mapped.
 
-**After a fork** the child has the parent's mappings, but not the counted reference, which the parent alone gives back.
+**After a fork** the child has the parent's mappings, but not the counted reference, which only the parent returns.
 """
 
 from __future__ import annotations
@@ -48,17 +48,14 @@ from .streams import Device, Stream
 _T = TypeVar("_T")
 _Kind = TypeVar("_Kind", bound="Semaphore")
 
-LOCK_LIMIT: Final = timeline.LOCK_LIMIT
-"""Seconds for which another process may hold the lock."""
-IMPORT_LIMIT: Final = 0.05
-"""The same during an import, for whose end every other import of the process waits (the core's lock)."""
+LOCK_LIMIT: Final = timeline.LOCK_LIMIT  # seconds for which another process may hold the lock
+IMPORT_LIMIT: Final = 0.05  # during an import, for which all other imports of the process wait (the core's lock)
 
-Check: TypeAlias = Callable[[], None]
-"""Raises to stop a wait."""
+Check: TypeAlias = Callable[[], None]  # raises an error to stop a wait
 
 
 class Semaphore(memory.Owned, ABC):
-    """One page of shared memory and its fd, which is kept for `export`."""
+    """One page of shared memory, with its fd for `export`."""
 
     kind: ClassVar[str]
     handle_type: ClassVar[Any]
@@ -67,13 +64,10 @@ class Semaphore(memory.Owned, ABC):
         super().__init__()
         self.fd = fd
         self._address = address
-        self.label = f"this {self.kind} semaphore"
-        """Name in messages; the core gives it another."""
-        self._users: list[int] = []
-        """Threads that use the page, one entry per use."""
+        self.label = f"this {self.kind} semaphore"  # in messages; the core replaces it
+        self._users: list[int] = []  # threads that use the page, one entry per use
         self._closed = False
-        self._releaser: dict[None, int] = {}
-        """Thread that releases the objects in `ends`."""
+        self._releaser: dict[None, int] = {}  # the thread that releases the objects in `ends`
         self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         _live.add(self)
@@ -83,16 +77,16 @@ class Semaphore(memory.Owned, ABC):
 
     @abstractmethod
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
-        """Block until the semaphore is signalled; False if ``time.monotonic()`` reached `deadline`."""
+        """Block until the semaphore is signalled; False when ``time.monotonic()`` reaches `deadline`."""
 
     def export(self) -> OpaqueFd | TimelineFd:
-        """Make a new handle of a duplicate of the descriptor."""
-        # Under `_use`: if another thread closed the number, it could soon be another file's.
+        """Return a new handle of a duplicate of the descriptor."""
+        # Under `_use`, because another thread could close the number, which could then be another file's.
         handle: OpaqueFd | TimelineFd = self._use(self.handle_type.adopt_duplicate, self.fd)
         return handle
 
     def abandon(self) -> None:
-        """Make pending and later operations raise `ResourceClosedError`, so that the streams that wait fail."""
+        """Make pending and later operations raise `ResourceClosedError`, so that waiting streams fail."""
         failure = ResourceClosedError(f"{self.label} was abandoned: it was closed while operations were pending.")
         self._failure = self._failure or failure
         self._stop(closed=False)
@@ -113,9 +107,9 @@ class Semaphore(memory.Owned, ABC):
         self._release_if_last()
 
     def _use(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """Call `work` with the page mapped: a user notes itself, then checks; a closer marks the page, then checks.
+        """Call `work` with the page mapped. A user records itself, then checks; a closer sets a mark, then checks.
 
-        A lock could be left held after a fork, or be held by a finalizer's own thread.
+        There is no lock: a fork could leave it held, and a finalizer could run in the thread that holds it.
         """
         users, thread = self._users, threading.get_ident()
         users += (thread,)
@@ -156,8 +150,7 @@ class BinarySemaphore(Semaphore):
     def __init__(self, fd: int, address: int) -> None:
         super().__init__(fd, address)
         self._page = swiftshader.Page(address)
-        self._process = 0
-        """Process whose reference `ref_count` counts."""
+        self._process = 0  # the process whose reference `ref_count` includes
 
     @classmethod
     def create(cls) -> BinarySemaphore:
@@ -165,16 +158,16 @@ class BinarySemaphore(Semaphore):
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
-        """Import and take over `fd`; leave it alone on an exception."""
+        """Import and own `fd`; leave it alone on an exception."""
         found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
         if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
             raise _another("a binary semaphore of SwiftShader or the host", problem)
         if not trusted:
             raise HandleError(
-                "handle: expected a handle that you trust, got a binary semaphore, of which nothing says who holds it. "
-                "A holder can keep its lock or break it for good, so that signals of this process fail"
-                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd); or, if a driver of this "
-                "process has made it, or you trust its other holders, pass OpaqueFd(fd, trusted=True)."
+                "handle: expected a handle that you trust, got a binary semaphore whose other holders are unknown. "
+                "A holder can keep its lock or break it permanently, so that signals of this process fail"
+                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd). If a driver of this "
+                "process made the semaphore, or you trust its other holders, pass OpaqueFd(fd, trusted=True)."
             )
         found.secure()
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), cls._add_reference, fd=fd)
@@ -197,7 +190,7 @@ class BinarySemaphore(Semaphore):
                     pause = min(pause, deadline - now)
                 if now - looked >= system.SLICE:
                     looked = now
-                    # a peer that died inside the lock will never signal: notice that here
+                    # A process killed inside the lock will never signal. Notice that here.
                     if self._page.mutex.held and self._locked(self._take):
                         return True
                 self._check()
@@ -228,7 +221,7 @@ class BinarySemaphore(Semaphore):
         return self._page.slept_on
 
     def _wake_sleepers(self) -> None:
-        """Broadcast in a thread: if a waiter was killed in its sleep, the call never returns."""
+        """Broadcast in a thread, because the call never returns if a waiter was killed in its sleep."""
 
         def broadcast() -> None:
             with contextlib.suppress(GpuInteropError):
@@ -236,7 +229,7 @@ class BinarySemaphore(Semaphore):
 
         if not system.start_thread(broadcast).join(LOCK_LIMIT):
             raise self._unusable(
-                f"the broadcast to its waiters has not returned in {LOCK_LIMIT:g} s: a process was killed in its wait"
+                f"the broadcast to its waiters did not return in {LOCK_LIMIT:g} s: a process was killed in its wait"
             )
 
     def _take(self) -> bool:
@@ -257,7 +250,7 @@ class BinarySemaphore(Semaphore):
         what = f"thread {owner} has held its lock for more than {seconds:g} s"
         if owner and not os.path.exists(f"/proc/{owner}"):
             what = f"thread {owner}, which no longer exists here, holds its lock"
-        return what + ": that process died or was stopped between lock and unlock"
+        return what + ": that process was killed or stopped between lock and unlock"
 
     def _unusable(self, why: str) -> BaseException:
         self._failure = self._failure or PeerError(f"{self.label} is unusable: {why}. Make a new one on both sides.")
@@ -266,7 +259,7 @@ class BinarySemaphore(Semaphore):
     def release(self) -> None:
         mapped = self.ends and self.ends[-1][0] is system.munmap
         if mapped and self._process == os.getpid():
-            # Without waiting: a drop must not block, and the count is useless if the lock is lost.
+            # Do not wait: a drop must not block, and if the lock is lost the count is useless.
             with contextlib.suppress(TimeoutError):
                 self._page.mutex.run(self._drop_reference, 0)
         super().release()
@@ -288,12 +281,12 @@ class TimelineSemaphore(Semaphore):
 
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
-        """Import and take over `fd`; leave it alone on an exception. The peer need not be trusted."""
+        """Import and own `fd`; leave it alone on an exception. The other processes need not be trusted."""
         found = memory.examine(fd, "a timeline semaphore", ())
         if not found.fixed:
-            raise _another("our own timeline semaphore", "it is not sealed against shrinking and growing")
+            raise _another("a timeline semaphore of gpuinterop", "it is not sealed against shrinking and growing")
         if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
-            raise _another("our own timeline semaphore", problem)
+            raise _another("a timeline semaphore of gpuinterop", problem)
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), fd=fd)
 
     @property
@@ -345,7 +338,7 @@ def _make(
     *,
     fd: int | None = None,
 ) -> _Kind:
-    """Make a semaphore on the descriptor and address from `pages`; an exception leaves only `fd` behind."""
+    """Create a semaphore on the descriptor and address from `pages`. An exception leaves only `fd` open."""
     semaphore = kind(*pages())
     try:
         count(semaphore)
@@ -374,7 +367,7 @@ _TYPES: Final[Mapping[type, type[BinarySemaphore | TimelineSemaphore]]] = {
 
 
 class Semaphores(HostSemaphoreBackend):
-    """Semaphores: pages that processes share. Streams wait for them in their threads."""
+    """Semaphores are pages that processes share. Streams wait for them in their threads."""
 
     def import_semaphore(self, device: Device, handle: AnySemaphoreHandle) -> Semaphore:
         """Map the page (``mmap``)."""
@@ -384,11 +377,11 @@ class Semaphores(HostSemaphoreBackend):
     prepare: Any = staticmethod(tuple)
 
     def signal(self, batch: _Batch, stream: Stream, values: Sequence[int]) -> None:
-        """Have the worker signal."""
+        """Let the worker signal."""
         stream.submit(_signal_all, (batch, values))
 
     def wait(self, batch: _Batch, stream: Stream, values: Sequence[int], timeout_ms: int | None) -> None:
-        """Have the worker wait."""
+        """Let the worker wait."""
         stream.submit(_wait_all, (batch, values, stream.check))
 
     destroy_semaphore: Any = staticmethod(Semaphore.close)
@@ -428,6 +421,6 @@ def _signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:
 
 
 def _wait_all(semaphores: Sequence[Semaphore], values: Sequence[int], check: Check) -> None:
-    """Wait for one after the other. On a failure, the waits that have passed have consumed their binary semaphores."""
+    """Wait for one after the other. If one fails, the earlier waits have consumed their binary semaphores."""
     for semaphore, value in zip(semaphores, values, strict=True):
         semaphore.wait(value, None, check)

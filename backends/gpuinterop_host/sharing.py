@@ -1,4 +1,4 @@
-"""Memory that other libraries have mapped: it can be shared if it is a memfd, and a descriptor of it is left."""
+"""Memory that other libraries have mapped. It can be shared if it is a memfd with a descriptor that is still open."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _MEMFD: Final = "/memfd:"
 class Sharing(SharingBackend):
     """Arrays in memfds."""
 
-    _files: Table[int, int] = MappingProxyType({})
-    """A descriptor of each memfd, by its block's key, as they were when last looked for."""
+    _files: Table[int, int] = MappingProxyType({})  # each memfd's descriptor by its key, as of the last search
 
     def find_blocks(self) -> Callable[[Address], Block]:
-        """``/proc/self/maps``. The call raises `HandleError` if another process could not safely map the memfd."""
+        """``/proc/self/maps``. The call raises `HandleError` if other processes cannot safely map the memfd."""
         mapped = [one for one in system.mappings(_MEMFD) if "s" in one.access and not one.offset]
         starts = [one.addresses.start for one in mapped]
 
@@ -43,13 +42,13 @@ class Sharing(SharingBackend):
         return block_at
 
     def is_there(self, block: Block) -> bool:
-        """True: the memory is the descriptor's, of which an export looks for another."""
+        """True: the memory belongs to the descriptor, and an export checks the descriptor."""
         return True
 
     def export_block(self, device: Device, block: Block) -> Handle:
-        """Duplicate a descriptor, and seal the memfd against shrinking (``F_SEAL_SHRINK``)."""
+        """Duplicate a descriptor and seal the memfd against shrinking (``F_SEAL_SHRINK``)."""
         if (fd := self._descriptor_of(block.key)) is not None:
-            with OpaqueFd.adopt_duplicate(fd) as handle:  # first: the number may be another file's by now
+            with OpaqueFd.adopt_duplicate(fd) as handle:  # first, because the number may be another file's by now
                 if _memfd_at(handle.fd) == block.key:
                     _examined(handle.fd, block.size).secure()
                     return OpaqueFd.adopt(handle.detach())
@@ -84,9 +83,9 @@ def _examined(fd: int, size: int = 0) -> Object:
 
 
 def _memfd_at(fd: int) -> int:
-    """The key of the memfd that a descriptor is of; 0 if it is of none."""
+    """The key of a descriptor's memfd; 0 if it is not a memfd."""
     with contextlib.suppress(OSError):  # closed meanwhile
-        # The link first: the kernel answers it by itself, while another file's fstat may wait for its server.
+        # The link first, because the fstat of another kind of file may wait for its server.
         if system.link(fd).startswith(_MEMFD):
             found = os.fstat(fd)
             return _key(found.st_dev, found.st_ino)

@@ -1,4 +1,4 @@
-"""64-bit words that streams write and wait for. A store does not wake threads, so waits poll, with growing pauses."""
+"""64-bit words that streams write and wait for. A store wakes no thread, so waits poll with growing pauses."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .streams import Device, Stream
 
 
 class StreamMemory(StreamMemoryBackend):
-    """Words in any memory of the process, which the worker stores and polls."""
+    """Words in any memory of the process. The worker stores and polls them."""
 
     def pin(self, device: Device, address: Address, size: int) -> tuple[None, Address]:
-        """Return the address: the worker reaches all memory of the process."""
+        """Return the address, because the worker can access all memory of the process."""
         return None, address
 
     def unpin(self, pin: None) -> None:
-        """Do nothing, as in `pin`."""
+        """Do nothing, like `pin`."""
 
     def write_value(self, stream: Stream, word: Address, value: int) -> None:
-        """Have the worker store."""
+        """Let the worker store."""
         stream.submit(_write, (word, value))
 
     def wait_value(self, stream: Stream, word: Address, value: int) -> None:
-        """Have the worker poll until the value is there."""
+        """Let the worker poll until the value is reached."""
         stream.submit(_wait, (word, value, stream.check))
 
 
@@ -37,7 +37,7 @@ def _write(address: int, value: int) -> None:
 
 
 def _wait(address: int, value: int, check: Callable[[], None]) -> None:
-    """Block the calling thread, GIL released, until the word is `value` or more."""
+    """Block the calling thread without the GIL until the word is at least `value`."""
     word = ctypes.c_uint64.from_address(address)
     pauses = system.pauses()
     while word.value < value:

@@ -1,11 +1,10 @@
-"""Streams, each an ordered queue with a daemon thread; events; and the calling thread as the default stream.
+"""Streams and events. A stream is an ordered queue with a daemon thread; the default stream is the calling thread.
 
-An operation that fails stops its stream until that is destroyed: the stream keeps the error and skips later operations
-(even signals, so that a peer does not take unfinished work for finished). Events recorded later are done with that
-error, and `synchronize` raises it every time.
+If an operation fails, its stream keeps the error and skips later operations, even signals, so that no other process
+treats unfinished work as finished. Later events are done with that error, and `synchronize` always raises it.
 
-A stream without a worker (destroyed; the interpreter exits; the worker stayed in the parent of a fork) refuses work
-with `ResourceClosedError`, so that skipped work is not taken for done.
+A stream without a worker (it was destroyed, the interpreter is exiting, or the worker stayed in the parent of a fork)
+refuses work with `ResourceClosedError`, so that skipped work does not count as done.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from gpuinterop import system
 from gpuinterop.backend import Address, Backend
 from gpuinterop.errors import InvalidArgumentError, ResourceClosedError, again
 
-FIRST_POINTER: Final = 16
-"""First number of our streams. CUDA and HIP use smaller ones for their default streams; 0 is ours."""
+FIRST_POINTER: Final = 16  # CUDA and HIP use smaller numbers for their default streams; 0 is the default one here
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Device:
 
 
 class Event:
-    """An event, done once, with or without a failure. Waiters bring their own locks, so making an event is cheap."""
+    """An event. It is done once, with or without a failure. Only waiters have locks, so an event is cheap to create."""
 
     __slots__ = ("_waiters", "done", "failure")
 
@@ -58,13 +56,13 @@ class Event:
         return self.done
 
     def wait(self, timeout: float | None) -> bool:
-        """Block until done; False if `timeout` seconds passed. Raises the failure."""
+        """Block until done; False after `timeout` seconds. Raises the failure."""
         if not self.done and not self._block(-1 if timeout is None else timeout):
             return False
         return self.query()
 
     def join(self, check: Callable[[], None]) -> None:
-        """Block until done, in cancellable slices. Raises the failure, or what `check` raises."""
+        """Block until done, in cancellable slices. Raises the failure, or the error of `check`."""
         while not self.done and not self._block(system.SLICE):
             check()
         self.query()
@@ -74,7 +72,7 @@ class Event:
         gate.acquire()
         self._waiters.append(gate)
         try:
-            # `finish` may have come between the caller's check and the append, and then does not open the gate
+            # If `finish` ran between the caller's check and the append, it does not open the gate.
             if self.done:
                 return True
             return gate.acquire(timeout=timeout) or self.done
@@ -88,17 +86,16 @@ _ONE: Final = (None,)
 
 
 class Stream:
-    """A worker thread behind a queue."""
+    """A worker thread with a queue."""
 
     thread: system.Thread
 
     def __init__(self, pointer: int) -> None:
         self.pointer = pointer
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
-        # One entry for each operation that is not finished. A deque's += and popping are atomic, a counter's += is not.
+        # One entry for each unfinished operation. A deque's += and pop are atomic; a counter's += is not.
         self._unfinished: deque[None] = deque()
-        self._gone = ""
-        """Why the stream refuses work; set before the queued None that ends the worker."""
+        self._gone = ""  # why the stream refuses work; set before the queued None that ends the worker
         self._ended = False
         self._failure: BaseException | None = None
 
@@ -107,15 +104,15 @@ class Stream:
         if gone:
             raise ResourceClosedError(gone)
         unfinished, put, work = self._unfinished, self._queue.put, (function, arguments)
-        unfinished += _ONE  # no call between this and `put`: work that is not there would never be finished
+        unfinished += _ONE  # no call between this and `put`, or an interrupt could leave an entry without work
         put(work)
-        if self._gone:  # since the check above: the worker may or may not have seen it before its end
+        if self._gone:  # since the check above; the worker may or may not have seen the work before its end
             if self._ended:
                 self._refuse()
             raise ResourceClosedError(self._gone)
 
     def is_idle(self) -> bool:
-        """Whether everything submitted so far is finished; raises the failure."""
+        """Whether everything submitted so far is finished. Raises the failure."""
         if self._unfinished:
             return False
         if self._failure is not None:
@@ -123,11 +120,11 @@ class Stream:
         return True
 
     def record(self) -> Event:
-        """Make an event that the worker sets."""
+        """Return an event that the worker sets."""
         if self._gone:
             raise ResourceClosedError(self._gone)
         if not (self._unfinished or self._failure):
-            return Event(done=True)  # the worker is idle and need not take a turn
+            return Event(done=True)  # the worker is idle and need not run
         event = Event()
         self._queue.put(event)
         if self._ended:
@@ -145,7 +142,7 @@ class Stream:
             raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
 
     def destroy(self) -> None:
-        """End the worker. Cancel its pending wait, and skip the operations queued behind that."""
+        """End the worker. Cancel its pending wait and skip the operations after it in the queue."""
         self._gone = self._gone or f"the host stream {self.pointer} was destroyed."
         _live.pop(self.pointer, None)
         self._queue.put(None)
@@ -169,13 +166,13 @@ class Stream:
                             self._failure = error
                     self._unfinished.pop()
                 item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
-        finally:  # without memory, any line above may raise
+        finally:  # if memory runs out, any line above may raise
             self._gone = self._gone or "the host stream has ended: its thread ran out of memory; make a new one."
             self._ended = True
             self._refuse()
 
     def _refuse(self) -> None:
-        """Fail the operations queued after the worker's end, so that threads do not wait for them."""
+        """Fail the operations that are queued after the worker's end, so that no thread waits for them."""
         failure = self._failure or ResourceClosedError(self._gone)
         while True:
             try:
@@ -191,16 +188,16 @@ class Stream:
         self._gone = f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
         self._failure = ResourceClosedError(self._gone)
         self._ended = True
-        self._refuse()  # only the parent's worker finishes the queued events; the child has no worker
-        # The thread stayed in the parent, and its copy of the queue's lock may stay held: get_nowait does not wait.
+        self._refuse()  # no worker in the child finishes the queued events
+        # The copy of the queue's lock may stay held, because its thread is in the parent: get_nowait does not wait.
         self._queue = SimpleQueue()
         self._unfinished = deque()
 
 
 class CallingThread(Stream):
-    """The default stream: the caller runs each operation at once.
+    """The default stream. The caller runs each operation at once.
 
-    NumPy and the CPU side of other libraries run in the calling thread, so this stream orders their work. A failure is
+    NumPy and other CPU libraries work in the calling thread, so this stream is ordered with their work. A failure is
     raised at once and does not stop the stream.
     """
 
@@ -213,7 +210,7 @@ _live: dict[int, Stream] = {}
 
 
 class Streams(Backend):
-    """Streams are threads; the default stream is the calling thread."""
+    """Streams are threads. The default stream is the calling thread."""
 
     _calling_thread = CallingThread(0)
 
@@ -225,7 +222,7 @@ class Streams(Backend):
         return stream
 
     def adopt_stream(self, device: Device, pointer: int) -> Stream:
-        """Find the stream that has this number."""
+        """Return the stream with this number."""
         if pointer == 0:
             return self._calling_thread
         if (stream := _live.get(pointer)) is not None:
@@ -248,18 +245,18 @@ class Streams(Backend):
     wait_done: Any = staticmethod(Event.wait)
 
     def wait_event(self, stream: Stream, event: Event) -> None:
-        """Have the worker wait for the event."""
+        """Let the worker wait for the event."""
         stream.submit(event.join, (stream.check,))
 
     def destroy_event(self, event: Event) -> None:
-        """Do nothing: an event holds no resources."""
+        """Do nothing, because an event holds no resources."""
 
     def copy(self, stream: Stream, target: Address, source: Address, size: int) -> None:
-        """Have the worker copy (``memmove``)."""
+        """Let the worker copy (``memmove``)."""
         stream.submit(ctypes.memmove, (target, source, size))
 
     def fill(self, stream: Stream, target: Address, byte: int, size: int) -> None:
-        """Have the worker fill (``memset``)."""
+        """Let the worker fill (``memset``)."""
         stream.submit(ctypes.memset, (target, byte, size))
 
 

@@ -1,12 +1,12 @@
-"""Bridged semaphores, for kinds that a device cannot import: streams use words, and a thread uses the semaphore.
+"""Bridged semaphores, for kinds that a device cannot import. Streams use words in memory; a thread uses the semaphore.
 
-HIP has no external semaphores on Linux; GPUs cannot wait for an eventfd or a DRM syncobj; lavapipe cannot export
-timelines. With a bridge, a stream waits for a 64-bit word in pinned host memory and writes another
-(`Operation.STREAM_MEMORY_OPS`). The bridge's thread, the watcher, waits for the foreign semaphore and stores the first
-word; when the second word changes, it signals.
+HIP has no external semaphores on Linux, GPUs cannot wait for an eventfd or a DRM syncobj, and lavapipe cannot export
+timelines. With a bridge, a stream waits for a 64-bit word in pinned host memory and writes another word
+(`Operation.STREAM_MEMORY_OPS`). The bridge's thread, the watcher, waits for the foreign semaphore and then stores the
+first word. When the second word changes, it signals the semaphore.
 
-You choose it by name; it is never a silent fallback. It costs a thread, tens of microseconds per handoff, and a CPU
-core during short waits (docs/reference/bridge.md).
+You create a bridge explicitly; gpuinterop never falls back to one silently. It costs a thread, some time per handoff,
+and a CPU core during short waits (docs/reference/bridge.md).
 
 Examples
 --------
@@ -16,7 +16,7 @@ Examples
 ...     commands = record(lambda commands: None)
 ...     submit(commands, wait_semaphores=[shared.vk_semaphore], wait_values=[1], wait_stages=[0x10000])
 ...     shared.semaphore.signal(stream, 1)
-...     vulkan.vkQueueWaitIdle(queue)  # the queue goes on when the stream has signalled
+...     vulkan.vkQueueWaitIdle(queue)  # the queue continues when the stream has signalled
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bridge: exposes foreign semaphores as ordinary `ExternalSemaphore`s."""
+"""The bridge: turns foreign semaphores into ordinary `ExternalSemaphore`s."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 
 _ENDPOINTS: Final[Mapping[type[FdHandle], tuple[Callable[[Any], Endpoint], str]]] = {
-    TimelineFd: (OwnTimelineEndpoint, "our own page, which the watcher reads."),
-    DrmSyncobjFd: (SyncobjEndpoint, "by the kernel's DRM ioctls; not yet run on a GPU."),
-    SyncFd: (SyncFdEndpoint, "poll() tells when it is signalled; the bridge cannot signal it."),
+    TimelineFd: (OwnTimelineEndpoint, "gpuinterop's own page, which the watcher reads."),
+    DrmSyncobjFd: (SyncobjEndpoint, "uses the kernel's DRM ioctls; not yet run on a GPU."),
+    SyncFd: (SyncFdEndpoint, "poll() reports when it is signalled; the bridge cannot signal it."),
     EventFd: (EventFdEndpoint, "a signal adds 1, a wait takes 1."),
 }
-"""The endpoint of each type, and the remark on its capability."""
+"""The endpoint of each type, and the reason in its capability."""
 
 
 class _Calls(WordCalls):
-    """The calls of bridged semaphores, in place of a driver's; handles are lanes."""
+    """The calls of bridged semaphores; they replace a driver's. Handles are lanes."""
 
     def wait(self, batch: Sequence[Lane], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         (lane,) = batch
@@ -89,16 +89,16 @@ _CALLS: Final = _Calls()
 
 
 class BridgedSemaphore(ExternalSemaphore[K]):
-    """A semaphore that streams reach through a bridge. Made by `Bridge`; used as any `ExternalSemaphore`.
+    """A semaphore that streams use through a bridge. `Bridge` creates it; use it like any `ExternalSemaphore`.
 
-    Values stay below 2**63, and streams that are being captured are refused. If the other side
-    fails, its process dies, or the bridge is closed while a stream waits, the stream goes on, so that it does not hang,
-    and fails: `Stream.synchronize`, `Stream.query` and all later calls that enqueue raise the reason. Signals enqueued
-    after that wait are not forwarded. Discard the results of work enqueued after it, which ran without the wait.
+    Values must be below 2**63, and streams that are being captured are refused. If the endpoint fails, the process that
+    signals exits, or the bridge is closed while a stream waits, the stream continues instead of hanging, and fails:
+    `Stream.synchronize`, `Stream.query` and all later calls that enqueue work raise the reason. Signals enqueued after
+    that wait are not forwarded. Discard the results of work enqueued after it, because it ran without the wait.
 
-    ``close(timeout=s)`` waits that long for pending waits; then their streams go on and fail with
-    `ResourceClosedError`. `host_signal` raises what `Endpoint.signal` raises; `UnsupportedError` if the endpoint can
-    only be waited for (`Endpoint.cannot_signal`); and `ResourceBusyError` if the watcher is stuck in `Endpoint.wait`.
+    ``close(timeout=s)`` gives pending waits that time. Then their streams continue and fail with `ResourceClosedError`.
+    `host_signal` raises the errors of `Endpoint.signal`, `UnsupportedError` if the endpoint cannot be signalled
+    (`Endpoint.cannot_signal`), and `ResourceBusyError` if the watcher is stuck in `Endpoint.wait`.
 
     Attributes
     ----------
@@ -119,23 +119,23 @@ class BridgedSemaphore(ExternalSemaphore[K]):
         handle_type: Any = TimelineFd if endpoint.kind is Timeline else OpaqueFd
         noun, parents = f"bridged {endpoint.label}", (bridge.lifetime,)
         super().__init__(bridge.device, handle_type, _CALLS, parents=parents, noun=noun, label=label)
-        self.lifetime.counter = None  # a wait knows by itself (`Wait.reached`)
+        self.lifetime.counter = None  # a wait checks itself (`Wait.reached`)
         self._parents = (bridge,)
         self.endpoint = endpoint
         self._cannot_signal = endpoint.cannot_signal
         if self._cannot_signal is not None:
-            self._signals_below = -1  # a signal takes the closer look, which refuses it
+            self._signals_below = -1  # so a signal takes the slow path, which refuses it
 
 
 class Bridge(Resource):
-    """Foreign semaphores for the streams of one device.
+    """Bridges foreign semaphores to the streams of one device.
 
     Parameters
     ----------
     device : Device
         Device that supports `Operation.STREAM_MEMORY_OPS`.
     grace : float
-        Seconds that pending waits get after `close`; then their streams go on and fail.
+        Seconds that pending waits have after `close`. Then their streams continue and fail.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
@@ -151,19 +151,19 @@ class Bridge(Resource):
 
     Notes
     -----
-    `close` ends use at once and does not block. The watcher serves pending waits for up to `grace` seconds, so that
-    streams do not stay blocked, and pending signals until the streams have reached them. ``close(timeout=s)`` waits
-    that long, however short `grace` is, then cancels pending waits and raises `ResourceBusyError`. The first `close`
-    counts. Closing a bridge closes its semaphores. Each endpoint is closed when the streams are done with it; one that
-    is stuck in `wait` is never closed.
+    `close` ends use at once and does not block. The watcher still serves pending waits for up to `grace` seconds, so
+    that streams do not stay blocked, and pending signals until the streams reach them. ``close(timeout=s)`` waits
+    that long, however short `grace` is, then cancels pending waits and raises `ResourceBusyError`. Only the first
+    `close` counts. Closing a bridge closes its semaphores. An endpoint is closed when the streams have finished with
+    it, but never while it is stuck in `wait`.
 
-    **Code on the watcher's thread.** Endpoints' `wait` and `signal` run there, and finalizers that the garbage
-    collector calls there. This library's finalizers make no driver calls. Those of other libraries may, such as an
-    array's that frees device memory; if such a call blocks behind a bridged wait, it deadlocks.
+    **Code on the watcher's thread.** Endpoints' `wait` and `signal` run on it, and so do finalizers when the garbage
+    collector runs there. gpuinterop's finalizers make no driver calls, but other libraries' may, for example to free an
+    array's device memory. If such a call blocks until a bridged wait is over, it deadlocks.
 
-    **Blocking calls.** The watcher is a Python thread and needs the GIL for some microseconds per handoff. This
-    library's blocking calls release it (`Backend.holds_gil`). If you call a binding that keeps it (hip-python 7:
-    ``hipStreamSynchronize``, ``hipMemcpy``...) behind a bridged wait, the program deadlocks. Use `Stream.synchronize`.
+    **Blocking calls.** The watcher is a Python thread and needs the GIL briefly in each handoff. gpuinterop's blocking
+    calls release it (`Backend.holds_gil`). If you call a binding that keeps it (hip-python 7: ``hipStreamSynchronize``,
+    ``hipMemcpy``...) on a stream with a bridged wait, the program deadlocks. Use `Stream.synchronize`.
 
     Examples
     --------
@@ -180,7 +180,7 @@ class Bridge(Resource):
         check_device(device, "device")
         seconds = check_timeout(grace, "grace")
         if seconds is None:
-            raise InvalidArgumentError("grace", "expected a finite time, after which streams are let go on, got none.")
+            raise InvalidArgumentError("grace", "expected a finite time, after which streams continue, got no limit.")
         stream_words(device)
         self.device = device
         watcher = self._watcher = Watcher()
@@ -195,9 +195,9 @@ class Bridge(Resource):
 
     @staticmethod
     def capabilities(device: Device) -> Mapping[type[Handle], Capability]:
-        """Return which handle types `import_semaphore` takes on a device, with the reason for every gap.
+        """Return the handle types that `import_semaphore` accepts on a device, with a reason for every gap.
 
-        `from_endpoint` takes any semaphore for which you write an `Endpoint`.
+        `from_endpoint` accepts any semaphore for which you write an `Endpoint`.
 
         Parameters
         ----------
@@ -228,34 +228,34 @@ class Bridge(Resource):
         Parameters
         ----------
         handle : DrmSyncobjFd, SyncFd, EventFd or TimelineFd
-            A `TimelineFd` comes from `Device.create_semaphore` of any backend and process. Success consumes the handle;
-            after an error the caller still owns it, open and untouched.
+            `Device.create_semaphore` of any backend and process exports a `TimelineFd`. A successful call consumes the
+            handle; after an error you still own it, open and untouched.
         peer : int, optional
-            Pid of the process that signals: if it dies, waiting streams go on and fail with `PeerError`.
+            PID of the process that signals. If it exits, waiting streams continue and fail with `PeerError`.
         label : str, optional
             Name of the object in messages, warnings and its `repr`.
 
         Returns
         -------
         BridgedSemaphore
-            The semaphore, which the caller closes; closing the bridge closes it too.
+            The semaphore, which you close. Closing the bridge closes it too.
 
         Raises
         ------
         ArgumentTypeError
-            `handle` is a bare int, or bridges cannot import its type.
+            `handle` is a plain int, or bridges cannot import its type.
         HandleError
-            The descriptor is not what its type says.
+            The descriptor does not match its type.
         InvalidArgumentError
-            `peer` is not a pid, or this process may not watch it.
+            `peer` is not a PID, or this process may not watch it.
         PeerError
-            The process `peer` has died already.
+            The process `peer` has already exited.
         ResourceClosedError
-            The bridge was closed, or the parent process made it.
+            The bridge is closed, or the parent process created it.
         DriverError
             A system call failed, or the page with the words could not be pinned.
         UnsupportedError
-            The type cannot be bridged here. An `OpaqueFd` never can, because it does not show what is behind it.
+            The type cannot be bridged here. An `OpaqueFd` never can: it does not show what kind of object it is.
 
         Examples
         --------
@@ -270,10 +270,10 @@ class Bridge(Resource):
         endpoint = self._endpoint_of(handle)
         try:
             semaphore = self._bridge(endpoint, peer, label)
-        except GpuInteropError:  # of any other exception it is not known whether the bridge has it
+        except GpuInteropError:  # after other exceptions the bridge may have it
             endpoint.close()
             raise
-        try:  # consumed last; another thread may have consumed it meanwhile
+        try:  # last, because another thread may consume the handle meanwhile
             user = f"a bridge of {self.device.backend}"
             import_duplicate(cast(FdHandle, handle), lambda duplicate: os.close(duplicate.fd), user=user)
         except BaseException:
@@ -282,7 +282,7 @@ class Bridge(Resource):
         return semaphore
 
     def _endpoint_of(self, handle: Handle) -> Endpoint:
-        """The endpoint gets a duplicate, so that a later failure need not take the descriptor back from it."""
+        """The endpoint owns a duplicate, so that after a later failure the handle still has its descriptor."""
         kind = type(handle)
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
@@ -300,7 +300,7 @@ class Bridge(Resource):
         Parameters
         ----------
         endpoint : Endpoint
-            Success gives it to the bridge, which closes it; after an error the caller still owns it.
+            If the call succeeds, the bridge owns it and closes it; after an error you still own it.
         peer, label
             See `import_semaphore`.
 
@@ -314,11 +314,11 @@ class Bridge(Resource):
         ArgumentTypeError
             `endpoint` is not an Endpoint, or `peer` is not an int.
         InvalidArgumentError
-            The endpoint's `kind` or `label` is invalid; or `peer` is not a pid, or this process may not watch it.
+            The endpoint's `kind` or `label` is invalid; or `peer` is not a PID, or this process may not watch it.
         PeerError
-            The process `peer` has died already.
+            The process `peer` has already exited.
         ResourceClosedError
-            The bridge was closed, or the parent process made it.
+            The bridge is closed, or the parent process created it.
         DriverError
             The page with the words could not be pinned.
 
@@ -340,7 +340,7 @@ class Bridge(Resource):
         return self._bridge(endpoint, peer, label)
 
     def _bridge(self, endpoint: Endpoint, peer: int | None, label: str | None) -> BridgedSemaphore[Any]:
-        """Bridge the endpoint; the semaphore then closes it. After an error the caller still owns it."""
+        """Bridge the endpoint. The semaphore closes it; after an error the caller still owns it."""
         self._watcher.check()
         semaphore: BridgedSemaphore[Any] = BridgedSemaphore(self, endpoint, label)
         semaphore._make(lambda: self._new_lane(endpoint, peer))
@@ -366,7 +366,7 @@ class Bridge(Resource):
         return Lane(self._watcher, endpoint, signaller, words, spare)
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once. See the class for pending waits and signals.
+        """End use at once. The class describes pending waits and signals.
 
         Parameters
         ----------
@@ -379,7 +379,7 @@ class Bridge(Resource):
             `timeout` passed. Pending waits were cancelled.
         """
         check_timeout(timeout)
-        if not self.closed:  # this thread lets the streams go; if it is interrupted, the watcher does
+        if not self.closed:  # this thread releases the streams; if it is interrupted, the watcher does
             self._watcher.cancel_after(self._grace + (timeout or 0.0))
         try:
             super().close(timeout)
@@ -397,22 +397,22 @@ def _capability(kind: type[FdHandle], device: Device) -> Capability:
     if kind is OpaqueFd:
         return cell.gap(
             Scope.RUNTIME,
-            "an opaque descriptor does not show what is behind it: an object that only its own driver waits for, or a "
-            "DRM syncobj.",
+            "an opaque descriptor does not show its kind: it may be a DRM syncobj, or an object that only its own "
+            "driver can wait for.",
             "docs/reference/bridge.md",
             "use DrmSyncobjFd for Mesa's, gpuinterop.vulkan.TimelineEndpoint for a semaphore of this process.",
         )
     if sys.platform != "linux":
         return cell.gap(
             Scope.PLATFORM,
-            "these descriptors exist on Linux only.",
+            "only Linux has these descriptors.",
             "docs/reference/bridge.md",
-            "Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)).",
+            "use Bridge.from_endpoint(gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)).",
         )
     if kind is DrmSyncobjFd and not any(os.access(path, os.R_OK | os.W_OK) for path in render_nodes()):
         return cell.gap(
             Scope.PLATFORM,
-            "there is no DRM render node (/dev/dri/renderD*) that this process may open.",
+            "there is no DRM render node (/dev/dri/renderD*) that this process can open.",
             "Linux: DRM_IOCTL_SYNCOBJ_FD_TO_HANDLE",
             "use gpuinterop.vulkan.TimelineEndpoint(vk, semaphore) for a Vulkan timeline of this process.",
         )

@@ -33,32 +33,31 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-_Call: TypeAlias = tuple[str, int]
-"""The name and the number of an ioctl."""
+_Call: TypeAlias = tuple[str, int]  # name and number of an ioctl
 _NO_COUNTER: Final = Cell(Operation.WAIT_SEMAPHORE, TimelineFd).gap(
     Scope.RUNTIME,
-    "the endpoint does not say its counter; it says whether a value is reached.",
+    "the endpoint does not report its counter, only whether a value is reached.",
     "Endpoint.counter",
-    "give the endpoint a method `counter`, or wait for a value by host_wait.",
+    "give the endpoint a method `counter`, or wait for a value with host_wait.",
 )
 
 
 class Endpoint(NoCopy, ABC):
-    """A foreign semaphore for use by a CPU thread. Subclass it for semaphores that this library does not know.
+    """A foreign semaphore that a CPU thread can use. Subclass it for semaphores that gpuinterop does not support.
 
-    The library polls: it calls `wait` only with a timeout of 0, as long as a stream waits, so the call should be cheap.
-    `wait` and `signal` must not block, since all semaphores of the bridge wait meanwhile, and must not call the
-    device's compute driver (HIP, CUDA). One thread at a time calls them. An exception ends the semaphore: waiting
-    streams go on and fail with it.
+    gpuinterop polls: while a stream waits, it calls `wait` with a timeout of 0, so the call should be cheap. `wait` and
+    `signal` must not block, because all semaphores of the bridge wait meanwhile. They must not call the device's
+    compute driver (HIP, CUDA). One thread at a time calls them. An exception ends the semaphore: waiting streams
+    continue and fail with it.
 
     Attributes
     ----------
     kind : type
         ``Timeline`` or ``Binary``.
     label : str
-        Name in messages. The bridge sets it to that of the semaphore which it makes, with a number behind it.
+        Name in messages. The bridge sets it to the name of the semaphore that it creates, which ends in a number.
     cannot_signal : Capability, optional
-        The gap, if it can only be waited for.
+        The gap, if the semaphore can only be waited for.
 
     Examples
     --------
@@ -77,7 +76,7 @@ class Endpoint(NoCopy, ABC):
     >>> with gi.bridge.Bridge(device) as bridge:
     ...     semaphore = bridge.from_endpoint(frames)
     ...     semaphore.wait(stream)
-    ...     frames.signal(0)  # by the decoder's thread
+    ...     frames.signal(0)  # the decoder's thread signals
     ...     stream.synchronize(timeout=10)
     """
 
@@ -87,34 +86,34 @@ class Endpoint(NoCopy, ABC):
 
     @abstractmethod
     def wait(self, value: int, timeout: float) -> bool:
-        """Wait up to `timeout` seconds, with the GIL released; return whether the semaphore has reached `value`.
+        """Wait up to `timeout` seconds without the GIL; return whether the semaphore has reached `value`.
 
-        The library passes 0.0. A binary semaphore ignores `value`, and True consumes the signal.
+        gpuinterop passes 0.0. A binary semaphore ignores `value`, and True consumes the signal.
         """
 
     @abstractmethod
     def signal(self, value: int) -> None:
-        """Signal the semaphore without blocking; set a timeline to `value`."""
+        """Signal the semaphore without blocking. A timeline is set to `value`."""
 
     def counter(self) -> int:
-        """Return a timeline's current value, for `ExternalSemaphore.value`, which is a gap without this method."""
+        """Return a timeline's current value. Without this method `ExternalSemaphore.value` is a gap."""
         raise UnsupportedError(_NO_COUNTER, context=self.label)
 
     @abstractmethod
     def close(self) -> None:
-        """Release the endpoint's resources. Called once, after the streams' last use; never while a call is stuck."""
+        """Release the endpoint's resources. Called once after the streams' last use, never while a call is stuck."""
 
     def _bridged(self, semaphore: BridgedSemaphore[Any]) -> None:
-        """Note the semaphore that uses the endpoint, until its release; an exception refuses the use."""
+        """Record the semaphore that uses the endpoint until its release; raise to refuse it."""
 
 
 class SemaphoreEndpoint(Endpoint):
-    """A gpuinterop semaphore that the calling thread can wait for: of the host backend, or our own timeline.
+    """A gpuinterop semaphore that a thread can wait for: the host backend's, or gpuinterop's timeline.
 
     Parameters
     ----------
     semaphore : ExternalSemaphore
-        The semaphore. The caller owns it and keeps it open as long as the bridge uses it.
+        The semaphore. You own it, and must keep it open as long as the bridge uses it.
 
     Raises
     ------
@@ -151,26 +150,26 @@ class SemaphoreEndpoint(Endpoint):
         return self._semaphore.value
 
     def close(self) -> None:
-        """Do nothing: the caller owns the semaphore."""
+        """Do nothing, because the caller owns the semaphore."""
 
     def _value(self, value: int) -> tuple[int, ...]:
         return (value,) if self.kind is Timeline else ()
 
 
 class OwnTimelineEndpoint(Endpoint):
-    """One of our own timelines (`gpuinterop.timeline`), by its descriptor.
+    """The descriptor of a gpuinterop timeline (`gpuinterop.timeline`).
 
     Parameters
     ----------
     handle : TimelineFd
-        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched.
 
     Raises
     ------
     HandleError
         `handle` is not a timeline of `Device.create_semaphore`, or it was consumed or closed.
     DriverError
-        It cannot be mapped.
+        The timeline cannot be mapped.
 
     Examples
     --------
@@ -179,7 +178,7 @@ class OwnTimelineEndpoint(Endpoint):
     ...     endpoint = gi.bridge.OwnTimelineEndpoint(gi.TimelineFd(number))
     ...     semaphore.signal(stream, 1)
     ...     endpoint.wait(1, timeout=10)
-    ...     endpoint.close()  # and the descriptor
+    ...     endpoint.close()  # closes the descriptor too
     True
     """
 
@@ -190,7 +189,7 @@ class OwnTimelineEndpoint(Endpoint):
         self._address = handle._use(_map_timeline)
         try:
             self._fd = handle.detach()
-        except HandleError:  # another thread has ended it
+        except HandleError:  # another thread has closed it
             system.unmap(self._address, system.PAGE)
             raise
         self._closed = False
@@ -221,12 +220,11 @@ class OwnTimelineEndpoint(Endpoint):
 
 
 class _FdEndpoint(Endpoint):
-    """A binary semaphore of the kernel's, polled by its descriptor."""
+    """A binary semaphore of the kernel that is polled through its descriptor."""
 
     kind = Binary
     _what: ClassVar[str]
-    _link: ClassVar[str]
-    """What the descriptor's link in /proc says."""
+    _link: ClassVar[str]  # the descriptor's, in /proc
 
     def __init__(self, handle: FdHandle) -> None:
         handle._use(self._check)
@@ -237,9 +235,9 @@ class _FdEndpoint(Endpoint):
         os.close(self._fd)
 
     def _check(self, fd: int) -> None:
-        """Refuse another descriptor by its link: other queries may block on a process that serves the file."""
+        """Refuse a wrong descriptor by its link. Other queries may block on a process that serves the file."""
         if (link := system.link(fd)) != self._link:
-            found = link or f"descriptor {fd}, of which /proc/self/fd does not tell; check that /proc is mounted"
+            found = link or f"descriptor {fd}, which has no link in /proc/self/fd; check that /proc is mounted"
             raise HandleError(f"handle: expected {self._what}, got {found}.")
 
     def _poll(self, wanted: int, timeout: float) -> bool:
@@ -250,16 +248,16 @@ class _FdEndpoint(Endpoint):
 
 
 class EventFdEndpoint(_FdEndpoint):
-    """An eventfd: a signal adds 1 to its counter, a wait takes 1 away.
+    """An eventfd. A signal adds 1 to its counter, and a wait takes 1.
 
-    Without EFD_SEMAPHORE a read takes the whole count: the endpoint keeps the rest for its next waits, and puts it back
-    when it is closed.
+    Without EFD_SEMAPHORE a read takes the whole count. The endpoint then keeps the rest for its next waits, and adds it
+    back when it is closed.
 
     Parameters
     ----------
     handle : EventFd
-        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched. With
-        EFD_SEMAPHORE other code may wait for it at the same time; each wait takes one signal.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched. With
+        EFD_SEMAPHORE other code can wait for it at the same time; each wait takes one signal.
 
     Raises
     ------
@@ -278,8 +276,7 @@ class EventFdEndpoint(_FdEndpoint):
 
     _what = "an eventfd"
     _link = "anon_inode:[eventfd]"
-    _credits = 0
-    """Signals that were read, but not yet taken by a wait."""
+    _credits = 0  # signals that were read, but that no wait has taken yet
 
     def wait(self, value: int, timeout: float) -> bool:
         if self._credits:
@@ -287,8 +284,8 @@ class EventFdEndpoint(_FdEndpoint):
             return True
         if not self._poll(select.POLLIN, timeout):
             return False
-        # Other code may take the signal between the poll and the read, which then must not block. O_NONBLOCK would
-        # change the open file for its other users, so this read asks for it alone.
+        # Other code may take the signal after the poll, so the read must not block. O_NONBLOCK would change the open
+        # file for its other users; RWF_NOWAIT applies only to this read.
         counter = bytearray(8)
         try:
             os.preadv(self._fd, [counter], -1, os.RWF_NOWAIT)
@@ -316,14 +313,14 @@ class EventFdEndpoint(_FdEndpoint):
 
 
 class SyncFdEndpoint(_FdEndpoint):
-    """A sync file: the driver that made it signals it once; from then on every wait passes.
+    """A sync file. The driver that made it signals it once; after that every wait passes.
 
     If the fence ended in error (such as a GPU reset), its work was not done, and the wait raises.
 
     Parameters
     ----------
     handle : SyncFd
-        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched.
 
     Raises
     ------
@@ -356,9 +353,9 @@ class SyncFdEndpoint(_FdEndpoint):
     def wait(self, value: int, timeout: float) -> bool:
         if not self._poll(select.POLLIN, timeout):
             return False
-        request = bytes(self._INFO.size)  # asks for no single fence, so the status covers all of them
+        request = bytes(self._INFO.size)  # asks for no fence in particular, so the status covers all of them
         status = self._INFO.unpack(_ioctl(self._fd, self._FILE_INFO, request))[1]
-        if status < 0:  # which poll() reports as signalled
+        if status < 0:  # poll() reports this as signalled
             raise system.driver_error(
                 self._FILE_INFO[0], -status, f"{self.label}: the fence was in error, so its work was not done."
             )
@@ -373,14 +370,14 @@ def _map_timeline(fd: int) -> int:
         raise HandleError(
             "handle: expected a timeline of Device.create_semaphore, got another descriptor; the CPU cannot wait for a "
             "driver's semaphore through it. If a Vulkan device of this process made it, use Bridge.from_endpoint("
-            "gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)); if another process did, import it first on a Vulkan "
-            "device of the same UUID."
+            "gpuinterop.vulkan.TimelineEndpoint(vk, semaphore)). If another process made it, import it first on a "
+            "Vulkan device of the same UUID."
         )
     return system.map_shared(fd, system.PAGE)
 
 
 def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
-    """Make the call; return the request as the kernel left it."""
+    """Make the call; return the request as changed by the kernel."""
     name, number = call
     answer = bytearray(request)
     system.call(name, fcntl.ioctl, fd, number, answer, True)
@@ -388,18 +385,18 @@ def _ioctl(fd: int, call: _Call, request: bytes) -> bytearray:
 
 
 class SyncobjEndpoint(Endpoint):
-    """A DRM syncobj with a timeline, as which Mesa's drivers export timeline semaphores.
+    """A DRM syncobj with a timeline. Mesa's drivers export timeline semaphores as syncobjs.
 
-    Unverified: it has not run on a machine with DRM. It makes the kernel's calls (``drm.h``): FD_TO_HANDLE,
-    TIMELINE_WAIT with WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, QUERY, DESTROY.
+    Unverified: it has not run on a machine with DRM. It uses the kernel's calls (``drm.h``) FD_TO_HANDLE, TIMELINE_WAIT
+    with WAIT_FOR_SUBMIT, TIMELINE_SIGNAL, QUERY and DESTROY.
 
     Parameters
     ----------
     handle : DrmSyncobjFd
-        Success gives the fd to the endpoint; after an error the caller still owns it, open and untouched.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched.
     node : str, optional
-        Render node to use. Default: the first /dev/dri/renderD* that can be opened and supports syncobjs. A syncobj
-        does not belong to a device, so any node will do.
+        Render node to use. Any node works, because a syncobj belongs to no device. Default: the first /dev/dri/renderD*
+        that can be opened and supports syncobjs.
 
     Raises
     ------
@@ -412,7 +409,7 @@ class SyncobjEndpoint(Endpoint):
 
     Examples
     --------
-    Without a render node there is nothing to make the kernel's calls on:
+    The kernel's calls need a render node:
 
     >>> gi.bridge.SyncobjEndpoint(gi.DrmSyncobjFd(fd), node="/dev/dri/renderD999")
     Traceback (most recent call last):
@@ -432,14 +429,14 @@ class SyncobjEndpoint(Endpoint):
     def __init__(self, handle: DrmSyncobjFd, *, node: str | None = None) -> None:
         self._node, self._handle = handle._use(lambda fd: self._open(fd, node))
         try:
-            os.close(handle.detach())  # the node has the syncobj
-        except HandleError:  # another thread has ended it
+            os.close(handle.detach())  # the node holds the syncobj now
+        except HandleError:  # another thread has closed it
             self.close()
             raise
         self.label = f"DRM syncobj {self._handle}"
 
     def _open(self, fd: int, node: str | None) -> tuple[int, int]:
-        """Open a render node; return its descriptor, and the syncobj's number on it."""
+        """Open a render node; return its descriptor and the syncobj's number on it."""
         tried: list[str] = []
         refusal: DriverError | None = None
         for path in [node] if node is not None else render_nodes():
@@ -455,7 +452,7 @@ class SyncobjEndpoint(Endpoint):
                 os.close(opened)
                 if error.code != errno.EOPNOTSUPP:
                     raise
-                refusal = error  # the node's driver knows no syncobjs; another's may
+                refusal = error  # this driver has no syncobjs; another node's may
         raise refusal or InvalidArgumentError(
             "node", f"expected a DRM render node that can be opened, got {', '.join(tried) or f'no {_NODES}'}."
         )
@@ -463,7 +460,7 @@ class SyncobjEndpoint(Endpoint):
     def wait(self, value: int, timeout: float) -> bool:
         handles = ctypes.c_uint32(self._handle)
         points = ctypes.c_uint64(check_int(value, "value", minimum=0))
-        # The kernel takes a deadline on the monotonic clock.
+        # The kernel expects a deadline on the monotonic clock.
         deadline = time.monotonic_ns() + int(timeout * 1e9) if timeout > 0 else 0
         request = struct.pack(
             "=QQqIIII",
@@ -500,5 +497,5 @@ _NODES: Final = "/dev/dri/renderD*"
 
 
 def render_nodes() -> list[str]:
-    """The DRM render nodes of this machine, even those that this process may not open."""
+    """The DRM render nodes of this machine, including those that this process may not open."""
     return sorted(glob.glob(_NODES))

@@ -1,17 +1,17 @@
-"""The watcher: one thread per bridge, which polls words and foreign semaphores and never calls a GPU's driver.
+"""The watcher: one thread per bridge. It polls words and foreign semaphores and never calls a GPU's driver.
 
-A call into HIP or CUDA may block behind another thread's call (a synchronisation, a free), which may itself be waiting
-for the watcher. Objects that the collector finalizes here are left to the next drain, as everywhere.
+A call into HIP or CUDA could block until another thread's call (a synchronization, a free) returns, which may itself
+wait for the watcher. The next drain releases objects that the garbage collector finalizes here, as everywhere.
 
-A lane is one bridged semaphore. Streams wait for its word 0, `arrived`: the foreign value of a timeline, or the number
-of a binary semaphore's last wait that has passed. Each stream that signals has a word of its own, to which it writes
-the number of each signal: one stream's writes are ordered, those of two streams are not.
+A lane is one bridged semaphore. Streams wait for its word 0, `arrived`: a timeline's foreign value, or the number of a
+binary semaphore's last wait that has passed. Each stream that signals has its own word, to which it writes the number
+of each signal, because only the writes of one stream are ordered.
 
-A thread notes each wait and each signal, then enqueues it; if the driver refuses, the thread withdraws the note. A
-noted wait passes when the endpoint has its value: the watcher stores `arrived`. A noted signal is forwarded when its
-stream has written its number: the watcher calls the endpoint, except for streams that ran on after a failed wait. All
-fail with the endpoint; if the lane is cancelled, its waits fail. Notes, and words from the CPU, change under the
-monitor; the endpoint is called without it, because its call may never return.
+A thread records each wait and each signal, then enqueues it; if the driver refuses, the thread removes the record. When
+the endpoint has reached a recorded wait's value, the watcher stores `arrived`. When a stream has written the number of
+a recorded signal, the watcher calls the endpoint, unless the stream ran on after a failed wait. If the endpoint fails,
+all of them fail; if the lane is cancelled, its waits fail. The monitor protects the records and the words that the CPU
+writes, but is not held while the endpoint is called, because that call may never return.
 """
 
 from __future__ import annotations
@@ -55,31 +55,29 @@ _SPIN_S: Final = 1e-3  # a handoff takes less if both sides are working
 _LONGEST_PAUSE_S: Final = 2e-3
 _PAUSE_SHARE: Final = 1 / 16  # longest pause, as a share of the time waited so far
 _RELEASED: Final = 2**63 - 1
-_CALL_LIMIT_S: Final = 1.0  # an endpoint whose poll takes longer is considered stuck
+_CALL_LIMIT_S: Final = 1.0  # if a poll takes longer, the endpoint is considered stuck
 _LAST_LOOK_S: Final = 0.01  # how long an expired `host_wait` waits for the watcher's poll
 _LONGEST_SLEEP_S: Final = 3600.0  # locks do not accept infinity
 
 
 class _Waiting(NamedTuple):
-    """A noted wait."""
+    """A recorded wait."""
 
-    value: int
-    """What `arrived` must reach."""
+    value: int  # that `arrived` must reach
     wait: Wait
 
 
 class _Signal(NamedTuple):
-    """A noted signal."""
+    """A recorded signal."""
 
     value: int
     stream: KnownStream
     word: int
-    number: int
-    """What the stream writes to the word: its place in the order of all enqueued work."""
+    number: int  # that the stream writes to the word: its position in the order of all enqueued work
 
 
 class Lane:
-    """One bridged semaphore: its words, its endpoint, and its noted waits and signals."""
+    """One bridged semaphore: its words, its endpoint, and its recorded waits and signals."""
 
     def __init__(
         self, watcher: Watcher, endpoint: Endpoint, peer: Peer | None, words: PinnedWords, spare: Spare[PinnedWords]
@@ -87,25 +85,17 @@ class Lane:
         self.watcher = watcher
         self.endpoint = endpoint
         self.words = words
-        self.refusal: GpuInteropError | None = None
-        """Why the lane refuses calls. If it was cancelled, signals are still forwarded."""
-        self.over = False
-        """Whether the endpoint has failed or is being closed: the watcher uses neither it nor the words."""
+        self.refusal: GpuInteropError | None = None  # of calls; a cancelled lane still forwards signals
+        self.over = False  # the endpoint has failed or is being closed: the watcher uses neither it nor the words
         self._peer = peer
         self._spare = spare
-        self._adopted = False
-        """Whether `end` closes the endpoint."""
+        self._adopted = False  # whether `end` closes the endpoint
         self._timeline = endpoint.kind is Timeline
-        self._calling = threading.RLock()
-        """Held during each call of the endpoint."""
-        self._enqueuing = threading.RLock()
-        """Held while a signal is noted and enqueued, so that a stream writes its numbers in order."""
-        self._waits: list[_Waiting] = []
-        """By value: the first must pass first."""
-        self._passed = 0
-        """The last value stored in `arrived`."""
-        self._unclaimed: list[None] = []
-        """Signals of a binary semaphore that were taken for waits that the driver then refused."""
+        self._calling = threading.RLock()  # held during each call of the endpoint
+        self._enqueuing = threading.RLock()  # held to record and enqueue a signal: a stream writes numbers in order
+        self._waits: list[_Waiting] = []  # in the order of values, in which they must pass
+        self._passed = 0  # the last value stored in `arrived`
+        self._unclaimed: list[None] = []  # a binary semaphore's signals, taken for waits that the driver then refused
         self._signals: list[_Signal] = []
         self._forwarded = 0
         watcher.lanes[self] = None
@@ -114,7 +104,7 @@ class Lane:
 
     @locked
     def adopt(self) -> None:
-        """Let `end` close the endpoint. Raises if `end` was called: the caller then still owns it."""
+        """Let `end` close the endpoint. Raises if `end` was called; then the caller still owns the endpoint."""
         if self.over:
             raise ResourceClosedError("the bridge was closed meanwhile; make a new one.")
         self._adopted = True
@@ -122,14 +112,14 @@ class Lane:
     def wait(self, stream: KnownStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
         self.watcher.start()
-        noted = self._note_wait(value, wait)  # first: the calling thread's own stream blocks in the next call
+        noted = self._note_wait(value, wait)  # first, because the calling thread's own stream blocks in the next call
         self.watcher.poke()
         try:
             self.words.wait(stream, 0, noted.value)
-        except GpuInteropError:  # not Ctrl-C, which may strike after the call
+        except GpuInteropError:  # not Ctrl-C, which may arrive after the call
             self._settle(noted, 0)
             raise
-        # A stream that was let go on during the call, as the calling thread's own can be, must raise here.
+        # A stream that was released during the call, for example the calling thread's own, must raise here.
         if self.refusal is not None:
             _raise_failure(stream)
 
@@ -151,7 +141,7 @@ class Lane:
         noted = self._note_signal(stream, value)
         self.watcher.poke()
         try:
-            _raise_failure(stream)  # it may have failed before the note, which `is_void` then misses
+            _raise_failure(stream)  # if it failed before the record, `is_void` would miss it
             self.words.write(stream, noted.word, noted.number)
         except GpuInteropError:
             self._forget(noted)
@@ -165,18 +155,18 @@ class Lane:
             taken = {noted.word for noted in self._signals}
             word = next((one for one in range(1, PinnedWords.COUNT) if one not in taken), 0)
         if not word:
-            what = f"{len(taken)} streams have still to signal {self.endpoint.label}"
-            raise InvalidArgumentError("stream", f"{what}; signal from fewer, or bridge it once more.")
+            what = f"expected fewer streams with pending signals of {self.endpoint.label}, got {len(taken)}"
+            raise InvalidArgumentError("stream", f"{what}; signal from fewer streams, or bridge it a second time.")
         noted = _Signal(value, stream, word, next(order))
         self._signals.append(noted)
         return noted
 
     def host_wait(self, value: int, timeout: float) -> bool:
-        """Block the calling thread, for `system.SLICE` at most. Other calls of the endpoint may come in between."""
+        """Block the calling thread, for `system.SLICE` at most. The endpoint may be called meanwhile."""
 
         def look() -> bool:
             self._check()
-            # The watcher may be stuck in a poll. Otherwise wait for its poll: a timeout of 0 must still see a signal.
+            # Unless the watcher is stuck, wait for its poll, because a timeout of 0 must still see a signal.
             limit = max(_LAST_LOOK_S, timeout)
             return system.under(self._calling, lambda: system.holds(self._calling) and self._take(value), limit=limit)
 
@@ -201,20 +191,17 @@ class Lane:
 
     @locked
     def cancel(self, error: GpuInteropError) -> None:
-        """Let the waiting streams go on; they, and later calls on the lane, fail with `error`.
-
-        Signals of streams that do not fail are still forwarded.
-        """
+        """Release the waiting streams. They and later calls on the lane fail; other streams' signals are forwarded."""
         if not self.over:
             self._let_go(error)
 
     def end(self) -> None:
-        """Forward the last signals and release everything. Streams no longer use the words."""
+        """Forward the last signals and release everything. Streams do not use the words any more."""
         held = system.under(self._calling, self._end, limit=_CALL_LIMIT_S)
         self.watcher.lanes.pop(self, None)
         self._spare.give(self.words)
         if not held:
-            warn_leak(f"{self.endpoint.label} was stuck in wait(timeout=0), which must not block: it is left behind")
+            warn_leak(f"{self.endpoint.label} was stuck in wait(timeout=0), which must not block; it stays open")
             return
         if self._peer is not None:
             self._peer.close()
@@ -238,7 +225,7 @@ class Lane:
 
     @property
     def busy(self) -> bool:
-        """Whether waits or signals are noted."""
+        """Whether waits or signals are recorded."""
         return bool(self._waits or self._signals)
 
     def step(self) -> bool:
@@ -249,12 +236,12 @@ class Lane:
         try:
             moved = self._forward()
             return self._arrive() or moved
-        except BaseException as error:  # a user's endpoint may raise anything, which must not end this thread
+        except BaseException as error:  # an endpoint may raise anything, which must not end this thread
             self._fail(_explained(error, f"{self.endpoint.label} failed in the bridge's watcher"))
         return True
 
     def _arrive(self) -> bool:
-        """Let the waits pass whose values the endpoint has."""
+        """Let the waits pass whose values the endpoint has reached."""
         moved = False
         while (noted := next(iter(self._waits), None)) and (noted.value <= self._passed or self._take(noted.value)):
             self._settle(noted, noted.value)
@@ -262,8 +249,8 @@ class Lane:
         return moved
 
     def _take(self, value: int) -> bool:
-        """Whether a wait may pass; of a binary semaphore it takes the signal."""
-        # First: what the peer signalled before it died counts.
+        """Whether a wait may pass. A binary semaphore's signal is taken."""
+        # Check this first: signals that the peer made before it exited still count.
         death = None if self._peer is None else self._peer.death(self.endpoint.label)
         if self._unclaimed:
             self._unclaimed.pop()
@@ -276,7 +263,7 @@ class Lane:
 
     @locked
     def _settle(self, noted: _Waiting, arrived: int) -> None:
-        """Let a wait pass, or withdraw it (`arrived` is 0). If both happen, there is a signal that nobody waits for."""
+        """Let a wait pass, or remove it (`arrived` is 0). If both happen, a signal remains that no wait needs."""
         if noted in self._waits:
             self._waits.remove(noted)
             if arrived > self._passed:
@@ -297,20 +284,20 @@ class Lane:
 
     @locked
     def _reached(self) -> list[_Signal]:
-        """The signals that their streams have written; the largest first, which covers the others of a timeline."""
+        """The signals that their streams have written. The largest is first; a timeline needs only that one."""
         stored = {word: self.words.load(word) for word in {noted.word for noted in self._signals}}
         found = [noted for noted in self._signals if noted.number <= stored[noted.word]]
         return sorted(found, key=operator.attrgetter("value"), reverse=True)
 
     @locked
     def _forget(self, noted: _Signal) -> None:
-        """A signal was forwarded, or withdrawn."""
+        """Remove the record of a signal."""
         with contextlib.suppress(ValueError):  # the lane has failed
             self._signals.remove(noted)
 
     @locked
     def _fail(self, error: GpuInteropError) -> None:
-        """Fail the lane, and all streams that wait or have yet to signal: its endpoint is unusable."""
+        """Fail the lane and all streams with a pending wait or signal, because the endpoint is unusable."""
         if not self.over:
             self._let_go(error)
             self.over = True
@@ -319,7 +306,7 @@ class Lane:
             self._signals.clear()
 
     def _let_go(self, error: GpuInteropError) -> None:
-        """Fail the waiting streams, then release them: in this order, later results are never taken as valid."""
+        """Fail the waiting streams, then release them. In this order no later result looks valid."""
         self.refusal = self.refusal or error
         for noted in self._waits:
             fail_wait(noted.wait, self.refusal)
@@ -329,7 +316,7 @@ class Lane:
 
 
 def _explained(error: BaseException, what: str) -> GpuInteropError:
-    """What streams fail with."""
+    """The error with which streams fail."""
     if isinstance(error, GpuInteropError):
         return error
     failure = PeerError(f"{what}: {error!r}.")
@@ -343,19 +330,7 @@ def _raise_failure(stream: KnownStream) -> None:
 
 
 class Peer:
-    """The process that is to signal.
-
-    Parameters
-    ----------
-    pid : int
-
-    Raises
-    ------
-    InvalidArgumentError
-        This system, or this process, cannot watch it.
-    PeerError
-        It has died already.
-    """
+    """The process that signals. Raises `InvalidArgumentError` if it cannot be watched, `PeerError` if it has exited."""
 
     def __init__(self, pid: int) -> None:
         if sys.platform != "linux":
@@ -364,14 +339,14 @@ class Peer:
         try:
             self._process = system.opened("pidfd_open", os.pidfd_open, self._pid)
         except ProcessLookupError:
-            raise PeerError(f"there is no process {pid}; has it died already?") from None
+            raise PeerError(f"expected a running process, got {pid}; has it exited already?") from None
         except OSError as error:
             raise InvalidArgumentError(
                 "peer", f"expected a process that can be watched, got {pid} ({error.strerror})."
             ) from error
 
     def death(self, label: str) -> PeerError | None:
-        """The error of waits for the process's signals if it has died."""
+        """The error of waits for the process's signals, if it has exited."""
         died = system.poll(self._process, select.POLLIN, 0)
         return PeerError(f"process {self._pid}, which was to signal {label}, has died.") if died else None
 
@@ -380,13 +355,13 @@ class Peer:
 
 
 class Watcher:
-    """The watcher's thread, started when the first operation is noted."""
+    """The watcher's thread, which starts when the first operation is recorded."""
 
     def __init__(self) -> None:
         self.lanes: dict[Lane, None] = {}
-        # Released to wake the thread, which takes it. Not an Event: the collector may end a bridge in this very thread,
+        # A release wakes the thread, which acquires it. Not an Event: the collector may end a bridge in this thread
         # inside Event.wait(), whose lock is not reentrant. Not a SimpleQueue: before CPython 3.13, get(timeout) blocks
-        # for good if the thread gets the CPU, or after a signal the GIL, only when the timeout has passed.
+        # forever if the thread gets the CPU, or after a signal the GIL, only when the timeout has passed.
         self._wake = threading.Lock()
         self._stopping = False
         self._cancel_at = math.inf
@@ -397,10 +372,10 @@ class Watcher:
     # -- the application's threads -------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """Have the thread look again: something was noted, or has changed."""
-        try:  # noqa: SIM105 - each wait and signal of a stream comes here
+        """Make the thread check again, because something was recorded or has changed."""
+        try:  # noqa: SIM105 - faster, and each wait and signal of a stream calls this
             self._wake.release()
-        except RuntimeError:  # the thread will look
+        except RuntimeError:  # the thread is already going to check
             pass
 
     def check(self) -> None:
@@ -410,7 +385,7 @@ class Watcher:
             raise again(self._failure)
 
     def start(self) -> None:
-        """Start the thread, if it is not running: a failure must show before a stream waits."""
+        """Start the thread if it is not running. A failure must show before a stream waits."""
         if self._thread is None and not self._stopping:
             system.under(self._starting, self._start)
 
@@ -434,7 +409,7 @@ class Watcher:
             lane.cancel(error)
 
     def _exit(self) -> None:
-        """Let waiting streams go on and refuse further calls, because the interpreter is exiting."""
+        """Release waiting streams and refuse further calls, because the interpreter is exiting."""
         self.cancel(ResourceClosedError("the interpreter is exiting while a stream still waits."))
         self.stop()
 
@@ -443,7 +418,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             self._watch()
-        except BaseException as error:  # a mistake of ours, which must not leave streams blocked
+        except BaseException as error:  # a bug in this module, which must not leave streams blocked
             self._failure = _explained(error, "the bridge's watcher has failed")
             self.cancel(self._failure)
             raise
@@ -451,7 +426,7 @@ class Watcher:
     def _watch(self) -> None:
         since = time.monotonic()  # the time of the last event
         while not self._stopping:
-            self._wake.acquire(blocking=False)  # before the look: what is noted after it ends the sleep
+            self._wake.acquire(blocking=False)  # before the check, so that a later record ends the sleep
             now = time.monotonic()
             if now >= self._cancel_at:
                 self._cancel_at = math.inf
@@ -467,4 +442,4 @@ class Watcher:
                 woken = self._wake.acquire(timeout=min(pause, _LONGEST_SLEEP_S))
                 if woken or not busy:
                     since = time.monotonic()
-        self.poke()  # of two threads (`_start`) the other
+        self.poke()  # wakes the other thread if there are two (`_start`)

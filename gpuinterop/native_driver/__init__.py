@@ -1,8 +1,7 @@
-"""The one implementation for drivers such as CUDA's and HIP's, over a table of what differs between them.
+"""The shared implementation for drivers such as CUDA's and HIP's, driven by a table of their differences.
 
-Both drivers are C libraries with the same functions under another prefix, the same structs and, mostly, the same
-numbers. The modules here have the body: they call the driver's C functions through ctypes, by names without the prefix.
-A vendor's package gives a `Table`, a `NativeDriver` that loads the library, and the parts of the contract that differ.
-
-A backend may use this package, and need not: the contract is `gpuinterop.backend`.
+Both drivers are C libraries with the same functions under different prefixes, the same structs and mostly the same
+numbers. These modules call the C functions through ctypes, by their names without the prefix. A vendor's package
+supplies a `Table`, a `NativeDriver` that loads the library, and the parts of the contract (`gpuinterop.backend`) that
+differ. A backend need not use this package.
 """

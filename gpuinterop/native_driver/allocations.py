@@ -1,6 +1,6 @@
-"""Shareable allocations, through the driver's virtual memory management; and memory that others have allocated.
+"""Shareable allocations (the driver's virtual memory management), and memory that other libraries have allocated.
 
-The driver maps, exports, imports and releases generic handles, each of which is memory or a multicast object.
+A generic handle refers to memory or to a multicast object. The driver maps, exports, imports and releases it.
 """
 
 from __future__ import annotations
@@ -29,35 +29,34 @@ from .driver import NativeBackend, NativeDevice, NativeDriver, NativeObject
 TYPES: Final[Mapping[type[Handle], int]] = {VmmFd: 1, OpaqueWin32: 2, Kmt: 4, FabricHandle: 8}
 """The number of each ``CUmemAllocationHandleType`` and ``hipMemAllocationHandleType``."""
 _EXPORTED: Final[Mapping[type[Handle], Any]] = {VmmFd: c_int, FabricHandle: c_ubyte * 64}
-"""What the driver writes in an export; else it is a handle of Windows."""
+"""The type that the driver writes in an export; for other kinds a Windows handle."""
 _MINIMUM, _RECOMMENDED = 0, 1  # CUmemAllocationGranularity_flags, and CUmulticastGranularity_flags
 _PINNED, ON_DEVICE, _READ_WRITE = 1, 1, 3
 _LAZY_PEERS: Final = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, hipIpcMemLazyEnablePeerAccess
 
-# Type, handle type, location's type and number, Windows' metadata: CUmemAllocationProp, hipMemAllocationProp.
+# Type, handle type, type and number of the location, Windows metadata: CUmemAllocationProp, hipMemAllocationProp.
 _PROPERTIES: Final = Struct("=iiiiQ8x")
-_ACCESS: Final = Struct("=iii")  # location's type and number, flags: CUmemAccessDesc, hipMemAccessDesc
+_ACCESS: Final = Struct("=iii")  # type and number of the location, flags: CUmemAccessDesc, hipMemAccessDesc
 
 
 class _IpcHandle(ctypes.Structure):
-    """``CUipcMemHandle``, ``hipIpcMemHandle_t``, which is passed by value."""
+    """``CUipcMemHandle``, ``hipIpcMemHandle_t``; passed by value."""
 
     _fields_ = (("reserved", c_ubyte * IpcMemHandle.SIZE),)
 
 
 class Mappable(NativeObject):
-    """An object with a generic handle; it has no address until it is mapped."""
+    """An object with a generic handle. It has no address until it is mapped."""
 
     release_call = "MemRelease"
 
     def __init__(self, device: NativeDevice, size: int, alignment: int = 0) -> None:
         super().__init__(device)
         self.size = size
-        self.alignment = alignment
-        """The address's alignment; 0 leaves that to the driver."""
+        self.alignment = alignment  # of the address; 0 lets the driver choose
 
     def load(self, handle: AllocationHandle) -> Self:
-        """``cuMemImportFromShareableHandle``, ``hipMemImportFromShareableHandle``, which leave the descriptor open."""
+        """``cuMemImportFromShareableHandle``, ``hipMemImportFromShareableHandle``. They leave the descriptor open."""
         return self.create("MemImportFromShareableHandle", *_shared(self.device.driver, handle), closes=handle)
 
     def export(self, kind: type[AllocationHandle]) -> AllocationHandle:
@@ -88,7 +87,7 @@ class _Mapping(NativeObject):
 
 
 class Reservation(NativeObject):
-    """An address range with mappings in it, one after the other."""
+    """An address range with consecutive mappings."""
 
     release_call = "MemAddressFree"
 
@@ -101,13 +100,13 @@ class Reservation(NativeObject):
         self.make("MemAddressReserve", self.size, alignment, 0, 0)
 
     def map(self, part: Mappable, offset: int = 0) -> None:
-        """Map memory, from its start, as HIP requires, at an offset of the range."""
+        """Map memory at an offset of the range. HIP can map memory only from its start."""
         mapping = _Mapping(self.device, part.size)
         mapping.add("MemMap", self.handle + offset, part.size, 0, part.handle, 0)
         self.mappings.append(mapping)
 
     def grant(self, devices: Sequence[NativeDevice]) -> None:
-        """Let devices use all that is mapped."""
+        """Give devices access to all mappings."""
         access = b"".join(_ACCESS.pack(ON_DEVICE, device.ordinal, _READ_WRITE) for device in devices)
         self.device.driver.call("MemSetAccess", self.handle, self.size, access, len(devices))
 
@@ -118,7 +117,7 @@ class Reservation(NativeObject):
 
 
 class NativeAllocations(NativeBackend, AllocationBackend):
-    """Shareable allocations. Multicast objects are mapped and released by the same calls."""
+    """Shareable allocations. The same calls map and release multicast objects."""
 
     reservation_type: ClassVar[type[Reservation]] = Reservation
 
@@ -127,9 +126,9 @@ class NativeAllocations(NativeBackend, AllocationBackend):
         return _PROPERTIES.pack(_PINNED, number, ON_DEVICE, device.ordinal, metadata)
 
     def granularity(self, device: NativeDevice, handle_type: type[AllocationHandle]) -> Granularity:
-        """``cuMemGetAllocationGranularity``, ``hipMemGetAllocationGranularity``: the minimum, and what is recommended.
+        """``cuMemGetAllocationGranularity``, ``hipMemGetAllocationGranularity``: the minimum and the recommended one.
 
-        HIP answers for the current device and ignores the device in the properties.
+        HIP answers for the current device, not for the device in the properties.
         """
         properties = self.properties(device, handle_type)
         return cast(Granularity, device.run(granularity_of, self._driver, "MemGetAllocationGranularity", properties))
@@ -148,7 +147,7 @@ class NativeAllocations(NativeBackend, AllocationBackend):
         return Allocation(device, size, type(handle), imported=True).load(handle)
 
     def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
-        """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device; and HIP's."""
+        """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device; also HIP's."""
         place = self.reservation_type(allocation.device, allocation.size)
 
         def work() -> None:
@@ -165,8 +164,7 @@ class NativeAllocations(NativeBackend, AllocationBackend):
     def location(self, allocation: Allocation) -> int | None:
         """``cuMemGetAllocationPropertiesFromHandle``, ``hipMemGetAllocationPropertiesFromHandle``.
 
-        None if this process does not see the memory's device: CUDA then says -2 (measured), and mapping works all the
-        same.
+        None if the memory's device is hidden from this process. CUDA then returns -2 (measured); mapping still works.
         """
         found = ctypes.create_string_buffer(_PROPERTIES.size)
         allocation.device.call("MemGetAllocationPropertiesFromHandle", found, allocation.handle)
@@ -175,17 +173,17 @@ class NativeAllocations(NativeBackend, AllocationBackend):
 
 
 class Opened(NativeObject):
-    """Memory of another process, opened by an IPC handle."""
+    """Another process's memory, opened with an IPC handle."""
 
     release_call = "IpcCloseMemHandle"
     blocks = True
 
 
 class NativeSharing(NativeAllocations, SharingBackend):
-    """Arrays of other libraries, by legacy IPC or by the VMM handles that they consist of."""
+    """Other libraries' arrays, shared through legacy IPC or through their VMM handles."""
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
-        """``cuIpcGetMemHandle``, ``hipIpcGetMemHandle``, of the allocation's base."""
+        """``cuIpcGetMemHandle``, ``hipIpcGetMemHandle`` for the allocation's base."""
         found = _IpcHandle()
         device.call("IpcGetMemHandle", byref(found), block.address)
         return IpcMemHandle(bytes(found))
@@ -193,10 +191,7 @@ class NativeSharing(NativeAllocations, SharingBackend):
     def attach_blocks(
         self, device: NativeDevice, handles: Sequence[Handle], sizes: Sequence[int]
     ) -> tuple[Opened | Reservation, Address]:
-        """``cuIpcOpenMemHandle``; ``cuMemImportFromShareableHandle`` and ``cuMemMap``, then ``cuMemSetAccess``.
-
-        And HIP's functions of these names.
-        """
+        """``cuIpcOpenMemHandle``; ``cuMemImportFromShareableHandle``, ``cuMemMap``, ``cuMemSetAccess``; also HIP's."""
         if isinstance(handle := handles[0], IpcMemHandle):
             native = _IpcHandle.from_buffer_copy(handle.data)
             opened = Opened(device).create("IpcOpenMemHandle", native, _LAZY_PEERS)
@@ -212,7 +207,7 @@ class NativeSharing(NativeAllocations, SharingBackend):
                 try:
                     place.map(part, offset)
                 finally:
-                    part.free()  # the mapping keeps the memory
+                    part.free()  # the mapping keeps the memory alive
                 offset += size
             place.grant([device])
 
@@ -220,7 +215,7 @@ class NativeSharing(NativeAllocations, SharingBackend):
 
 
 def granularity_of(driver: NativeDriver, name: str, properties: bytes) -> Granularity:
-    """The minimum granularity, and the recommended one."""
+    """The minimum and the recommended granularity."""
     options, least = (_MINIMUM, _RECOMMENDED), driver.table.least_granularity
     return Granularity(*(max(least, driver.ask(name, properties, one, kind=c_size_t)) for one in options))
 
@@ -228,17 +223,17 @@ def granularity_of(driver: NativeDriver, name: str, properties: bytes) -> Granul
 def native_handle_type(driver: NativeDriver, kind: type[Handle]) -> int:
     """The ``CUmemAllocationHandleType``, ``hipMemAllocationHandleType``."""
     if kind not in TYPES:
-        expected = f"expected a type that {driver.table.title} shares allocations as"
+        expected = f"expected a handle type for allocations that {driver.table.title} can share"
         raise ArgumentTypeError("handle_type", f"{expected}, got {kind.__name__}.")
     return TYPES[kind]
 
 
 def _shared(driver: NativeDriver, handle: Handle) -> tuple[Any, int]:
-    """The driver's form of the handle, and the number of its type."""
+    """The driver's form of the handle and the number of its type."""
     number = native_handle_type(driver, type(handle))
     if isinstance(handle, VmmFd):
         return byref(c_int(handle.fd)) if driver.fds_by_address else handle.fd, number
     if isinstance(handle, FabricHandle):
         return handle.data, number
     assert isinstance(handle, OpaqueWin32 | Kmt)
-    return handle.handle, number  # the table refuses names
+    return handle.handle, number  # capabilities.toml refuses names

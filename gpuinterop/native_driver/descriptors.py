@@ -1,4 +1,4 @@
-"""Descriptors of handles: the drivers have the same structs, with other numbers of the types."""
+"""Descriptors of handles. The drivers have the same structs with different numbers for the types."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..errors import ArgumentTypeError
 from ..handles import FdHandle, Handle, PointerHandle, Win32Handle
 from .table import Table
 
-# The type; a union of a descriptor, a pointer, and an NT handle with a name; a memory's size; flags; what is reserved.
+# The type; a union of descriptor, pointer and named NT handle; the size (memory only); flags; reserved.
 _MEMORY: Final = Struct("=i4xQQQI68x")  # CUDA_EXTERNAL_MEMORY_HANDLE_DESC, hipExternalMemoryHandleDesc
 _SEMAPHORE: Final = Struct("=i4xQQI68x")  # CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC, hipExternalSemaphoreHandleDesc
 _DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED, hipExternalMemoryDedicated
 
 
 def memory(table: Table, handle: Handle, *, size: int, dedicated: bool) -> tuple[bytes, object]:
-    """The descriptor of a memory, and the object to keep alive until the call."""
+    """The descriptor of a memory object, and an object to keep alive until the call."""
     flags = _DEDICATED if dedicated and not isinstance(handle, table.types_without_flags) else 0
     value, name = _union(handle)
     number = _number_of(table, table.memory_types, handle)
@@ -26,14 +26,14 @@ def memory(table: Table, handle: Handle, *, size: int, dedicated: bool) -> tuple
 
 
 def semaphore(table: Table, handle: Handle) -> tuple[bytes, object]:
-    """The descriptor of a semaphore, and the object to keep alive until the call."""
+    """The descriptor of a semaphore, and an object to keep alive until the call."""
     value, name = _union(handle)
     number = _number_of(table, table.semaphore_types, handle)
     return _SEMAPHORE.pack(number, value, ctypes.addressof(name) if name else 0, 0), name
 
 
 def _union(handle: Handle) -> tuple[int, ctypes.Array[ctypes.c_char] | None]:
-    """What is told of a handle: its number or pointer, or its name."""
+    """The number or pointer of a handle, and its name if it has one."""
     if isinstance(handle, FdHandle):
         return handle.fd, None
     if isinstance(handle, PointerHandle):
@@ -49,4 +49,4 @@ def _number_of(table: Table, types: Mapping[type[Handle], int], handle: Handle) 
         return types[type(handle)]
     except KeyError:
         known, got = ", ".join(kind.__name__ for kind in types), type(handle).__name__
-        raise ArgumentTypeError("handle", f"expected one of {known}, got {got}; {table.title} has no other.") from None
+        raise ArgumentTypeError("handle", f"expected one of {known} for {table.title}, got {got}.") from None

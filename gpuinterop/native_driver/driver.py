@@ -1,4 +1,4 @@
-"""The driver: its functions, its errors, what is current in a thread, and objects that are made and released."""
+"""The driver: its functions, its errors, the current device or context, and objects that are created and released."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ _ObjectT = TypeVar("_ObjectT", bound="NativeObject")
 
 
 class NativeDriver(ABC):
-    """The functions of a driver, by their names without the prefix. A call returns a status, 0 for success."""
+    """The functions of a driver by their names without the prefix. A call returns a status; 0 is success."""
 
     table: ClassVar[Table]
     version: int
-    fds_by_address: bool = False
-    """Whether an import of an allocation takes the address of the descriptor instead of the descriptor."""
+    fds_by_address: bool = False  # whether an import of an allocation expects the descriptor's address
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., int]] = {}
@@ -41,21 +40,21 @@ class NativeDriver(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Load the library and initialise it, or raise `BackendUnavailableError`; set `version`."""
+        """Load and initialize the library and set `version`, or raise `BackendUnavailableError`."""
 
     @abstractmethod
     def find(self, name: str) -> Callable[..., int]:
-        """The library's function of this full name, for ctypes."""
+        """The library's function with this full name, for ctypes."""
 
     @abstractmethod
     def describe(self, code: int) -> tuple[str, str]:
         """The name and the text of a status."""
 
-    def forget_error(self) -> None:  # noqa: B027 - CUDA's driver keeps none
-        """Clear the error that the driver keeps for the calling thread."""
+    def forget_error(self) -> None:  # noqa: B027 - CUDA's driver stores none
+        """Clear the error that the driver stores for the calling thread."""
 
     def restore(self, before: Any) -> int:
-        """Make current what an array holds; return the status."""
+        """Make the content of an array current again; return the status."""
         return self._leave(c_void_p(before[0]))
 
     def native(self, name: str) -> str:
@@ -63,21 +62,21 @@ class NativeDriver(ABC):
         return self.table.names.get(name) or self.table.prefix + name
 
     def function(self, name: str) -> Callable[..., int]:
-        """A function of the driver, for ctypes: integers must be as wide as its parameters."""
+        """A function of the driver for ctypes. Integers must be as wide as its parameters."""
         found = self._functions.get(name)
         if found is None:
             found = self._functions[name] = self.find(self.native(name))
         return found
 
     def status(self, name: str, *arguments: Any) -> int:
-        """Call a function whose failure may be an answer; return its status. Integers become as wide as pointers."""
+        """Call a function that may fail without an error; return its status. Integers are widened to pointers."""
         wide = [c_void_p(argument) if isinstance(argument, int) else argument for argument in arguments]
         if code := self.function(name)(*wide):
             self.forget_error()
         return code
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function; raise unless its status is success."""
+        """Call a function; raise unless it succeeds."""
         if code := self.status(name, *arguments):
             raise self.error(name, code)
 
@@ -88,18 +87,18 @@ class NativeDriver(ABC):
         return place.value
 
     def text(self, name: str, *arguments: Any) -> str:
-        """Call a function that writes a text to its first argument, whose size is the second."""
+        """Call a function that writes a text to its first argument, whose size is the second argument."""
         place = ctypes.create_string_buffer(256)
         self.call(name, place, len(place), *arguments)
         return place.value.decode(errors="replace")
 
     def attribute(self, device: int, number: int) -> int:
-        """A device's attribute by its number; 0 if the driver does not know it."""
+        """A device's attribute by its number; 0 if the driver does not have it."""
         found = c_int()
         return 0 if self.status("DeviceGetAttribute", byref(found), number, device) else found.value
 
     def error(self, name: str, code: int) -> DriverError:
-        """Make the error of a call, with the status's name and its meaning for this call."""
+        """Return the error of a call, with the status's name and its meaning for this call."""
         self.forget_error()
         symbol, text = self.describe(code)
         meaning = self._meanings.get((name, code)) or self._other_meanings.get(code) or text
@@ -107,27 +106,24 @@ class NativeDriver(ABC):
         return (OutOfMemoryError if lacks_memory else DriverError)(self.native(name), code, symbol, meaning)
 
     def warn(self, error: DriverError) -> None:
-        """Warn that a call that undoes something has failed.
-
-        It does not raise: the caller has what was made meanwhile, or already raises an earlier failure.
-        """
+        """Warn that undoing something has failed. The caller has its result, or raises an earlier failure."""
         warn_leak(f"{error}; its object or setting stays as it is")
 
     def run(self, current: int | None, work: Callable[..., Any], *arguments: Any, relaxed: bool = True) -> Any:
-        """Call `work` with a context or device current, or, for None, with the present one; then restore that.
+        """Call `work` with a context or device current (None: do not change it), then restore the previous one.
 
-        With `relaxed`, calls do not invalidate another thread's capture in global mode, which is torch's default: any
-        thread's event query or free would. Pass it for calls unrelated to a capture.
+        With `relaxed`, the calls do not invalidate another thread's capture in global mode, torch's default, as any
+        event query or free would. Pass it for calls that do not belong to a capture.
         """
-        mode = c_int(_RELAXED)  # after the exchange it holds the thread's own mode, to be restored
+        mode = c_int(_RELAXED)  # after the exchange this is the thread's own mode, to be restored
         place = byref(mode)
-        before = None  # set before the driver is told: after an exception the driver says whether it was
+        before = None  # set before the driver call: after an exception the driver is asked whether it succeeded
         try:
             if current is not None:
                 found = _Place()
                 if code := self._current(found):
                     raise self.error("GetCurrent", code)
-                # What is current already, as where torch or CuPy runs, is left alone.
+                # Change nothing if it is already current, as in threads that use torch or CuPy.
                 if (found[0] or 0) != current:
                     before = found
                     if code := self._enter(c_void_p(current)):
@@ -147,30 +143,21 @@ class NativeDriver(ABC):
 
 
 class NativeDevice:
-    """A device, with its driver's calls.
-
-    Parameters
-    ----------
-    driver : NativeDriver
-    ordinal : int
-    current : int
-        What makes the device current: a context, or the ordinal.
-    """
+    """A device with its driver's calls. `current` is the context or the ordinal that makes it current."""
 
     driver: Any
 
     def __init__(self, driver: NativeDriver, ordinal: int, current: int) -> None:
         self.driver = driver
         self.ordinal = ordinal
-        self.run = partial(driver.run, current)
-        """The driver's `run`, with the device current."""
+        self.run = partial(driver.run, current)  # with the device current
 
     def call(self, name: str, *arguments: Any, relaxed: bool = True) -> None:
-        """`NativeDriver.call` calls a function that does not create objects, on this device."""
+        """`NativeDriver.call` on this device, for functions that do not create objects."""
         self.run(self.driver.call, name, *arguments, relaxed=relaxed)
 
     def create(self, made: _ObjectT, work: Callable[..., object], *arguments: Any, relaxed: bool = True) -> _ObjectT:
-        """Have `work` make the object on this device; undo it if the driver refuses."""
+        """Let `work` create the object on this device. If the driver refuses, undo it."""
         try:
             self.run(work, *arguments, relaxed=relaxed)
             return made
@@ -180,22 +167,19 @@ class NativeDevice:
 
 
 class NativeObject:
-    """An object that one driver call makes and another releases."""
+    """An object that one driver call creates and another releases."""
 
     release_call: ClassVar[str]
-    """Name of the function that releases it."""
-    blocks: ClassVar[bool] = False
-    """Whether that function waits for work of the device."""
+    blocks: ClassVar[bool] = False  # whether the release waits for the device's work
 
     def __init__(self, device: NativeDevice, *more: Any) -> None:
         self.device = device
         self.handle = 0
-        self.more = more
-        """Arguments of `release_call` after the handle."""
+        self.more = more  # arguments of `release_call` after the handle
         self.made = False
 
     def create(self, name: str, *arguments: Any, closes: Handle | None = None) -> Self:
-        """Make the object, with this call alone. If it leaves the descriptor of a handle open, close that after it."""
+        """Create the object with a single call. If the call leaves a handle's descriptor open, close it afterwards."""
 
         def work() -> None:
             self.make(name, *arguments)
@@ -205,41 +189,41 @@ class NativeObject:
         return self.device.create(self, work)
 
     def make(self, name: str, *arguments: Any) -> None:
-        """Make the object on the device, with a call that writes its handle to the first argument's address."""
+        """Create the object with a call that writes its handle to the address in the first argument."""
         place = c_void_p()
         self.device.driver.call(name, byref(place), *arguments)
         self.handle = place.value or 0
         self.made = True
 
     def add(self, name: str, handle: int, *arguments: Any) -> None:
-        """Make the object as `make` does, with a call that takes the handle."""
+        """Create the object like `make`, with a call that accepts the handle."""
         self.device.driver.call(name, handle, *arguments)
         self.handle = handle
         self.made = True
 
     def free(self) -> None:
-        """Release the object on the device. A failed release may be repeated."""
+        """Release the object on the device. If it fails, you can repeat it."""
         if self.made:
             self.device.driver.call(self.release_call, self.handle, *self.more)
             self.made = False
 
     def release(self) -> None:
-        """Call `free`, with any device current."""
+        """Call `free` with any device current."""
         self.device.run(self.free)
 
     def fail(self, error: BaseException) -> None:
-        """`undo` what was made before `error`: at once, or, if that blocks, when the core finds that it does not."""
+        """Undo what existed before `error`: at once, or, if that blocks, when the core finds that it does not."""
         if self.blocks and self.made:
             leave_to_core(error, self.take_back)
         else:
             self.undo()
 
     def take_back(self) -> None:
-        """Call `release`, also for an object made in part."""
+        """Call `release`. Also works for an object that was only partly created."""
         self.release()
 
     def undo(self) -> None:
-        """`take_back` what a failed call has made; if that fails as well, warn (`NativeDriver.warn`)."""
+        """Call `take_back` after a failed call; if that fails too, warn (`NativeDriver.warn`)."""
         try:
             self.take_back()
         except DriverError as error:
@@ -247,7 +231,7 @@ class NativeObject:
 
 
 class NativeBackend(Backend):
-    """Base of the classes that each implement a part of the contract. They share the driver."""
+    """Base of the classes that implement parts of the contract. They share the driver."""
 
     driver_type: ClassVar[type[Any]]
     _driver: Any
@@ -264,13 +248,13 @@ class NativeBackend(Backend):
         self._driver = self.driver_type()
 
     def devices(self) -> Sequence[DeviceInfo]:
-        if self._infos is None:  # a cached_property would make every later look at an attribute slower
+        if self._infos is None:  # a cached_property would slow down every access to an attribute
             self._infos = tuple(map(self._info, range(self._driver.ask("DeviceGetCount"))))
         return self._infos
 
     @abstractmethod
     def identity(self, device: int) -> tuple[bytes | None, bytes | None, str]:
-        """UUID, LUID and note of a device, by the driver's number, for its `DeviceInfo`."""
+        """UUID, LUID and note of a device for its `DeviceInfo`. `device` is the driver's number."""
 
     def number(self, ordinal: int) -> int:
         """The driver's number of a device."""
@@ -286,11 +270,11 @@ class NativeBackend(Backend):
             pci_bus_id=pci_bus_id(driver.text("DeviceGetPCIBusId", device)),
             luid=luid,
             dlpack=(driver.table.dlpack, ordinal),
-            array_interface="__cuda_array_interface__",  # torch and CuPy on ROCm use it, too
+            array_interface="__cuda_array_interface__",  # torch and CuPy use it on ROCm too
             note=note,
         )
 
 
 def as_pointer(address: int) -> Any:
-    """A pointer or a handle as ctypes passes it fastest: a ``byref`` is converted already, a ``c_void_p`` anew."""
+    """A pointer or handle in the form that ctypes passes fastest: it converts a ``c_void_p`` in each call."""
     return byref(ctypes.c_char.from_address(address))

@@ -1,4 +1,4 @@
-"""Meaning of the errors that the drivers have in common, with the likely cause and what to do."""
+"""Meanings of the errors that the drivers have in common, with the likely cause and what to do."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ NOT_READY: Final = 600
 CAPTURE_IMPLICIT: Final = 906  # CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, hipErrorStreamCaptureImplicit
 
 _CAPTURE: Final = "this call is not allowed in the graph that is being captured; make it before or after the capture."
-_LOST: Final = "earlier work on the device has failed, and its context is lost: the process must be started again."
+_LOST: Final = "earlier work on the device has failed and its context is lost: restart the process."
 _NOT_EXPORTED: Final = "the object was not created for handles of this type."
-NO_PEER: Final = "a device has no peer access to the device that the memory lies on."
+NO_PEER: Final = "a device has no peer access to the device that holds the memory."
 
 MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     ("ImportExternalMemory", 801): "this driver does not import that type on this platform.",
     ("ImportExternalSemaphore", 801): "this driver does not import that type on this platform.",
-    ("ExternalMemoryGetMappedBuffer", 1): "the range is beyond the exported object. Import with the allocation's "
-    "size, which the driver checks only now.",
-    ("ExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: format, extent, levels, "
-    "layers, usage and offset must be those of the exporter's image, and dedicated= that of its memory.",
+    ("ExternalMemoryGetMappedBuffer", 1): "the range is larger than the exported object. Import with the allocation's "
+    "size; the driver checks it only now.",
+    ("ExternalMemoryGetMappedMipmappedArray", 1): "the layout does not fit the memory: pass the exporter's format, "
+    "extent, levels, layers, usage, offset and dedicated=.",
     ("MemSetAccess", 801): NO_PEER,
     ("MemExportToShareableHandle", 1): _NOT_EXPORTED,
     ("MemExportToShareableHandle", 801): _NOT_EXPORTED,
     ("MemImportFromShareableHandle", 801): "this driver does not import handles of this type on this platform.",
-    ("MemImportFromShareableHandle", 999): "a driver of this vendor has not exported the handle on this machine.",
+    ("MemImportFromShareableHandle", 999): "no driver of this vendor on this machine exported the handle.",
 }
 """Meaning of a status from a given call."""
 
 OTHER_MEANINGS: Final[Mapping[int, str]] = {
-    3: "the driver is not initialised in this process, and cannot be in a forked one: use the multiprocessing start "
+    3: "the driver is not initialized in this process, and cannot be in a forked one: use the multiprocessing start "
     "method 'spawn'.",
-    4: "the driver is being shut down: the process is ending.",
+    4: "the driver is shutting down because the process is ending.",
     700: _LOST,
     715: _LOST,
     719: _LOST,
     900: _CAPTURE,
-    901: "an earlier call made the graph's capture invalid; end it and capture again.",
-    905: "a captured stream cannot wait for work outside of its capture; use semaphores, or record the event in it.",
+    901: "an earlier call invalidated the graph's capture; end it and capture again.",
+    905: "a captured stream cannot wait for work outside its capture; use semaphores, or record the event in it.",
     CAPTURE_IMPLICIT: "an operation on the default stream would wait for a stream that is being captured.",
     907: "an event that was recorded in a capture cannot be queried.",
 }

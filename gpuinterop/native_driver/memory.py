@@ -32,7 +32,7 @@ class ImportedMemory(NativeObject):
 
 
 class MappedBuffer(NativeObject):
-    """A mapped object; the release of its memory does not free it."""
+    """A mapped object. Releasing its memory does not free it."""
 
     release_call = "MemFree"
     blocks = True
@@ -44,24 +44,23 @@ class NativeMemory(NativeBackend):
     def import_memory(
         self, device: NativeDevice, handle: MemoryHandle, *, size: int, dedicated: bool
     ) -> ImportedMemory:
-        """``cuImportExternalMemory``; ``hipImportExternalMemory``, which never takes over the descriptor."""
+        """``cuImportExternalMemory``; ``hipImportExternalMemory``, which never owns the descriptor."""
         table = self._driver.table
         descriptor, _keep = descriptors.memory(table, handle, size=size, dedicated=dedicated)
         taken = None if table.import_takes_fd else handle
         return ImportedMemory(device).create("ImportExternalMemory", descriptor, closes=taken)
 
     def map_buffer(self, memory: ImportedMemory, *, size: int) -> tuple[MappedBuffer, Address]:
-        """``cuExternalMemoryGetMappedBuffer``, ``hipExternalMemoryGetMappedBuffer``, from offset 0.
+        """``cuExternalMemoryGetMappedBuffer``, ``hipExternalMemoryGetMappedBuffer``, always at offset 0.
 
-        HIP's runtimes before rocm-systems #1749 ignore other offsets: stream writes, fills and copies go to the
-        object's start.
+        HIP's runtimes before rocm-systems #1749 ignore other offsets and use the object's start.
         """
         place = _RANGE.pack(0, size, 0)
         mapping = MappedBuffer(memory.device).create("ExternalMemoryGetMappedBuffer", memory.handle, place)
         return mapping, mapping.handle
 
     def copy(self, stream: NativeStream, target: Address, source: Address, size: int) -> None:
-        """``cuMemcpyAsync``, ``hipMemcpyAsync``, which recognise the kinds of the two addresses."""
+        """``cuMemcpyAsync``, ``hipMemcpyAsync``. They detect the kinds of both addresses."""
         kind = self._driver.table.copy_kind
         stream.device.call("MemcpyAsync", target, source, size, *kind, stream.handle, relaxed=False)
 
@@ -70,23 +69,23 @@ class NativeMemory(NativeBackend):
         stream.device.call("MemsetD8Async", target, byte, size, stream.handle, relaxed=False)
 
     def is_pageable(self, device: NativeDevice, address: Address) -> bool:
-        """``cuPointerGetAttribute``, ``hipPointerGetAttribute``: the driver does not know pageable memory."""
+        """``cuPointerGetAttribute``, ``hipPointerGetAttribute``: pageable memory is unknown to the driver."""
         return not device.run(pointer_attribute, self._driver, address, MEMORY_TYPE)
 
 
 def pointer_attribute(driver: NativeDriver, address: Address, attribute: int) -> int:
-    """An attribute of a pointer, 0 if the driver does not know the address; each has 8 bytes or fewer.
+    """An attribute of a pointer, of at most 8 bytes; 0 if the driver does not know the address.
 
-    For an unknown address HIP returns an error, or from ROCm 6 on the type 0.
+    For an unknown address HIP returns an error, or the type 0 from ROCm 6 on.
     """
     found = c_uint64()
-    if driver.function("PointerGetAttribute")(byref(found), attribute, c_void_p(address)):  # it is asked often
+    if driver.function("PointerGetAttribute")(byref(found), attribute, c_void_p(address)):  # hot path
         driver.forget_error()
         return 0
     return found.value
 
 
-# -- mipmapped arrays: formats by Vulkan's names, and copies of whole levels ----------------------------------------
+# -- mipmapped arrays: Vulkan's format names, copies of whole levels -------------------------------------------------
 
 
 class MappedArray(NativeObject):
@@ -98,17 +97,17 @@ class MappedArray(NativeObject):
 
 
 class NativeArrays(NativeMemory, ArrayBackend):
-    """Mipmapped arrays, of which the structs are each vendor's."""
+    """Mipmapped arrays. Each vendor has its own structs."""
 
     @abstractmethod
     def array_descriptor(self, layout: ArrayLayout, extent: tuple[int, ...], flags: int) -> bytes:
-        """The driver's descriptor of a mipmapped array; its layers are its depth."""
+        """The driver's descriptor of a mipmapped array. Its depth is the number of layers."""
 
     @abstractmethod
     def level_copy(
         self, array: MappedArray, plane: int, extent: tuple[int, ...], address: Address, to_array: bool
     ) -> bytes:
-        """The driver's parameters of a copy between a level, whose layers are its depth, and tightly packed bytes."""
+        """The driver's parameters for a copy between a level (layers as depth) and tightly packed bytes."""
 
     def map_array(self, memory: ImportedMemory, layout: ArrayLayout) -> MappedArray:
         """``cuExternalMemoryGetMappedMipmappedArray``, ``hipExternalMemoryGetMappedMipmappedArray``."""
@@ -123,7 +122,7 @@ class NativeArrays(NativeMemory, ArrayBackend):
     def copy_level(
         self, stream: NativeStream, array: MappedArray, level: int, address: Address, size: int, *, to_array: bool
     ) -> None:
-        """``cuMemcpy3DAsync``, ``hipMemcpy3DAsync`` copy between a level, all its layers, and tightly packed bytes."""
+        """``cuMemcpy3DAsync``, ``hipMemcpy3DAsync`` between a level with all its layers and tightly packed bytes."""
         plane = self._driver.ask("MipmappedArrayGetLevel", array.handle, level, kind=c_void_p)
         width, height, depth = (max(1, edge >> level) for edge in array.layout.extent)
         extent = width, height, array.layout.layers or depth
@@ -156,10 +155,7 @@ class NativeStreamMemory(NativeBackend, StreamMemoryBackend):
         self._how = _AT_LEAST, *map(c_uint64, self._driver.table.wait_mask)
 
     def pin(self, device: NativeDevice, address: Address, size: int) -> tuple[Pin, Address]:
-        """``cuMemHostRegister`` pins the pages, and ``cuMemHostGetDevicePointer`` returns their device address.
-
-        HIP's functions are ``hipHostRegister`` and ``hipHostGetDevicePointer``.
-        """
+        """``cuMemHostRegister``, ``cuMemHostGetDevicePointer``; ``hipHostRegister``, ``hipHostGetDevicePointer``."""
         pin = Pin(device)
         return device.create(pin, pin.register, address, size), pin.there
 
@@ -169,9 +165,6 @@ class NativeStreamMemory(NativeBackend, StreamMemoryBackend):
             raise self._driver.error("StreamWriteValue64", code)
 
     def wait_value(self, stream: NativeStream, word: Address, value: int) -> None:
-        """``cuStreamWaitValue64``, ``hipStreamWaitValue64``: until the word is `value` or more.
-
-        CUDA's comparison wraps around; so values stay below 2**63.
-        """
+        """``cuStreamWaitValue64``, ``hipStreamWaitValue64``: wait until the word is at least `value`."""
         if code := stream.run(self._wait_for, stream.argument, c_uint64(word), c_uint64(value), *self._how):
             raise self._driver.error("StreamWaitValue64", code)

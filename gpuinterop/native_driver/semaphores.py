@@ -1,8 +1,8 @@
-"""External semaphores, and batches whose parameters are made once.
+"""External semaphores, and batches that reuse their parameters.
 
-A new struct for each call would cost as much as the call (measured for cuda-bindings: 1.4 us against 0.43 us). A batch
-keeps a pool of slots, which are arrays of structs: a call pops a slot or makes one, and appends it afterwards. Both
-steps are atomic, so two threads never write into the same array.
+Creating a struct for each call would cost as much as the call (measured). A batch keeps a pool of slots, which are
+arrays of structs. A call pops a slot or creates one, and appends it afterwards. Both steps are atomic, so two threads
+never write to the same array.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CALLS: Final = ("SignalExternalSemaphoresAsync", "WaitExternalSemaphoresAsync")
 
 
 class Params(ctypes.Structure):
-    """``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``, ``hipExternalSemaphoreWaitParams``; a signal's have no timeout."""
+    """``CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS``, ``hipExternalSemaphoreWaitParams``. A signal has no timeout."""
 
     _fields_ = (
         ("value", ctypes.c_uint64),
@@ -36,7 +36,7 @@ class Params(ctypes.Structure):
 _BYTES: Final = ctypes.sizeof(Params)
 assert _BYTES == 144
 _PLACES: Final[dict[type, int]] = {SciSync: Params.fence.offset, Keyed: Params.key.offset}
-"""The place of a kind's value; that of timelines, fences and, ignored, of binary semaphores comes first."""
+"""Offset of a kind's value. Other kinds have it first; binary semaphores ignore it."""
 
 
 class ImportedSemaphore(NativeObject):
@@ -51,43 +51,30 @@ class ImportedSemaphore(NativeObject):
 
 
 class Batch:
-    """Semaphores that one call signals or waits for.
-
-    Attributes
-    ----------
-    semaphores : array of their handles
-    handles : byref of the array
-        What the driver takes.
-    keyed : list of int
-        Keyed mutexes among them, whose waits take a timeout.
-    layout : struct.Struct or None
-        Writes all values into the structs of a slot; None if there is only one.
-    pools : tuple of lists of slots
-        Parameters that no signal and no wait uses.
-    """
+    """Semaphores that one call signals or waits for."""
 
     __slots__ = ("_place", "count", "handles", "keyed", "layout", "pools", "semaphores")
 
     def __init__(self, semaphores: Sequence[ImportedSemaphore]) -> None:
         self.count = len(semaphores)
         self.semaphores = (ctypes.c_void_p * self.count)(*(semaphore.handle for semaphore in semaphores))
-        self.handles = ctypes.byref(self.semaphores)
+        self.handles = ctypes.byref(self.semaphores)  # the argument for the driver
         places = [_PLACES.get(semaphore.kind, 0) for semaphore in semaphores]
         self._place = places[0]
-        self.layout = None
+        self.layout = None  # writes all values into the structs of a slot, if there are several
         if self.count > 1:
             self.layout = Struct("=" + "".join(f"{place}xQ{_BYTES - 8 - place}x" for place in places))
         self.keyed = [index for index, semaphore in enumerate(semaphores) if semaphore.kind is Keyed]
-        self.pools: tuple[list[Any], list[Any]] = ([], [])
+        self.pools: tuple[list[Any], list[Any]] = ([], [])  # slots that no signal and no wait uses now
 
     def slot(self) -> Any:
-        """Make the parameters of a call: the structs, the place of the first value, and what the driver takes."""
+        """Create the parameters of a call: the structs, the place of the first value, and the driver's argument."""
         structs = (Params * self.count)()
         return structs, ctypes.c_uint64.from_buffer(structs, self._place), ctypes.byref(structs)
 
 
 def _caller(index: int) -> Any:
-    """Make `signal` or `wait`, which are the hot path: each has its functions and pools by its index."""
+    """Return `signal` or `wait`. They are the hot path: the index selects the function and the pool."""
 
     def enqueue(
         self: Any, batch: Batch, stream: NativeStream, values: Sequence[int], timeout_ms: int | None = None

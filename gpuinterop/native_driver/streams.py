@@ -1,7 +1,7 @@
 """Streams and events.
 
-A default stream's number means the one of the calling thread's current context or device. A call on one of them would
-otherwise use the GPU that is current there, so the backend makes the stream's own device current for it.
+The number of a default stream means the default stream of the current context or device. So for a call on a default
+stream, the backend makes the stream's device current; otherwise the call could use another GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .driver import NativeBackend, NativeDevice, NativeObject, as_pointer
 from .errors import CAPTURE_IMPLICIT, NOT_READY
 
 NON_BLOCKING: Final = 1  # CU_STREAM_NON_BLOCKING, hipStreamNonBlocking
-_NORMAL, _HIGHEST = 0, -100  # priorities: a number beyond the device's range means the end of the range
+_NORMAL, _HIGHEST = 0, -100  # priorities; drivers clamp them to the device's range
 _DISABLE_TIMING: Final = 2  # CU_EVENT_DISABLE_TIMING, hipEventDisableTiming
 
 
@@ -29,18 +29,16 @@ class NativeEvent(NativeObject):
 
 
 class NativeStream(NativeObject):
-    """A stream, created here or adopted."""
+    """A stream that was created here or adopted."""
 
     release_call = "StreamDestroy"
     key: Hashable
     pointer: int
-    relative: bool
-    """Whether the stream is a default one."""
-    run: Callable[..., Any]
-    """Calls a function on the stream: with its device current, if it is a default stream."""
+    relative: bool  # whether this is a default stream
+    run: Callable[..., Any]  # calls a function on the stream; for a default stream with its device current
 
     def open(self, priority: int) -> None:
-        """Create the stream; a blocking one would stall the default stream."""
+        """Create the stream, non-blocking because a blocking stream would stall the default stream."""
         self.make("StreamCreateWithPriority", NON_BLOCKING, priority)
         self.know(self.handle)
 
@@ -50,13 +48,13 @@ class NativeStream(NativeObject):
         self.relative = pointer <= table.last_default_stream
         self.handle = self.key = table.default_stream if pointer <= 1 else pointer
         self.argument = as_pointer(self.handle)
-        self.status = c_int()  # threads may ask at once: each answer is of this stream
+        self.status = c_int()  # threads may share it, because each answer is about this stream
         self.place = byref(self.status)
         self.run = partial(self.device.run, relaxed=False) if self.relative else operator.call
 
 
 class NativeStreams(NativeBackend):
-    """Streams and events. What is called often binds its functions once."""
+    """Streams and events. Functions that are called often are looked up once."""
 
     stream_type: ClassVar[type[NativeStream]] = NativeStream
 
@@ -70,7 +68,7 @@ class NativeStreams(NativeBackend):
         return device.create(stream, stream.open, _HIGHEST if high_priority else _NORMAL)
 
     def adopt_stream(self, device: NativeDevice, pointer: int) -> NativeStream:
-        """Wrap a stream, and refuse one of another device."""
+        """Wrap a stream. A stream of another device is refused."""
         stream = self.stream_type(device)
         stream.know(pointer)
         ordinal = device.ordinal if stream.relative else self.ordinal_of(stream)
@@ -78,13 +76,13 @@ class NativeStreams(NativeBackend):
             raise InvalidArgumentError(
                 "stream",
                 f"expected a stream of device {device.ordinal}, got {pointer:#x} of {self._driver.table.title} device "
-                f"{ordinal}; wrap it by gpuinterop.device({ordinal}).",
+                f"{ordinal}; wrap it with gpuinterop.device({ordinal}).",
             )
         return stream
 
     @abstractmethod
     def ordinal_of(self, stream: NativeStream) -> int:
-        """The number of the device that another library's stream belongs to."""
+        """The ordinal of the device to which another library's stream belongs."""
 
     def stream_pointer(self, stream: NativeStream) -> int:
         return stream.pointer
@@ -93,9 +91,9 @@ class NativeStreams(NativeBackend):
         return stream.key
 
     def is_capturing(self, stream: NativeStream) -> bool:
-        """``cuStreamIsCapturing``, ``hipStreamIsCapturing``; an invalid capture that was not ended yet counts too."""
+        """``cuStreamIsCapturing``, ``hipStreamIsCapturing``; also True until an invalid capture is ended."""
         code = stream.run(self._is_capturing, stream.argument, stream.place)
-        if code == CAPTURE_IMPLICIT:  # a default stream that waits for a captured one refuses other calls
+        if code == CAPTURE_IMPLICIT:  # a default stream that would wait for a captured stream
             self._driver.forget_error()
             return True
         if code:
@@ -111,7 +109,7 @@ class NativeStreams(NativeBackend):
         return bool(stream.device.run(self._is_reached, "StreamQuery", stream.argument))
 
     def is_done(self, event: NativeEvent) -> bool:
-        """``cuEventQuery``, ``hipEventQuery``, with any device current."""
+        """``cuEventQuery``, ``hipEventQuery`` with any device current."""
         return bool(self._driver.run(None, self._is_reached, "EventQuery", event.handle))
 
     def _is_reached(self, name: str, what: Any) -> bool:
@@ -121,7 +119,7 @@ class NativeStreams(NativeBackend):
         return not code
 
     def record(self, stream: NativeStream) -> NativeEvent:
-        """``cuEventCreate`` or ``hipEventCreateWithFlags`` makes an event; ``cuEventRecord``, ``hipEventRecord``."""
+        """``cuEventCreate``, ``hipEventCreateWithFlags``; then ``cuEventRecord``, ``hipEventRecord``."""
         event = NativeEvent(stream.device)
 
         def work() -> None:

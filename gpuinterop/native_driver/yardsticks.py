@@ -1,7 +1,7 @@
-"""The same work by a vendor's bindings alone, for ``gpuinterop bench``: what the vendors have in common.
+"""The same work with only a vendor's bindings, for ``gpuinterop bench``: the part that the vendors have in common.
 
-A program without gpuinterop does this at its fastest: it makes structs once, and looks at no status. What fails would
-be fast, so each call is made and checked once before it is measured.
+This is the fastest program without gpuinterop: it creates structs once and ignores statuses. Because a failing call
+would be fast, each call is made and checked once before it is measured.
 """
 
 from __future__ import annotations
@@ -19,29 +19,21 @@ _REGISTERED: Final = 1 | 2  # portable, and mapped
 
 
 class NativeYardsticks:
-    """One device's calls by hand.
-
-    Parameters
-    ----------
-    table : Table
-    api : module
-        The bindings, whose functions return a tuple that begins with the status.
-    """
+    """Direct calls for one device. The functions of `api`, the bindings, return tuples that begin with the status."""
 
     def __init__(self, table: Table, api: Any) -> None:
         self.api = api
         self._table = table
-        self._pages: list[mmap.mmap] = []
-        """Pages that stay registered."""
+        self._pages: list[mmap.mmap] = []  # they stay registered
 
     def function(self, name: str) -> Any:
         return getattr(self.api, self._table.names.get(name) or self._table.prefix + name)
 
     @staticmethod
     def check(result: tuple[Any, ...]) -> Any:
-        """The results of a call, which must not have failed."""
+        """The results of a call that must not fail."""
         if result[0]:
-            raise DriverError("a call of the yardstick", int(result[0]), result[0].name)
+            raise DriverError("a direct call for comparison", int(result[0]), result[0].name)
         return result[1] if len(result) == 2 else result[1:]
 
     def stream(self) -> Any:
@@ -53,7 +45,7 @@ class NativeYardsticks:
         self.check(self.function("StreamSynchronize")(stream))
 
     def word(self, stream: Any) -> tuple[Callable[[int], Any], Callable[[int], Any]]:
-        """A 64-bit word in a page that is registered: how a stream writes it, and how it waits for it."""
+        """A 64-bit word in a registered page: the calls that make a stream write it and wait for it."""
         write_value, wait_value = self.function("StreamWriteValue64"), self.function("StreamWaitValue64")
         page = mmap.mmap(-1, mmap.PAGESIZE)
         self._pages.append(page)

@@ -46,18 +46,18 @@ def test_out_of_turn_raises_and_enqueues_nothing(device: gi.Device, backend: Fak
         handoff = gi.Handoff(timeline, tracks_submits=tracks)
         count, name = len(backend.calls), re.escape(timeline.label)
         if tracks:
-            refused = f"acquire is out of turn; call next_submit for frame 0 of {name} first"
+            refused = f"^handoff: .*next_submit .*frame 0 of {name}.* acquire;"
             with pytest.raises(gi.InvalidArgumentError, match=refused):
                 handoff.acquire(stream)
             handoff.next_submit()
-        with pytest.raises(gi.InvalidArgumentError, match=r"next_submit is out of turn; call acquire|elsewhere"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .*(acquire .* next_submit;|tracks_submits)"):
             handoff.next_submit()
-        refused = f"release is out of turn; call acquire for frame 0 of {name} first"
+        refused = f"^handoff: .*acquire .*frame 0 of {name}.* release;"
         with pytest.raises(gi.InvalidArgumentError, match=refused):
             handoff.release(stream)
         assert len(backend.calls) == count
         handoff.acquire(stream)
-        refused = f"acquire is out of turn; call release for frame 0 of {name} first"
+        refused = f"^handoff: .*release .*frame 0 of {name}.* acquire;"
         with pytest.raises(gi.InvalidArgumentError, match=refused):
             handoff.acquire(stream)
         handoff.release(stream)
@@ -114,7 +114,7 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
     frames(gi.Handoff(timeline), stream, 3, graphics)
     handoff = gi.Handoff(timeline)
     assert handoff.frame == 3
-    with pytest.raises(gi.InvalidArgumentError, match=r"acquire is out of turn; call next_submit for frame 3 of"):
+    with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .*next_submit .*frame 3 .* acquire;"):
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
@@ -176,7 +176,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, 
         handoff = gi.Handoff(timeline)
         assert handoff.next_submit() == HandoffStep(3, 6, 7)
         again = gi.Handoff(timeline)  # and what was asked for is submitted, or will be
-        with pytest.raises(gi.InvalidArgumentError, match=r"submit is out of turn; call acquire for frame 3 of"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .*acquire .*frame 3 .* next_submit;"):
             again.next_submit()
         again.acquire(stream)
         assert backend.calls[-1][2] == (7,)
@@ -190,7 +190,7 @@ def test_a_driver_s_timeline_goes_by_what_was_signalled_here(device: gi.Device, 
 def test_where_no_frame_begins_the_caller_says_which_is_next(device: gi.Device, tracks: bool) -> None:
     with device.create_stream() as stream, device.import_semaphore(gi.TimelineWin32(handle=8)) as timeline:
         timeline.signal(stream, 7)
-        with pytest.raises(gi.InvalidArgumentError, match=r"stands at 7.*frame=4, whose values are 9 and 10") as caught:
+        with pytest.raises(gi.InvalidArgumentError, match=r"\b7\b.*frame=4\b.*\b9 and 10\b") as caught:
             gi.Handoff(timeline, tracks_submits=tracks)
         assert caught.value.argument == "frame"
         handoff = gi.Handoff(timeline, tracks_submits=tracks, frame=4)
@@ -204,7 +204,7 @@ def test_a_frame_that_has_gone_by_is_refused(host: tuple[gi.Stream, Any], tracks
     _, timeline = host
     timeline.host_signal(6)
     for frame in (-1, 0, 2):
-        with pytest.raises(gi.InvalidArgumentError, match=rf"{frame} has gone by: .* stands at 6; pass 3") as caught:
+        with pytest.raises(gi.InvalidArgumentError, match=rf"\b3\b.* got {frame}: .* 6\.") as caught:
             gi.Handoff(timeline, tracks_submits=tracks, frame=frame)
         assert caught.value.argument == "frame"
     assert gi.Handoff(timeline, tracks_submits=tracks, frame=3).frame == 3

@@ -133,7 +133,7 @@ def test_a_failed_submission_can_be_repeated(
         with pytest.raises(gi.DriverError, match="VK_ERROR_OUT_OF_HOST_MEMORY"):
             handoff.submit()
     with device.create_stream() as stream:
-        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .* acquire;"):
             handoff.acquire(stream)  # nothing will signal
         monkeypatch.undo()
         handoff.vulkan_submit()
@@ -141,7 +141,7 @@ def test_a_failed_submission_can_be_repeated(
         handoff.submit()
         handoff.acquire(stream)
         stream.synchronize(30)
-        with pytest.raises(gi.InvalidArgumentError, match="out of turn"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .* undo_submit;"):
             handoff.undo_submit()
     application.idle()
 

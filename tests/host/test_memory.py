@@ -116,9 +116,9 @@ REFUSED: list[tuple[str, Callable[[], int], str]] = [
     ("sealed against writing", lambda: memfd(seals=0x8), "F_SEAL_WRITE"),
     ("binary semaphore", lambda: _semaphore(OpaqueFd), "of a semaphore"),
     ("timeline semaphore", lambda: _semaphore(TimelineFd), "of a semaphore"),
-    ("too small", lambda: memfd(SIZE - 1), "size: .* beyond the memory object"),
+    ("too small", lambda: memfd(SIZE - 1), rf"size: .*\b{SIZE - 1}\b"),
     ("empty", lambda: memfd(0), "size: "),
-    ("memory as such", lambda: memfd(system.PAGE), "size: .* beyond the memory object"),
+    ("memory as such", lambda: memfd(system.PAGE), rf"size: .*\b{system.PAGE}\b"),
     ("no lavapipe", lambda: memfd(name=lavapipe.NAME), "without the header"),
 ]
 
@@ -213,7 +213,7 @@ def test_what_can_be_truncated_wants_trust(backend: HostBackend, device: Device)
         page = BinarySemaphore.create()
         os.write(fd, os.pread(page.fd, system.PAGE, 0))
         page.close()
-        with pytest.raises(Exception, match=r"nothing says who holds it.*SIGBUS.*trusted=True") as caught:
+        with pytest.raises(Exception, match=r"SIGBUS.*trusted=True") as caught:
             take(OpaqueFd(fd))
         assert caught.type.__name__ == "HandleError"
         assert not any("truncatable" in one.path for one in system.mappings())

@@ -151,7 +151,7 @@ def test_a_timeline_only_grows(backend: HostBackend, stream: Any, create: Any) -
     top = 2**64 - 1
     backend.host_signal(semaphore, 5)
     for value in (5, 4, 0):
-        with pytest.raises(DriverError, match="stands at 5") as caught:
+        with pytest.raises(DriverError, match=rf"\b5\b.*\b{value}\b") as caught:
             backend.host_signal(semaphore, value)
         assert (caught.value.call, caught.value.symbol) == ("host timeline signal", "VALUE_NOT_GREATER")
     assert semaphore.value == 5
@@ -229,7 +229,7 @@ def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> 
     fd = system.create_memfd("memory", system.PAGE)
     with pytest.raises(HandleError, match="expected a binary semaphore"):
         backend.import_semaphore(device, OpaqueFd(fd))
-    with pytest.raises(HandleError, match="expected our own timeline semaphore"):
+    with pytest.raises(HandleError, match="GIPTLSM1"):
         backend.import_semaphore(device, TimelineFd(fd))
     os.close(fd)
 
@@ -385,7 +385,7 @@ def test_a_broadcast_that_blocks(backend: HostBackend, create: Any, monkeypatch:
     monkeypatch.setattr(swiftshader.Page, "broadcast", block)
     ctypes.c_uint8.from_address(semaphore._address + swiftshader.MUTEX_SIZE).value = 2  # somebody has slept on it
     for _ in range(2):
-        with pytest.raises(PeerError, match=r"broadcast.*not returned.*killed in its wait"):
+        with pytest.raises(PeerError, match=r"broadcast.* 0\.05 s"):
             backend.host_signal(semaphore, 0)
     assert len(stuck) == 1
     assert not semaphore._page.mutex.held
@@ -400,7 +400,7 @@ def test_a_binary_semaphore_from_elsewhere_wants_trust(
 ) -> None:
     handle = export(create(OpaqueFd))
     before = os.pread(handle.fd, system.PAGE, 0)
-    with pytest.raises(HandleError, match=r"nothing says who holds it.*trusted=True"):
+    with pytest.raises(HandleError, match="trusted=True"):
         backend.import_semaphore(device, OpaqueFd(handle.fd))
     assert os.pread(handle.fd, system.PAGE, 0) == before
     backend.destroy_semaphore(load(backend, device, handle))

@@ -91,7 +91,7 @@ def test_a_stream_that_has_failed_says_so(simulator: Simulator, device: gi.Devic
         with pytest.raises(gi.DriverError) as caught:
             stream.synchronize(LIMIT)
         assert caught.value.symbol == VENDOR.symbols[ILLEGAL_ADDRESS]
-        assert "process must be started again" in str(caught.value)
+        assert "context is lost" in str(caught.value)
         stream.close()
         buffer.close()
     device.drain()

@@ -1,1 +1,1 @@
-"""Layouts of shared memory: the private ones of two drivers, and our own."""
+"""Layouts of shared memory: two drivers' private layouts."""

@@ -1,6 +1,6 @@
 """Layout of SwiftShader's memory and binary semaphores, exported as OPAQUE_FD on Linux.
 
-Memory is a memfd named ``SwiftShader.Memory.<n>``: the data lies at 0, and the size is the allocation's plus 15 bytes.
+Memory is a memfd named ``SwiftShader.Memory.<n>``. The data begins at 0; the size is the allocation's plus 15 bytes.
 
 A binary semaphore is a memfd of one page named ``SwiftShader.Semaphore.<n>`` (``VkSemaphoreExternalLinux.hpp``):
 
@@ -9,20 +9,21 @@ offset             content
 =================  ==========================================================================================
 0                  ``pthread_mutex_t``, process-shared, not robust (40 bytes on x86-64, 48 on aarch64)
 40 (48)            ``pthread_cond_t``, process-shared, CLOCK_REALTIME (48 bytes)
-88 (96)            int ref_count: number of objects, in all processes, that have the page mapped
+88 (96)            int ref_count: number of objects in all processes that have the page mapped
 92 (100)           bool signaled
 =================  ==========================================================================================
 
-SwiftShader makes both without MFD_ALLOW_SEALING, so they cannot be sealed: see :mod:`..memory` for the consequences.
+SwiftShader creates both without MFD_ALLOW_SEALING, so they cannot be sealed: see :mod:`..memory` for the consequences.
 
-The object that brings ref_count to 0 destroys mutex and condition. glibc then marks the mutex as kind -1, and a process
-that imports a descriptor that was still in flight finds a dead semaphore. So a semaphore made here counts one more
-reference, for descriptors in flight. It is never given back: the memory goes with its last mapping anyway.
+The object that brings ref_count to 0 destroys the mutex and the condition. glibc then gives the mutex the kind -1. If a
+descriptor was still on its way to another process then, that process would import an unusable semaphore. So a semaphore
+created here counts one more reference, for such descriptors. It is never returned, because the memory is freed with its
+last mapping anyway.
 
-**Why libc's mutex functions are not called on it.** They follow the mutex's kind, which every peer can change at any
-moment, and for some kinds its list pointers: a lock then writes to any address that the peer chooses. A mutex of kind
-0x80 is one word, which this module locks itself: 0 free, 1 held, more: held with waiters. The condition has no
-pointers; libc's broadcast on it can block for ever, but cannot write elsewhere.
+**Why this module does not call libc's mutex functions.** They depend on the mutex's kind, which every process can
+change at any moment. For some kinds they follow list pointers, so a lock would write to any address that another
+process chooses. A mutex of kind 0x80 is one word, which this module locks itself: 0 is free, 1 is held, more is held
+with waiters. The condition has no pointers; libc's broadcast on it can block forever, but cannot write elsewhere.
 """
 
 from __future__ import annotations
@@ -49,8 +50,7 @@ _OWNER, _KIND = 8, 16  # offsets in the mutex: i32, the holder's thread id; i32
 REFERENCES: Final = MUTEX_SIZE + _COND_SIZE
 SIGNALED: Final = REFERENCES + 4
 
-_SHARED: Final = 0x80
-"""glibc's ``__kind`` of a plain PTHREAD_PROCESS_SHARED mutex."""
+_SHARED: Final = 0x80  # glibc's __kind of a plain PTHREAD_PROCESS_SHARED mutex
 _PROCESS_SHARED: Final = 1
 _DESTROYED: Final = -1
 
@@ -58,7 +58,7 @@ _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def _fetch_and_add() -> Any:
-    """An atomic ``old = *word; *word += n``, which Python lacks; the C++ library, which NumPy needs, exports one."""
+    """An atomic ``old = *word; *word += n``. Python lacks it; NumPy needs the C++ library, which exports one."""
     try:
         function = ctypes.CDLL("libstdc++.so.6")._ZN9__gnu_cxx18__exchange_and_addEPVii
     except (OSError, AttributeError):
@@ -75,12 +75,12 @@ def gap() -> str | None:
     if system.SYS_FUTEX is None or not MUTEX_SIZE or platform.libc_ver()[0] != "glibc":
         return "the layout is known for glibc on x86-64 and aarch64 Linux; this is another machine or C library."
     if _add is None:
-        return "its lock is taken with an atomic operation of libstdc++.so.6, which is not installed."
+        return "its lock needs an atomic operation of libstdc++.so.6, which is not installed."
     return None
 
 
 class Mutex:
-    """The word of the page's mutex; only ever locked with a time limit."""
+    """The word of the page's mutex. It is only locked with a time limit."""
 
     def __init__(self, address: int) -> None:
         self._address = address
@@ -99,37 +99,24 @@ class Mutex:
         return self._owner.value
 
     def run(self, action: Callable[[], T], limit: float) -> T:
-        """Call `action` while holding the lock.
-
-        Parameters
-        ----------
-        action : callable
-            Must be short: other processes wait.
-        limit : float
-            Seconds to try; 0 tries once.
-
-        Raises
-        ------
-        TimeoutError
-            Another thread or process held the lock all the time.
-        """
+        """Call `action` (it must be short) with the lock held. `TimeoutError` after `limit` seconds; 0 tries once."""
         before: list[int] = []
 
         def take() -> bool:
             if self.held:
                 return False
-            # C code stores it: an interrupt cannot come between the call and the store. A late attempt has added to a
-            # word that was not 0, which only makes the holder wake a waiter.
+            # C code stores the result, so no interrupt can come between the call and the store. If another thread was
+            # faster, this has only increased a word that was not 0, so the holder wakes a waiter.
             before.extend(map(_add, (self._address,), (1,)))
             return before[-1] == 0
 
         try:
             if not system.until(take, limit):
                 raise TimeoutError
-            self._owner.value = threading.get_native_id()  # for processes that find it held
+            self._owner.value = threading.get_native_id()  # for processes that wait for it
             return action()
         finally:
-            if 0 in before:  # an interrupted step does not skip the later ones
+            if 0 in before:  # an interrupt in one step must not skip the later ones
                 try:
                     self._owner.value = 0
                     system.fence()
@@ -141,7 +128,7 @@ class Mutex:
 
 
 class Page:
-    """The fields of a semaphore's page. Access `references`, and clear or set `signaled`, only with the lock held."""
+    """The fields of a semaphore's page. Access `references`, and change `signaled`, only with the lock held."""
 
     def __init__(self, address: int) -> None:
         self.mutex = Mutex(address)
@@ -152,16 +139,16 @@ class Page:
 
     @property
     def slept_on(self) -> bool:
-        """Whether a thread has ever waited on the condition. With the lock held, later ones will see `signaled`."""
+        """Whether a thread has ever waited on the condition. With the lock held, later waiters see `signaled`."""
         return ctypes.string_at(self._cond, _COND_SIZE) != _FRESH_COND
 
     def broadcast(self) -> None:
-        """Call ``pthread_cond_broadcast``, which blocks for ever if a process was killed in its wait (glibc < 2.41)."""
+        """``pthread_cond_broadcast``, which blocks forever if a process was killed in its wait (glibc < 2.41)."""
         _libc.pthread_cond_broadcast(ctypes.c_void_p(self._cond))
 
 
 def problem(page: bytes) -> str | None:
-    """Why a page is not a live semaphore of SwiftShader; None if it is."""
+    """Why a page is not a usable semaphore of SwiftShader; None if it is one."""
     (kind,) = struct.unpack_from("i", page, _KIND)
     if kind == _DESTROYED:
         return "its last user has destroyed it"
@@ -171,7 +158,7 @@ def problem(page: bytes) -> str | None:
 
 
 def initialise(address: int) -> None:
-    """Make an unsignaled semaphore of a zeroed page: one reference for the maker, one for descriptors in flight."""
+    """Turn a zeroed page into an unsignaled semaphore. It has one reference for its creator and one for descriptors."""
     ctypes.c_int32.from_address(address + _KIND).value = _SHARED  # all other fields of a free mutex are 0
     ctypes.memmove(address + MUTEX_SIZE, _FRESH_COND, _COND_SIZE)
     Page(address).references.value = 2

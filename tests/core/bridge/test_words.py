@@ -81,7 +81,7 @@ def test_no_more_streams_signal_at_once_than_there_are_words(
         semaphore.signal(stream)
     assert len({word for _, word, _ in backend.writes}) == most
     streams[5].close()
-    with pytest.raises(gi.InvalidArgumentError, match=f"{most} streams have still to signal"):
+    with pytest.raises(gi.InvalidArgumentError, match=rf"^stream: .*\b{most}\b"):
         semaphore.signal(last)
     _, taken, number = backend.writes.pop(5)
     ctypes.c_uint64.from_address(taken).value = number

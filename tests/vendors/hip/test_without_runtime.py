@@ -50,8 +50,8 @@ def test_no_advice_that_installs_nothing(tmp_path: Path, system: str, machine: s
     (tmp_path / "rocm.py").touch()
     said = f"import platform; platform.system = lambda: {system!r}; platform.machine = lambda: {machine!r}; "
     reason = reason_of(python(said + REASON, tmp_path, path=str(tmp_path)))
-    assert "PyPI has hip-python for Linux on x86-64 only" in reason
-    assert "AMD's own package" in reason
+    assert "x86-64" in reason
+    assert "AMD's" in reason
     assert "pip install" not in reason
 
 
