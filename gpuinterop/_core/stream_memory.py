@@ -226,7 +226,7 @@ class OwnTimelines(WordCalls):
             page = timeline.Page(fd, address, "this timeline semaphore")
             if (at := page.value) > MAX_VALUE:
                 raise HandleError(
-                    f"handle: {page.label} stands at {at}, but streams compare values below 2**63; make a new one."
+                    f"handle: {page.label} is at {at}, but streams compare values below 2**63; make a new one."
                 )
             pin, there = self.driver.pin(self.device._handle, address, system.PAGE)
         except GpuInteropError as error:
@@ -255,7 +255,7 @@ class OwnTimelines(WordCalls):
             if value <= (current := own.page.counter.value):  # refused now, because a timeline never shrinks
                 raise InvalidArgumentError(
                     "value",
-                    f"{own.page.label} stands at {current}: a timeline only grows; signal {current + 1} or more.",
+                    f"{own.page.label} is at {current}: a timeline only grows; signal {current + 1} or more.",
                 )
         for own, value in zip(batch, values):  # noqa: B905
             self.driver.write_value(stream.handle, own.word, value)

@@ -202,10 +202,10 @@ def test_it_never_goes_back(device: Device, backend: FakeWords, stream: Any) -> 
             with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* same stream for .*: .* signal 6 or more"):
                 made.signal(stream, value)
         for value in (5, 1):
-            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* stands at 5.* signal 6 or more"):
+            with pytest.raises(gi.InvalidArgumentError, match=r"^value: .* is at 5\b.* signal 6\b"):
                 made.signal(other, value)
         made.host_signal(8)
-        with pytest.raises(gi.InvalidArgumentError, match="stands at 8"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"is at 8\b"):
             made.signal(stream, 7)
         assert counter(handle.fd) == 8
         made.signal(other, 9)
@@ -216,7 +216,7 @@ def test_a_batch_is_checked_before_it_begins(device: Device, backend: FakeWords,
     with made_by(device) as one, made_by(device) as two:
         two.host_signal(3)
         batch = gi.SemaphoreBatch(one, two)
-        with pytest.raises(gi.InvalidArgumentError, match="stands at 3"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"is at 3\b"):
             batch.signal(stream, (1, 3))
         assert operations(backend) == []
         batch.wait(stream, (1, 4))
@@ -359,7 +359,7 @@ def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -
             device.import_semaphore(handle)
         handle.origin = None
         store(handle.fd, 2**63)
-        with pytest.raises(gi.HandleError, match=r"stands at 9223372036854775808, .* below 2\*\*63"):
+        with pytest.raises(gi.HandleError, match=r"is at 9223372036854775808\b.* below 2\*\*63"):
             device.import_semaphore(handle)
         assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
         store(handle.fd, MAX)

@@ -40,12 +40,12 @@ def test_a_signal_that_the_endpoint_refuses_reaches_the_owner(host: Device, scop
     endpoint, semaphore, stream = bridged(host, scope)
 
     def refuse() -> None:
-        raise gi.InvalidArgumentError("value", "it stands at 9 already.")
+        raise gi.InvalidArgumentError("value", "it is at 9.")
 
     endpoint.on_signal = refuse
     semaphore.signal(stream, 1)
     until(lambda: stream._known_as().failure is not None)
-    with pytest.raises(gi.InvalidArgumentError, match="it stands at 9"):
+    with pytest.raises(gi.InvalidArgumentError, match="it is at 9"):
         stream.synchronize(LIMIT)
     assert endpoint.told == []
 
