@@ -211,7 +211,7 @@ def test_what_only_the_import_shows_is_undone(devices: Devices, backend: FakeMul
     identities = {"none": {}, "stranger": {"device": elsewhere}, "lie": {"device": devices[2].identity}}
     before = len(os.listdir("/proc/self/fd"))
     with handle_of(**identities[origin]) as handle:
-        with pytest.raises(gi.UnsupportedError, match=r"device 3, fake 3.*device 2, fake 2, has no peer access"):
+        with pytest.raises(gi.UnsupportedError, match=r"device 3, fake 3\b.*device 2, fake 2\b"):
             devices[0].import_allocation(handle, SIZE, access=[devices[2]])
         assert called(backend, "import_allocation")
         assert called(backend, "release_allocation")

@@ -38,7 +38,7 @@ def test_nothing_that_blocks_is_released_behind_a_pending_wait(device: Device, b
         device.drain()
         assert backend.count("semaphore") == 2
         assert (backend.count("mapping"), backend.count("array"), backend.count("memory")) == (1, 1, 1)
-        with pytest.raises(gi.ResourceBusyError, match=rf"{stream.label} may be waiting for a semaphore"):
+        with pytest.raises(gi.ResourceBusyError, match=rf"{stream.label}\b.* semaphore"):
             other.close(timeout=0)
         backend.pass_all()
         device.drain()

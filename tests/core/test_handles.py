@@ -37,7 +37,7 @@ class _LazyArray:
 def test_an_array_in_place_of_a_handle_is_told_of_sharing(array: Any) -> None:
     device = gi.get_backend("host").devices()[0]
     for call in (lambda: device.import_memory(array, size=32), lambda: device.import_allocation(array, 32)):
-        with pytest.raises(gi.ArgumentTypeError, match=r"got \w+, an array and not a handle; ") as caught:
+        with pytest.raises(gi.ArgumentTypeError, match=r"got \w+, an array") as caught:
             call()
         for way in ("gpuinterop.share(array)", "gpuinterop.vulkan.import_array(vk, array)"):
             assert way in str(caught.value)
@@ -158,7 +158,7 @@ def test_pointer_and_fabric_handles_check_their_contents() -> None:
 
 
 def test_a_queue_is_advised_against(fd: int) -> None:
-    with pytest.raises(gi.ArgumentTypeError, match=r"argument of a Process or through a Pipe.*Not through a Queue"):
+    with pytest.raises(gi.ArgumentTypeError, match=r"Process\b.*Pipe\b.*Queue\b"):
         pickle.dumps(gi.OpaqueFd(fd))
     with gi.OpaqueFd(fd) as closed:
         pass

@@ -180,7 +180,7 @@ def test_a_silent_peer_is_a_timeout_and_one_that_is_gone_an_error(pair: Pair) ->
     here, there = socket.socketpair()
     there.close()
     with gi.OpaqueFd.adopt(memfd()) as handle:
-        with pytest.raises(gi.PeerError, match="is the peer alive"):
+        with pytest.raises(gi.PeerError, match="peer"):
             ipc.send_handle(here, handle)
         here.close()
         for call in (lambda: ipc.send_handle(here, handle), lambda: ipc.receive_handle(there, gi.OpaqueFd)):
@@ -208,7 +208,7 @@ def test_a_message_that_drips_has_one_time_out(pair: Pair) -> None:
                 return
 
     with beside(drip):
-        with pytest.raises(gi.PeerError, match="could not be received: timed out"):
+        with pytest.raises(gi.PeerError, match="timed out"):
             ipc.receive_handle(there, gi.OpaqueFd)
         over.set()
     assert there.gettimeout() == 0.3

@@ -36,7 +36,7 @@ def test_whatever_the_ranges_the_driver_maps_once(ranges: list[tuple[int, int]])
         open_ones = []
         for offset, size in ranges:
             if offset + size > 64:
-                with pytest.raises(gi.InvalidArgumentError, match=rf"^size: expected {64 - offset} bytes or less at"):
+                with pytest.raises(gi.InvalidArgumentError, match=rf"^size: expected {64 - offset} bytes\b"):
                     memory.map_buffer(offset, size)
             else:
                 open_ones.append(memory.map_buffer(offset, size))

@@ -382,10 +382,10 @@ def test_bytes_that_could_not_be_unbound_stay_taken(devices: Devices, backend: F
     backend.on["unbind"] = fail
     with pytest.warns(gi.LeakedResourceWarning, match="cuSomething"):
         multicast.bind_memory(allocation).close(timeout=LIMIT)
-    with pytest.raises(gi.ResourceBusyError, match=r"its unbind failed.*make a new multicast object"):
+    with pytest.raises(gi.ResourceBusyError, match="unbind failed"):
         multicast.bind_memory(allocation)
     for parent in (multicast, allocation):  # the driver may still use both
-        with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ .*could not be released"):
+        with pytest.raises(gi.ResourceBusyError, match=r"MulticastBinding #\d+ "):
             parent.close(timeout=0)
     assert backend.live == {multicast._handle, allocation._handle}
 
@@ -467,9 +467,9 @@ def test_what_was_exported_is_not_taken_for_another_thing(devices: Devices, back
     with gi.create_multicast(devices, SIZE, gi.VmmFd) as multicast, devices[0].allocate(SIZE) as allocation:
         group, memory = multicast.export(), allocation.export()
     backend.calls.clear()
-    with pytest.raises(gi.HandleError, match="exported from an allocation object"):
+    with pytest.raises(gi.HandleError, match="allocation"):
         gi.import_multicast(memory, devices, SIZE)
-    with pytest.raises(gi.HandleError, match="exported from a multicast object"):
+    with pytest.raises(gi.HandleError, match="multicast"):
         devices[0].import_allocation(group, SIZE)
     for size in (SIZE - STEP, SIZE + STEP, SIZE + 1):
         refused(backend, partial(gi.import_multicast, group, devices, size), "size", f"{SIZE} bytes")

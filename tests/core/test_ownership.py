@@ -137,7 +137,7 @@ def test_a_size_beyond_the_object_is_refused_before_the_driver_sees_it(fd: int) 
         with pytest.raises(gi.InvalidArgumentError, match=r"at most [0-9]+ bytes, as the .+ says, got 8193") as caught:
             device.import_memory(handle, size=8193)
         assert caught.value.argument == "size"
-    with pytest.raises(gi.InvalidArgumentError, match="4096 bytes, as the exporter says"):
+    with pytest.raises(gi.InvalidArgumentError, match="4096 bytes"):
         device.import_memory(handle, size=8192)
     assert not backend.calls
 

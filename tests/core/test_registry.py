@@ -528,7 +528,7 @@ def test_a_profile_turns_off_the_gaps_of_the_device_that_it_describes(monkeypatc
         gap = table.of(gi.Cell.parse(named))
         assert (gap.scope, gap.reference, gap.workaround) == (scope, reference, workaround)
         assert gap.reason == f"turned off by GPUINTEROP_DISABLE=profile:acme-old: {reason}"
-    with pytest.raises(gi.UnsupportedError, match=r"profile:acme-old: the driver lacks acmeMap.*update it"):
+    with pytest.raises(gi.UnsupportedError, match=r"profile:acme-old: .*acmeMap\b"):
         table.require((Operation.MAP_BUFFER, gi.OpaqueFd))
     assert with_disabled("profile:acme-new", monkeypatch)[Operation.MAP_BUFFER, gi.OpaqueFd].usable
     assert "acme" not in sys.modules

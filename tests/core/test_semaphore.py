@@ -203,7 +203,7 @@ def test_without_host_semaphores_the_host_calls_are_gaps(gaps: tuple[gi.Operatio
             lambda: semaphore.host_wait(1), lambda: semaphore.host_signal(1), lambda: semaphore.value,
         ]  # fmt: skip
         for call in calls:
-            with pytest.raises(gi.UnsupportedError, match=r"fake has no call .* imported semaphore") as caught:
+            with pytest.raises(gi.UnsupportedError, match="fake has no call") as caught:
                 call()
             assert not caught.value.capability
             assert caught.value.capability.handle_type is TIMELINE

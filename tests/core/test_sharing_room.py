@@ -47,7 +47,7 @@ def test_bounds_of_a_control_page(host: Device) -> None:
         with pytest.raises(gi.HandleError, match=r"expected gpuinterop\.control of"):
             ControlPage(short)
         ControlPage(handle.duplicate()).words[1] = 2
-        with pytest.raises(gi.HandleError, match="the control page of a share of this version"):
+        with pytest.raises(gi.HandleError, match="control page"):
             ControlPage(handle)
 
 

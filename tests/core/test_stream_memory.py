@@ -355,7 +355,7 @@ def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -
         assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
         assert os.pread(handle.fd, PAGE, 0) == before
         handle.origin = HandleOrigin(kind=OriginKind.BINARY)
-        with pytest.raises(gi.HandleError, match="exported from a binary"):
+        with pytest.raises(gi.HandleError, match="binary"):
             device.import_semaphore(handle)
         handle.origin = None
         store(handle.fd, 2**63)
@@ -370,7 +370,7 @@ def test_another_version_of_our_page_is_refused_by_name(device: Device, backend:
     """Not handed to the driver, which would say less; version 1 had a lock that led out of the page."""
     with gi.TimelineFd.adopt(forge(put(8, b"\1"))) as handle:
         for refused in (device.import_semaphore, gi.bridge.OwnTimelineEndpoint):
-            with pytest.raises(gi.HandleError, match=r"version is 1.*one version of gpuinterop on both sides"):
+            with pytest.raises(gi.HandleError, match=r"version is 1\b"):
                 refused(handle)
         assert not handle.closed
     assert backend.calls == []
@@ -463,7 +463,7 @@ def test_what_others_may_have_is_unpinned_when_nobody_waits() -> None:
         pending.wait(stream, 1)
         for made in many:
             made.close(timeout=LIMIT)
-        with pytest.raises(gi.ResourceBusyError, match="waits for the whole device"):
+        with pytest.raises(gi.ResourceBusyError, match="whole device"):
             shared.close(timeout=0.0)
         assert backend.count("pin") == SPARE + 3
         backend.blocked.clear()

@@ -198,7 +198,7 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
         shared.fill(50)
         shared.upload_to(texture, (8, 8, 4))
         shared.download_from(texture, (8, 8, 4))
-        with pytest.raises(gi.InvalidArgumentError, match="a height and width within the"):
+        with pytest.raises(gi.InvalidArgumentError, match="height"):
             shared.upload_to(texture, (4, 8, 4), y=5)
         integers, found = texture_of(opengl, RG16UI, 8, 8), np.zeros(128, "uint16")
         shared.copy_from_host(np.arange(128, dtype="uint16"))

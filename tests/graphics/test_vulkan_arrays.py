@@ -134,13 +134,13 @@ def test_an_immutable_array_is_read(application: Application, allocation: gi.All
     memory = pattern(allocation)
     memory.flags.writeable = False
     for usage in (READ_WRITE, STORAGE, 0x2, 0x8, 0x800, 0x20000):  # texels, transform feedback, addresses
-        with pytest.raises(gi.InvalidArgumentError, match="only reads an immutable array"):
+        with pytest.raises(gi.InvalidArgumentError, match="immutable"):
             gi.vulkan.import_array(application.vk, memory, usage=usage)
     with gi.vulkan.import_array(application.vk, memory, usage=READ | VERTEX) as shared:
         assert (fetch(application, shared) == memory).all()
         assert shared.size == SIZE
         for write in (shared.fill, lambda: shared.copy_from_host(bytes(4)), lambda: shared.view(4), lambda: shared.ptr):
-            with pytest.raises(gi.InvalidArgumentError, match="got an immutable one"):
+            with pytest.raises(gi.InvalidArgumentError, match="immutable"):
                 write()
 
 
@@ -313,7 +313,7 @@ def test_a_driver_that_has_no_memory_type_for_these_pages(
         pytest.skip("SwiftShader imports no addresses")
     name = "vkGetMemoryHostPointerPropertiesEXT"  # which leaves the types at 0
     monkeypatch.setitem(application.vk.functions.__dict__, name, lambda *_: 0)
-    with pytest.raises(gi.InvalidArgumentError, match="expected a memory type of the device"):
+    with pytest.raises(gi.InvalidArgumentError, match="memory type"):
         gi.vulkan.import_array(application.vk, pattern(allocation))
     assert calls.level()
 

@@ -133,7 +133,7 @@ def test_allocations_are_imported(exporter: VulkanExporter) -> None:
         handle = ours.export()
         assert isinstance(handle, gi.VmmFd)
         if not exporter.capabilities.supports((gi.Operation.EXPORT_ALLOCATION, gi.VmmFd)):
-            with pytest.raises(gi.UnsupportedError, match="header of their own"):
+            with pytest.raises(gi.UnsupportedError, match="header"):
                 exporter.import_memory(handle, ours.size)
             assert not handle.closed
             handle.close()

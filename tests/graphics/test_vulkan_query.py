@@ -102,7 +102,7 @@ def test_what_was_listed_is_opened_by_its_index(driver: str, monkeypatch: pytest
 
 
 def test_an_unknown_driver_names_those_there_are(driver: str) -> None:
-    with pytest.raises(gi.DeviceNotFoundError, match=r"no Vulkan device for driver 'voodoo'.*finds: '"):
+    with pytest.raises(gi.DeviceNotFoundError, match=r"'voodoo'.*: '"):
         VulkanExporter("voodoo")
     with pytest.raises(gi.DeviceNotFoundError, match="device_index 99"):
         VulkanExporter(driver, device_index=99)

@@ -39,7 +39,7 @@ def fill(application: Application, shared: Any, word: int) -> None:
 def test_a_forgotten_extension_is_named(driver: str) -> None:
     application = Application(driver, extensions=False)
     device, vk, before = match(application.vk), application.vk, descriptors()
-    with pytest.raises(gi.InvalidArgumentError, match="VkDevice was created without VK_KHR_external_memory_fd"):
+    with pytest.raises(gi.InvalidArgumentError, match="VK_KHR_external_memory_fd"):
         gi.vulkan.share_buffer(vk, device, 4096)
     with pytest.raises((gi.InvalidArgumentError, gi.UnsupportedError), match="VK_KHR_external_semaphore_fd"):
         gi.vulkan.share_semaphore(vk, device, Binary)

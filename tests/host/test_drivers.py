@@ -114,7 +114,7 @@ def test_swiftshader_last(backend: HostBackend, device: Device, swiftshader: Dri
     """Its own semaphore dies with its last user; one made here does not, while descriptors are under way."""
     native, fd = swiftshader.semaphore()
     swiftshader.destroy(native)
-    with pytest.raises(HandleError, match="last user has destroyed it"):
+    with pytest.raises(HandleError, match="destroyed"):
         backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     os.close(fd)
 

@@ -74,7 +74,7 @@ def test_newest_wins_and_a_slow_reader_holds_nobody_up(writer: Shell, reader: Sh
         assert slow("int(picture.sum())") == 6 << 16
         slow("reads.__exit__(None, None, None)")
         assert slow("[(frame := camera.next(timeout=20)).number, frame.dropped]") == [45, 42]
-        with pytest.raises(Raised, match="InvalidArgumentError: frame: expected a frame to read, got 2"):
+        with pytest.raises(Raised, match=r"InvalidArgumentError: frame: .*got 2\b"):
             slow("with reads: pass")
 
 
@@ -154,7 +154,7 @@ def test_a_close_while_it_waits_for_another_writer(writer: Shell, reader: Shell)
     reader.until("len(seen) == 1")
     writer.kill()
     reader.until("camera.ended")
-    with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
+    with pytest.raises(Raised, match=r"PeerError: .*'camera'"):
         reader("camera.next(timeout=0.01)")
     reader("""def looks_for_one():
         frame = sys._current_frames()[thread.ident]
@@ -180,7 +180,7 @@ def test_a_frame_that_is_given_up_is_never_seen(writer: Shell, reader: Shell) ->
     writer("writes = camera.write(); np.asarray(writes.__enter__())[:9] = 4")
     writer.kill()
     reader.until("camera.ended")
-    with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
+    with pytest.raises(Raised, match=r"PeerError: .*'camera'"):
         reader("camera.latest()")
 
 
@@ -193,9 +193,9 @@ def test_the_end(writer: Shell, reader: Shell) -> None:
     assert reader.answer() == [[1, 1, 0, False], [2, 2, 0, False]]
     assert reader("camera.ended")
     for call in ("camera.latest()", "camera.next(timeout=20)"):
-        with pytest.raises(Raised, match="ResourceClosedError: the writer has closed"):
+        with pytest.raises(Raised, match=r"ResourceClosedError: .*writer"):
             reader(call)
-    with pytest.raises(Raised, match="PeerError: expected a process that publishes 'camera', got none"):
+    with pytest.raises(Raised, match=r"PeerError: .*'camera'"):
         reader("gi.subscribe('camera', timeout=0)")
     with pytest.raises(Raised, match="ResourceClosedError"):
         writer("write(3)")

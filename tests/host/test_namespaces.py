@@ -47,7 +47,7 @@ def test_containers() -> None:
         exporter.until("leases() == 1")
         exporter.kill()
         two.until("attached._turns().failure is not None", 5)
-        with pytest.raises(Raised, match="PeerError: the process that shared the arrays has ended"):
+        with pytest.raises(Raised, match="PeerError: "):
             two("attached.acquire(timeout=5)")
 
 
@@ -83,5 +83,5 @@ def test_a_user_that_the_namespace_does_not_map() -> None:
         exporter("array = array(); share = gi.share(array, users=(1234, 65534))")
         reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
         reader("os.setgroups([]); os.setuid(1234)")
-        with pytest.raises(Raised, match=r"got one of user 65534\b.*namespaces; run both"):
+        with pytest.raises(Raised, match=r"user 65534\b.*namespaces"):
             reader("gi.attach(descriptor, timeout=5, users=(0,))")

@@ -54,7 +54,7 @@ def test_a_stopped_process_holds_up_no_other() -> None:
         stop(process := exporter("os.getpid()"))
         reader("late = []; thread = threading.Thread(target=lambda: late.append(gi.attach(more, timeout=20)))")
         reader("thread.start()")
-        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
             reader("gi.attach(more, timeout=0.1)")
         reader(f"gi.attach({other.descriptor('share')}, timeout=5).close()")
         os.kill(process, signal.SIGCONT)
@@ -110,7 +110,7 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
                 assert exporter("leases()") == 0
                 assert exporter("len(rendezvous.server()._sums._each)") == 1  # it has not got the page of counts
                 return
-            with pytest.raises(Raised, match="PeerError: expected a process of user 1234, got one of user 0"):
+            with pytest.raises(Raised, match=r"PeerError: .*user 1234\b.*user 0\b"):
                 reader("gi.attach(descriptor, timeout=5)")
             reader("attached = gi.attach(descriptor, timeout=5, users=(0,)); attached.acquire(timeout=5)")
             assert reader("int(np.asarray(attached.view).sum(dtype=int))") == 7 * 4096

@@ -105,9 +105,9 @@ def test_an_array_that_has_other_memory_now() -> None:
         exporter("many[19].place = tensor.place = 16")
         attaches = f"gi.attach({exporter.descriptor('other')})"
         for one, call in (reader, attaches), (exporter, attaches), (exporter, "other.acquire(timeout=5)"):
-            with pytest.raises(Raised, match="ResourceClosedError: the array has other memory now"):
+            with pytest.raises(Raised, match=r"ResourceClosedError: .*other memory"):
                 one(call)
-        with pytest.raises(Raised, match="ResourceClosedError: array '19' has other memory now"):
+        with pytest.raises(Raised, match=r"ResourceClosedError: array '19' .*other memory"):
             exporter("for _ in range(3): several.acquire(timeout=5); several.release()")
         exporter("several.close(); tensor.place = 8; other.acquire(timeout=5); other.release()")
 
@@ -141,7 +141,7 @@ def test_the_first_acquire_of_a_reader_has_a_limit() -> None:
         pid = int(exporter("os.getpid()"))
         stop(pid)
         try:
-            with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+            with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
                 reader("attached.acquire(timeout=0.1)")
         finally:
             os.kill(pid, signal.SIGCONT)

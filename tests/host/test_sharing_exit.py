@@ -46,8 +46,8 @@ def test_a_writer_that_closes_and_exits_has_not_died() -> None:
             reader(f"attached = gi.attach({descriptor}); attached.wait(newer_than=-1, timeout=20)")
             writer("share.close()")
         reader.until("attached.lifetime.handle.link.ended")
-        with pytest.raises(Raised, match="ResourceClosedError: the writer has closed"):
+        with pytest.raises(Raised, match=r"ResourceClosedError: .*writer"):
             reader("attached.wait(newer_than=0, timeout=20)")
-        with pytest.raises(Raised, match=r"PeerError: .*ask for a new descriptor|PeerError: .*it is not there"):
+        with pytest.raises(Raised, match="PeerError: "):
             reader(f"gi.attach({descriptor})")
         reader("attached.close()")

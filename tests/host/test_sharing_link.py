@@ -150,7 +150,7 @@ def test_a_failed_attachment_to_an_own_share_holds_nothing() -> None:
         assert exporter("leases()") == 0
         exporter("own = gi.attach(descriptor); share.close(); rendezvous.server().look(); own.close()")
         exporter.until("offers() == 0")  # it has noticed that nobody holds it
-        with pytest.raises(Raised, match="ResourceClosedError: the share was closed"):
+        with pytest.raises(Raised, match=r"ResourceClosedError: .*share"):
             exporter("gi.attach(descriptor)")
 
 
@@ -208,7 +208,7 @@ def test_a_reader_has_one_place_in_the_order_however_often_it_asks_and_none_once
             reader("attached = gi.attach(descriptor)")
             stop(process := int(exporter("os.getpid()")))
             for _ in range(2):
-                with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+                with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
                     reader("attached.acquire(timeout=0.1)")
             os.kill(process, signal.SIGCONT)
             reader("attached.lifetime.handle.link.ask(BLOCKS, b'', lambda: 5.0)")  # it has answered both
@@ -240,7 +240,7 @@ def test_a_place_in_the_order_that_its_reader_gave_up_ends_with_the_share() -> N
         reader(f"attached = gi.attach(descriptor); other = gi.attach({exporter.descriptor('more')})")
         stop(process := int(exporter("os.getpid()")))
         for _ in range(2):
-            with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out"):
+            with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
                 reader("attached.acquire(timeout=0.1)")
         os.kill(process, signal.SIGCONT)
         exporter.until("len(taken) == 2")

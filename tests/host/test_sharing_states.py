@@ -188,7 +188,7 @@ def test_in_one_process() -> None:
         one("own.release(); another.release(); share.acquire(timeout=5)")
         with pytest.raises(Raised, match="InvalidArgumentError: order: expected ArrayShare"):  # this thread writes
             one("gi.sharing.acquire([another, own], timeout=0.05)")
-        with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: expected a share or an attachment of it"):
+        with pytest.raises(Raised, match="InvalidArgumentError: arrays: "):
             one("with gi.attach(bytes(another)) as mine: gi.sharing.acquire([another, mine])")
         one("another.acquire(timeout=5); share.close()")
         assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
@@ -201,7 +201,7 @@ def test_what_readers_are_told() -> None:
     with pair() as (exporter, reader):
         reader("attached = gi.attach(descriptor)")
         assert reader("attached.version, attached.wait(newer_than=-1), attached.ended") == [0, 0, False]
-        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .* no version newer than 0 in time"):
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .*newer than 0\b"):
             reader("attached.wait(newer_than=0, timeout=0.01)")
         reader.give("attached.wait(newer_than=1, timeout=20)")
         for version in (1, 2):
@@ -215,7 +215,7 @@ def test_what_readers_are_told() -> None:
         assert reader("attached.wait(newer_than=2, timeout=20)") == 3
         reader.give("attached.wait(newer_than=3, timeout=20)")
         exporter("kept = np.asarray(share.view); share.close()")
-        with pytest.raises(Raised, match="ResourceClosedError: the writer has closed"):
+        with pytest.raises(Raised, match=r"ResourceClosedError: .*writer"):
             reader.answer()
         assert reader("attached.ended, int(np.asarray(attached.view)[0])") == [True, 5]
         reader("attached.acquire(timeout=20); attached.release()")  # the last version stays
@@ -244,9 +244,7 @@ def test_one_share_writes_bytes() -> None:
     with Shell() as one:
         one("whole = array(); first, second, beside = (gi.share(whole[at : at + 1024]) for at in (0, 1023, 2048))")
         one("first.acquire(); first.release(); beside.acquire(); beside.release()")
-        with pytest.raises(
-            Raised, match="InvalidArgumentError: arrays: expected bytes that one share writes, ArrayShare"
-        ):
+        with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*ArrayShare"):
             one("second.acquire()")
         one("first.close(); second.acquire(); second.release(); second.close(); beside.close()")
 
@@ -296,7 +294,7 @@ def test_a_loop_of_the_users() -> None:
         exporter("array, before = array(), threads(); share = gi.share(array, threaded=False)")
         assert exporter("threads() == before")
         reader(f"served = {exporter.descriptor('share')}")
-        with pytest.raises(Raised, match=r"PeerError: .*did not answer within the time-out.*serving"):
+        with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=10); attached.acquire(timeout=10); attached.release()")
         exporter("while not any(one._places for one in rendezvous.server().ordered): share.serve(timeout=0)")

@@ -55,7 +55,7 @@ def test_a_copy_comes_after_what_a_stream_waits_for(device: gi.Device) -> None:
         semaphore.wait(stream, 1)
         memory.buffer.fill(7, size=4, stream=stream)
         if device.driver.pageable_copies_block:  # the thread that has yet to signal
-            with pytest.raises(gi.ResourceBusyError, match=r"to reach 1\b.* synchronize the stream first"):
+            with pytest.raises(gi.ResourceBusyError, match=r"to reach 1\b"):
                 source.to_numpy()
         thread = threading.Thread(target=target.copy_from, args=[source])
         thread.start()

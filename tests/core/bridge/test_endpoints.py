@@ -123,7 +123,7 @@ def test_a_sync_file_passes_every_wait_and_takes_no_signal(
     semaphore: Any = scope.enter_context(bridge.import_semaphore(gi.SyncFd(os.dup(mine))))
     assert semaphore.kind is Binary
     for call in (lambda: semaphore.signal(stream), semaphore.host_signal):
-        with pytest.raises(gi.UnsupportedError, match="only the driver that made a sync file"):
+        with pytest.raises(gi.UnsupportedError, match="sync file"):
             call()
     semaphore.wait(stream)
     assert blocked(stream)
@@ -143,7 +143,7 @@ def test_a_fence_in_error_fails_the_stream(
     semaphore: Any = scope.enter_context(bridge.import_semaphore(gi.SyncFd(os.eventfd(1))))
     with suppress(gi.DriverError):  # the stream may be known to have failed by then
         semaphore.wait(stream)
-    with pytest.raises(gi.DriverError, match=r"ECANCELED.*the fence was in error"):
+    with pytest.raises(gi.DriverError, match="ECANCELED"):
         stream.synchronize(LIMIT)
 
 

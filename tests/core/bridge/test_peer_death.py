@@ -42,7 +42,7 @@ def test_a_dead_peer_lets_the_stream_go(host: Device, scope: ExitStack, peer: su
     stream.synchronize(LIMIT)
     semaphore.wait(stream)
     os.kill(peer.pid, signal.SIGKILL)
-    with pytest.raises(gi.PeerError, match=rf"{peer.pid}, which was to signal {re.escape(semaphore.label)}, has died"):
+    with pytest.raises(gi.PeerError, match=rf"{peer.pid}\b.*{re.escape(semaphore.label)}"):
         stream.synchronize(LIMIT)
     other = scope.enter_context(host.create_stream())
     with pytest.raises(gi.PeerError):
@@ -97,5 +97,5 @@ def test_a_thread_that_waits_hears_of_a_dead_peer(
     peer.kill()
     peer.wait()
     semaphore.host_wait(1, timeout=LIMIT)  # what it signalled counts
-    with pytest.raises(gi.PeerError, match=f"process {peer.pid}, which was to signal"):
+    with pytest.raises(gi.PeerError, match=rf"process {peer.pid}\b"):
         semaphore.host_wait(2, timeout=LIMIT)

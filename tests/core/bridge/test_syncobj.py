@@ -158,7 +158,7 @@ def test_without_a_render_node_it_is_a_gap(host: Device, scope: ExitStack, monke
     with gi.DrmSyncobjFd.adopt(os.dup(0)) as handle:
         with pytest.raises(gi.UnsupportedError):
             scope.enter_context(Bridge(host)).import_semaphore(handle)
-        with pytest.raises(gi.InvalidArgumentError, match="expected a DRM render node that can be opened"):
+        with pytest.raises(gi.InvalidArgumentError, match="DRM render node"):
             SyncobjEndpoint(handle)
         with pytest.raises(gi.InvalidArgumentError, match="/dev/none/such"):
             SyncobjEndpoint(handle, node="/dev/none/such")

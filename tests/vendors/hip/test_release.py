@@ -60,7 +60,7 @@ def test_a_mapping_that_this_thread_alone_could_let_go_on_is_refused() -> None:
         try:
             allocation.buffer
         except gi.ResourceBusyError as error:
-            print(f"waits for {gate.label} to reach {value}, and this thread alone" in str(error))
+            print(f"{gate.label} to reach {value}" in str(error))
     gate.wait(default, 1)
     refused(1)
     gate.host_signal(1)
