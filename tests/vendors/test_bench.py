@@ -11,10 +11,14 @@ from tests.simulated.driver import Simulator
 from .table import VENDOR
 
 ALWAYS = {
-    "signal, timeline of our own": ["gpuinterop", "by hand"],
-    "wait, timeline of our own": ["gpuinterop", "by hand"],
+    "signal, gpuinterop timeline": ["gpuinterop", "by hand"],
+    "wait, gpuinterop timeline": ["gpuinterop", "by hand"],
     "import + map + close": ["gpuinterop", "by hand"],
-    "import + map + close, among 256 streams and 1,000 objects": ["gpuinterop", "gpuinterop, alone", "by hand"],
+    "import + map + close, among 256 streams and 1,000 objects": [
+        "gpuinterop",
+        "gpuinterop, without them",
+        "by hand",
+    ],
     "import gpuinterop": ["gpuinterop", "import numpy"],
 }
 REUSED, ANEW = "by hand, reused structs", "by hand, new structs"

@@ -146,7 +146,7 @@ def own_timeline(bench: Bench) -> Iterator[Figure]:
 
         for name, contenders in (("signal", signals), ("wait", waits)):
             times = in_turns(contenders, calls=50, rounds=bench.rounds(300), settle=settle)
-            yield Figure(f"{name}, timeline of our own", times=times)
+            yield Figure(f"{name}, gpuinterop timeline", times=times)
 
 
 def threads(bench: Bench) -> Iterator[Figure]:
@@ -218,7 +218,7 @@ def imports(bench: Bench) -> Iterator[Figure]:
             scope.enter_context(device.create_semaphore(TimelineFd))
         among = in_turns(contenders, calls=1, rounds=bench.rounds(300))
         ours_among = among.pop(OURS)
-        times = {OURS: ours_among, "gpuinterop, alone": alone[OURS], **among}
+        times = {OURS: ours_among, "gpuinterop, without them": alone[OURS], **among}
         yield Figure(f"import + map + close, among {STREAMS} streams and {OBJECTS:,} objects", "memory", times)
 
 
@@ -278,7 +278,7 @@ def package(bench: Bench) -> Iterator[Figure]:
 PARTS: Final = {
     "signal and wait": semaphores,
     "batches": batch,
-    "timelines of our own": own_timeline,
+    "gpuinterop timelines": own_timeline,
     "threads": threads,
     "import + map + close": imports,
     "views": views,

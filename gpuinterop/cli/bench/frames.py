@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .rig import Bench
 
 PREPARED: Final = "by hand, prepared structs"
-BARE: Final = "vkQueueSubmit alone"
+BARE: Final = "only vkQueueSubmit"
 GRAPH, GRAPH_IN_C = "gpuinterop, a captured graph", "C, a captured graph"
 STAGED: Final = "copies through the host"
 MODES: Final = ("timeline", "binary", "bridged")

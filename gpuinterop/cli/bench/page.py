@@ -28,43 +28,50 @@ text { font: 13px system-ui, sans-serif; fill: #1f2933 } .title, tspan { font-we
 def rewrite(pages: Sequence[Path], runs: Sequence[Path]) -> None:
     """Write the figures of recorded runs between the comments of each page.
 
-    A page has a place for all figures (a plot is then drawn beside it), for a sentence with three speeds, or both. The
-    plot and the sentence show the first run that compares frames with copies.
+    A page has a place for all figures, for a sentence with three speeds, or both. A plot is drawn beside a page with
+    all figures.
 
     Raises
     ------
     InvalidArgumentError
-        If a page has neither place, a file is not a run, or no run compares frames with copies.
+        If a page has neither place, or a comment without its other one; if a file is not a run; or if no run has the
+        frames and calls that the plot and the sentence show.
     """
     found = [_read(run) for run in runs]
-    shown = next((run for run in found if _staged(run)), None)
-    if shown is None:
-        raise InvalidArgumentError("RUN", "expected a run that measured frames, got none; measure without --only.")
+    texts = {page: _text(page) for page in pages}
     tables = markdown([section for run in found for section in _sections(run)]).strip()
-    for page in pages:
-        try:
-            text = page.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError("--page", f"expected a page in UTF-8, got {page}: {error}.") from error
-        places = [marks for marks in (FIGURES, SPEEDS) if text.count(marks[0]) == text.count(marks[1]) == 1]
-        if not places:
-            expected = " or ".join(f"{begin} and {end}" for begin, end in (FIGURES, SPEEDS))
-            raise InvalidArgumentError("--page", f"expected {page} to have {expected} once; add the two lines.")
-        for begin, end in places:
-            new = f"\n{tables}\n" if begin == FIGURES[0] else _speeds(shown)
-            text = f"{text.split(begin)[0]}{begin}\n{new}\n{end}{text.split(end)[1]}"
+    plot = next(filter(None, map(_plot, found)), None)
+    if plot is None:
+        raise InvalidArgumentError("RUN", "expected a run that measured frames, got none; measure without --only.")
+    new = {FIGURES: f"\n{tables}\n", SPEEDS: _speeds(found)}
+    for page, text in texts.items():
+        for (begin, end), written in new.items():
+            if begin in text:
+                text = f"{text.split(begin)[0]}{begin}\n{written}\n{end}{text.split(end)[1]}"
         page.write_text(text, encoding="utf-8")
-        if FIGURES in places:
-            page.with_suffix(".svg").write_text(_plot(shown), encoding="utf-8")
+        if FIGURES[0] in text:
+            page.with_suffix(".svg").write_text(plot, encoding="utf-8")
+
+
+def _text(page: Path) -> str:
+    try:
+        text = page.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgumentError("--page", f"expected a page in UTF-8, got {page}: {error}.") from error
+    counts = {tuple(map(text.count, marks)) for marks in (FIGURES, SPEEDS)}
+    if (1, 1) not in counts or not counts <= {(0, 0), (1, 1)}:
+        expected = " or ".join(" and ".join(marks) for marks in (FIGURES, SPEEDS))
+        raise InvalidArgumentError("--page", f"expected {page} to have {expected}, once; add the two lines.")
+    return text
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """A run, all of which can be shown."""
+    """The run that a file contains, if it can be shown."""
     try:
         run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if run["format"] != 1:
             raise ValueError(f"format {run['format']}")
-        list(_sections(run))
+        list(_sections(run)), _plot(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             "RUN", f"expected what gpuinterop bench --json has printed, got {file}: {type(error).__name__}: {error}."
@@ -72,19 +79,18 @@ def _read(file: Path) -> dict[str, Any]:
     return run
 
 
-def _staged(run: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The frames that were measured beside copies through the host."""
-    return [one for one in run["figures"] if any(time["name"] == STAGED for time in one["times"])]
-
-
-def _speeds(run: Mapping[str, Any]) -> str:
-    frame = {time["name"]: time["median"] for time in _staged(run)[-1]["times"]}
-    (calls,) = (one["times"][0] for one in run["figures"] if one["name"] == "submit + acquire + release, compute queue")
-    return (
-        f"On an {run['device']}, a frame that shares 1 MiB with Vulkan takes {frame[OURS] / 1000:.1f} ms; with copies "
-        f"through the host\nit takes {frame[STAGED] / 1000:.1f} ms. "
-        f"gpuinterop's calls take {calls['median']:.1f} us per frame."
-    )
+def _speeds(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The sentence, from the first run that has its three speeds."""
+    frame, calls = "frame, wait_host each, compute queue, 1 MiB", "submit + acquire + release, compute queue"
+    for run in runs:
+        medians = {(one["name"], time["name"]): time["median"] for one in run["figures"] for time in one["times"]}
+        if {(frame, OURS), (frame, STAGED), (calls, OURS)} <= medians.keys():
+            return (
+                f"Measured on {run['device']}: a frame that shares 1 MiB with Vulkan takes "
+                f"{medians[frame, OURS] / 1000:.1f} ms, and {medians[frame, STAGED] / 1000:.1f} ms\nwith copies "
+                f"through the host. gpuinterop's calls take {medians[calls, OURS]:.1f} us per frame."
+            )
+    raise InvalidArgumentError("RUN", f"expected a run with {frame!r} and {calls!r}, got none; measure without --only.")
 
 
 def _title(run: Mapping[str, Any]) -> str:
@@ -122,7 +128,9 @@ def _plot(run: Mapping[str, Any]) -> str:
     It is as wide as a phone. Its colours are its own, and follow the reader's scheme.
     """
     parts, y = [], 30
-    frames = _staged(run)
+    frames = [one for one in run["figures"] if any(time["name"] == STAGED for time in one["times"])]
+    if not frames:
+        return ""
     scale = (_WIDTH - 2 * _LEFT) / max(time["median"] for one in frames for time in one["times"])
     for figure in frames:
         y += 28

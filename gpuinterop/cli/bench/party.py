@@ -254,7 +254,7 @@ class Work(Camera):
             torch = self._torch()
             stream = torch.cuda.Stream()
             mine = torch.cuda.Event.from_ipc_handle(stream.device, event) if event else self._events[0]
-            found["gpuinterop, a stream of ours"] = found[OURS]
+            found["gpuinterop, its own stream"] = found[OURS]
             found[OURS] = ours(stream)
             found[f"{TORCH}'s IPC event"] = (
                 calls(lambda: stream.wait_event(mine), lambda: mine.record(stream)),
