@@ -266,7 +266,7 @@ def test_ctrl_c_leaves_at_once(place: str) -> None:
             return team.vote("work")
         with pytest.raises(KeyboardInterrupt), team.step("work"):
             raise KeyboardInterrupt
-        with pytest.raises(gi.PeerError, match="rank 1, step 'work': "):
+        with pytest.raises(gi.PeerError, match="rank 1, step 'work': .*left"):
             team.vote("more")
         return "left"
 
@@ -459,7 +459,7 @@ def test_a_rank_that_does_not_come(each_place: Any) -> None:
         SocketTransport(each_place, rank, 3, timeout=0.5 + rank)
 
     same(Ranks(2, body).end(), gi.PeerError, "^rank 2 did not come to .* within 0.5 s")
-    with pytest.raises(gi.PeerError, match=r"rank 0\b"):
+    with pytest.raises(gi.PeerError, match=r"rank 0\b.* did not come"):
         SocketTransport(each_place, 2, 3, timeout=0.1)
     if isinstance(each_place, Path):
         assert list(each_place.iterdir()) == []

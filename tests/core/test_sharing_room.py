@@ -83,7 +83,7 @@ def test_contents_that_cannot_be_meant(host: Device) -> None:
     one = Placed(0, 64, layout_of((3, 2), "float32", None), False)
     whole = bytes(Contents(7, False, host.identity, (region,), {"a": one, "b": one}))
     for at in range(len(whole)):
-        with pytest.raises(gi.PeerError):
+        with pytest.raises(gi.PeerError, match="invalid"):
             Contents.parse(whole[:at])
         for byte in (0, 1, 127, 255):
             with suppress(gi.PeerError):

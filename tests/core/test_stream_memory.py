@@ -229,7 +229,7 @@ def test_a_batch_is_checked_before_it_begins(device: Device, backend: FakeWords,
         ]
         with device.import_semaphore(gi.TimelineWin32(handle=8)) as driver_s:
             for mixed in ((one, driver_s), (driver_s, one)):
-                with pytest.raises(gi.InvalidArgumentError, match=r"^semaphores: "):
+                with pytest.raises(gi.InvalidArgumentError, match=r"^semaphores: .*batch for each"):
                     gi.SemaphoreBatch(*mixed)
 
 
@@ -355,7 +355,7 @@ def test_a_failed_import_leaves_the_handle(device: Device, backend: FakeWords) -
         assert (mapped(handle.fd), descriptors(handle.fd)) == (0, 1)
         assert os.pread(handle.fd, PAGE, 0) == before
         handle.origin = HandleOrigin(kind=OriginKind.BINARY)
-        with pytest.raises(gi.HandleError, match="binary"):
+        with pytest.raises(gi.HandleError, match="exported from a binary"):
             device.import_semaphore(handle)
         handle.origin = None
         store(handle.fd, 2**63)

@@ -185,7 +185,7 @@ def test_a_timeline_lock_held_by_the_living(
     semaphore = create(TimelineFd)
     with open(f"/proc/self/fd/{export(semaphore).fd}", "rb+", buffering=0) as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
-        with pytest.raises(PeerError, match="lock"):
+        with pytest.raises(PeerError, match="held the lock"):
             backend.host_signal(semaphore, 1)
         assert semaphore.value == 0
     backend.host_signal(semaphore, 1)
@@ -227,7 +227,7 @@ def test_no_timeline(backend: HostBackend, device: Device, make: Callable[[], in
 
 def test_an_allocation_is_no_semaphore(backend: HostBackend, device: Device) -> None:
     fd = system.create_memfd("memory", system.PAGE)
-    with pytest.raises(HandleError, match="binary"):
+    with pytest.raises(HandleError, match="expected a binary"):
         backend.import_semaphore(device, OpaqueFd(fd))
     with pytest.raises(HandleError, match="GIPTLSM1"):
         backend.import_semaphore(device, TimelineFd(fd))

@@ -48,6 +48,6 @@ def test_a_writer_that_closes_and_exits_has_not_died() -> None:
         reader.until("attached.lifetime.handle.link.ended")
         with pytest.raises(Raised, match=r"ResourceClosedError: .*writer"):
             reader("attached.wait(newer_than=0, timeout=20)")
-        with pytest.raises(Raised, match="PeerError: "):
+        with pytest.raises(Raised, match=r"PeerError: .*(ended|not there|has this address)"):
             reader(f"gi.attach({descriptor})")
         reader("attached.close()")
