@@ -336,7 +336,7 @@ class Backend(ABC):
     def is_pageable(self, device: DriverHandle, address: Address) -> bool:
         """Whether a copy of the host memory at `address` blocks. Called only if `pageable_copies_block`.
 
-        Override it if the driver can distinguish pinned memory.
+        The default is True for all memory. Override it if the driver can distinguish pinned memory.
         """
         return True
 
@@ -387,7 +387,7 @@ class Backend(ABC):
     def destroy_semaphore(self, semaphore: DriverHandle) -> None: ...
 
     def abandon_semaphore(self, semaphore: DriverHandle) -> None:  # noqa: B027 - most drivers cannot cancel waits
-        """Cancel pending waits if the driver can. Called when ``close(timeout=...)`` has expired; optional."""
+        """Cancel pending waits if the driver can: ``close(timeout=...)`` has expired. The default does nothing."""
 
 
 class ArrayBackend(Backend):
@@ -726,9 +726,10 @@ class MulticastBackend(AllocationBackend):
     """Multicast objects, called groups here: a store to a group reaches the memory of every device of its team.
 
     `map_allocation`, `unmap_allocation` and `release_allocation` also accept groups. The core checks granularity,
-    ranges and devices. It adds every device of the team before it binds or maps, because these calls block until then.
-    It binds bytes once, and an unbind always matches its bind. It releases a binding or a mapping after the work of the
-    team's devices, and when a whole group is closed, mappings before bindings.
+    ranges, devices and the order of the calls: a bind or map would block until every device of the team is added, so
+    the core refuses it until then. The core binds bytes once, and an unbind always matches its bind. It releases a
+    binding or a mapping after the work of the team's devices, and when a whole group is closed, mappings before
+    bindings.
 
     Examples
     --------

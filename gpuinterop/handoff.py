@@ -247,7 +247,8 @@ class Handoff(Turns):
             check_type(to_graphics, ExternalSemaphore, "to_graphics", "an ExternalSemaphore")
         if to_compute.kind is Timeline:
             if to_graphics is not None:
-                raise InvalidArgumentError("to_graphics", "a timeline needs no second semaphore; leave it out.")
+                given = f"expected None with a timeline, got {to_graphics!r}"
+                raise InvalidArgumentError("to_graphics", f"{given}; leave it out.")
         elif to_compute.kind is Binary:
             if to_graphics is None or to_graphics.kind is not Binary:
                 raise InvalidArgumentError("to_graphics", f"expected a second binary semaphore, got {to_graphics!r}.")
@@ -327,7 +328,7 @@ class Handoff(Turns):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the semaphores' device.
         timeout : float, optional
             See `ExternalSemaphore.wait`.
@@ -351,7 +352,7 @@ class Handoff(Turns):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the semaphores' device.
 
         Raises

@@ -102,7 +102,17 @@ FdT = TypeVar("FdT", bound=FdHandle)
 def send_handle(connection: socket.socket, handle: Handle) -> None:
     """Send one handle. You still own it, because the peer receives a duplicate.
 
-    `send_handles` describes the arguments and the errors.
+    Parameters
+    ----------
+    connection : socket.socket
+        See `send_handles`.
+    handle : Handle
+        A handle of a type in `WIRE_TYPES`.
+
+    Raises
+    ------
+    ArgumentTypeError, InvalidArgumentError, HandleError, PeerError
+        See `send_handles`.
 
     Examples
     --------
@@ -155,9 +165,24 @@ def send_handles(connection: socket.socket, handles: Sequence[Handle]) -> None:
 
 
 def receive_handle(connection: socket.socket, expect: type[H]) -> H:
-    """Receive one handle of the type that you expect, which must be in `WIRE_TYPES`. You own the handle.
+    """Receive one handle of the type that you expect.
 
-    `receive_handles` describes the arguments, the handle's origin and the errors.
+    Parameters
+    ----------
+    connection : socket.socket
+        See `receive_handles`.
+    expect : type
+        Type of the handle, one of `WIRE_TYPES`.
+
+    Returns
+    -------
+    Handle
+        The handle, which you own. Its origin is from the peer and not trusted.
+
+    Raises
+    ------
+    ArgumentTypeError, InvalidArgumentError, PeerError, DriverError
+        See `receive_handles`.
 
     Examples
     --------

@@ -75,15 +75,19 @@ Ts = TypeVarTuple("Ts")
 
 __all__ = ["MAGIC", "NAME", "VALUE", "Lock", "Page", "create", "is_ours", "problem"]
 
-NAME: Final = "gpuinterop.timeline"  # of the memfd in /proc, for people; importers ignore it
+NAME: Final = "gpuinterop.timeline"
+"""Name of the memfd in /proc, for people; importers ignore it."""
 MAGIC: Final = b"GIPTLSM1"
 VERSION: Final = 2
 SEQUENCE: Final = 12
 VALUE: Final = 16
 DEVICES: Final = 24
 
-MAX_DEVICE_VALUE: Final = 2**63 - 1  # the largest value that a device's streams can wait for
-LOCK_LIMIT: Final = 1.0  # seconds for which a signal waits for the signallers' lock; holders need microseconds
+MAX_DEVICE_VALUE: Final = 2**63 - 1
+"""Largest value that a device's streams can wait for."""
+
+LOCK_LIMIT: Final = 1.0
+"""Seconds for which a signal waits for the signallers' lock. Holders need microseconds."""
 
 
 class _Patience(threading.local):
@@ -119,7 +123,13 @@ def problem(page: bytes) -> str | None:
 
 
 def is_ours(fd: int) -> bool:
-    """Whether a descriptor is such a semaphore and safe to map. Raises `HandleError` if it is of another version."""
+    """Whether a descriptor is such a semaphore and safe to map. False for a driver's, which is not a memfd.
+
+    Raises
+    ------
+    HandleError
+        It is such a semaphore of another version.
+    """
     if system.SYS_FUTEX is None or not system.is_fixed(fd, system.PAGE):
         return False
     try:
@@ -134,7 +144,15 @@ def is_ours(fd: int) -> bool:
 
 
 class Lock(NoCopy):
-    """A lock that all processes with a memfd share. The kernel frees it when its holder is killed. `fd` is borrowed."""
+    """A lock that all processes with a memfd share. The kernel frees it when its holder is killed.
+
+    Parameters
+    ----------
+    fd : int
+        Descriptor of the memfd, borrowed.
+    label : str
+        Name in messages.
+    """
 
     def __init__(self, fd: int, label: str) -> None:
         self.label = label
@@ -149,7 +167,12 @@ class Lock(NoCopy):
     def run_all(locks: Sequence[Lock], call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call with several locks held, acquired in this order.
 
-        Raises `DriverError` if ``/proc`` is not mounted, and `PeerError` if another process does not release a lock.
+        Raises
+        ------
+        DriverError
+            ``/proc`` is not mounted, through which the descriptor is reopened.
+        PeerError
+            Another process holds a lock and does not release it.
         """
         forks = _forks
         held: list[tuple[Lock, int]] = []
@@ -205,7 +228,17 @@ class Lock(NoCopy):
 
 
 class Page(NoCopy):
-    """A timeline semaphore for the CPU, mapped at `address`. The caller keeps the mapping and the descriptor open."""
+    """A mapped timeline semaphore for the CPU. The caller keeps the mapping and the descriptor open.
+
+    Parameters
+    ----------
+    fd : int
+        Descriptor of the memfd, borrowed.
+    address : int
+        Address of the mapping.
+    label : str
+        Name in messages.
+    """
 
     def __init__(self, fd: int, address: int, label: str) -> None:
         self.address = address
@@ -235,7 +268,13 @@ class Page(NoCopy):
     def signal(self, value: int) -> None:
         """Set the counter and wake the threads that wait for it.
 
-        Raises like `Lock.run_all`, and `DriverError` if `value` is not greater than the counter.
+        Raises
+        ------
+        DriverError
+            `value` is not greater than the counter, or is 2**63 or more and a device uses the semaphore. Or ``/proc``
+            is not mounted.
+        PeerError
+            Another process holds the signallers' lock and does not release it.
         """
         Lock.run_all((self.lock,), self._store, value)
 
@@ -264,9 +303,20 @@ class Page(NoCopy):
         return DriverError("host timeline signal", errno.EINVAL, symbol, f"{self.label} {why}")
 
     def wait(self, value: int, deadline: float | None, check: Callable[[], None] = lambda: None) -> bool:
-        """Block without the GIL until the counter is at least `value`; False at the deadline (``time.monotonic()``).
+        """Block the calling thread, without the GIL, until the counter is at least `value`.
 
-        `check` is called now and then; it raises an error to stop the wait.
+        Parameters
+        ----------
+        value : int
+        deadline : float, optional
+            Time of ``time.monotonic()``.
+        check : callable, optional
+            Called now and then; it raises an error to stop the wait.
+
+        Returns
+        -------
+        bool
+            False if the deadline passed.
         """
         if self.counter.value >= value:
             system.fence()

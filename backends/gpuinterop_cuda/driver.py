@@ -41,7 +41,7 @@ class Driver(NativeDriver):
         code = self.status("Init", 0)
         if code == _NO_DEVICE:
             raise BackendUnavailableError(
-                "the NVIDIA driver is installed, but finds no device.",
+                "the NVIDIA driver is installed, but finds no device that this process may use.",
                 fix="Check CUDA_VISIBLE_DEVICES, which may hide it; in a container the device nodes may be missing.",
             )
         if code:

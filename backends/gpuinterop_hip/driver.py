@@ -86,7 +86,7 @@ class Driver(NativeDriver):
         """Raise for a runtime that does not start. Any first call may look for devices."""
         if code in _NO_DEVICE:
             raise BackendUnavailableError(
-                "the HIP runtime is installed, but finds no device.",
+                "the HIP runtime is installed, but finds no device that this process may use.",
                 fix="Check HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, which may hide it; the user must be in the "
                 "groups render and video, and a container needs --device /dev/kfd --device /dev/dri.",
             )

@@ -70,9 +70,9 @@ class Streams(NativeStreams):
         if pointer == _PER_THREAD:
             raise InvalidArgumentError(
                 "stream",
-                "expected a stream that outlives its thread, got 2: when a thread ends, HIP deletes its own default "
-                "stream, and later reads it for every event that was recorded on it; pass 0, or create a stream with "
-                "create_stream.",
+                "expected a stream that outlives its thread, got 2: when a thread ends, HIP deletes that thread's "
+                "default stream, and later reads it for every event that was recorded on it; pass 0, or create a "
+                "stream with create_stream.",
             )
         return super().adopt_stream(device, pointer)
 

@@ -264,7 +264,8 @@ class Device(NoCopy):
         handle : SemaphoreHandle
             The type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
             timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create
-            timelines imports those of `create_semaphore`, from any process and backend, whatever its vendor's import.
+            timelines imports those of `create_semaphore`, from any process and backend, even if its driver cannot
+            import semaphores.
         label : str, optional
             Name in messages, warnings and the object's `repr`.
 

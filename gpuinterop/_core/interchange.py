@@ -635,7 +635,10 @@ def _check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | N
     if not -1 <= stream <= MAX_64:
         raise InvalidArgumentError("stream", f"expected the number of a stream, None or -1, got {stream}.")
     if stream in _AMBIGUOUS.get(device[0], ()):
-        raise InvalidArgumentError("stream", f"expected a number that the array API allows, got {stream}.")
+        default, allowed = ("0", "0") if device[0] == _ROCM else ("1", "1, 2")
+        raise InvalidArgumentError(
+            "stream", f"expected {allowed} or a stream's address, got {stream}; pass {default} for the default stream."
+        )
 
 
 # -- arrays of other libraries -----------------------------------------------------------------------------------------

@@ -382,8 +382,8 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     Parameters
     ----------
     name : str, optional
-            By default ``GPUINTEROP_BACKEND``; if that is not set, the working backend with a device and the highest
-            priority.
+        By default ``GPUINTEROP_BACKEND``; if that is not set, the working backend with a device and the highest
+        priority.
 
     Returns
     -------

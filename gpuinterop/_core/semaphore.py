@@ -232,9 +232,10 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work (``cuWaitExternalSemaphoresAsync`` / ``hip...``).
+        """Make `stream` wait for the semaphore before its later work.
 
         Returns at once, unless you pass `timeout`. On stream 0 of the host backend, the calling thread itself waits.
+        Native call: ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``.
 
         Parameters
         ----------
@@ -285,9 +286,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
     def signal(self, stream: Stream | object, value: int | None = None) -> None:
-        """Make `stream` signal the semaphore after its earlier work (``cuSignalExternalSemaphoresAsync`` / ``hip...``).
+        """Make `stream` signal the semaphore after its earlier work.
 
-        Returns at once.
+        Returns at once. Native call: ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``.
 
         Parameters
         ----------

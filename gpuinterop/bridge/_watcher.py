@@ -155,7 +155,7 @@ class Lane:
             taken = {noted.word for noted in self._signals}
             word = next((one for one in range(1, PinnedWords.COUNT) if one not in taken), 0)
         if not word:
-            what = f"expected fewer streams with pending signals of {self.endpoint.label}, got {len(taken)}"
+            what = f"expected at most {len(taken)} streams with pending signals of {self.endpoint.label}, got one more"
             raise InvalidArgumentError("stream", f"{what}; signal from fewer streams, or bridge it a second time.")
         noted = _Signal(value, stream, word, next(order))
         self._signals.append(noted)
@@ -339,7 +339,7 @@ class Peer:
         try:
             self._process = system.opened("pidfd_open", os.pidfd_open, self._pid)
         except ProcessLookupError:
-            raise PeerError(f"expected a running process, got {pid}; has it exited already?") from None
+            raise PeerError(f"expected a running process, got {pid}; pass the signalling process's PID.") from None
         except OSError as error:
             raise InvalidArgumentError(
                 "peer", f"expected a process that can be watched, got {pid} ({error.strerror})."

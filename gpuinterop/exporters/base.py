@@ -50,12 +50,25 @@ _ALLOCATIONS = (Operation.EXPORT_ALLOCATION, VmmFd)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """A driver of Vulkan or OpenGL for one device, with the names of both.
+    """A driver of Vulkan or OpenGL for one device.
 
-    `index` is its place in the loader's order: ``VulkanExporter(device_index=...)`` or ``HeadlessContext(...)`` opens
-    it with that. `capabilities` is the table of :func:`gpuinterop.vulkan.capabilities` or
-    :func:`gpuinterop.opengl.capabilities`. `endpoint_gap` is why no bridge can use its timelines, or empty.
-    ``gaps(driver, device)`` returns, for each handoff mode, the error that prevents it, or None if it works.
+    Attributes
+    ----------
+    api : str
+        ``vulkan`` or ``opengl``.
+    index : int
+        Its place in the loader's order. ``VulkanExporter(device_index=...)`` or ``HeadlessContext(...)`` opens it.
+    name : str
+        The device's name.
+    driver, version : str
+        The driver's name and version.
+    identity : DeviceIdentity
+    capabilities : Capabilities
+        The table of :func:`gpuinterop.vulkan.capabilities` or :func:`gpuinterop.opengl.capabilities`.
+    endpoint_gap : str
+        Why a bridge cannot use its timelines; empty if it can.
+    gaps : callable
+        ``gaps(driver, device)`` returns for each handoff mode the error that prevents it, or None if it works.
     """
 
     api: str
@@ -70,7 +83,13 @@ class Driver:
 
 
 class DriverList(list[Driver]):
-    """The drivers that were found; `reason` is why it is empty, or why a device is missing from it."""
+    """The drivers that were found.
+
+    Attributes
+    ----------
+    reason : str
+        Why the list is empty, or why a device is missing from it; otherwise empty.
+    """
 
     reason: str = ""
 
@@ -96,7 +115,15 @@ class _Closing(NoCopy, ABC):
 
 
 class ExporterMemory(_Closing):
-    """Memory that the exporter owns: the size of the whole allocation in bytes, and whether it is dedicated."""
+    """Memory that the exporter owns.
+
+    Attributes
+    ----------
+    size : int
+        Size of the whole allocation in bytes; at least the requested size.
+    dedicated : bool
+        Whether the allocation is dedicated.
+    """
 
     size: int
     dedicated: bool
@@ -118,10 +145,23 @@ class ExporterMemory(_Closing):
 class ImageParameters:
     """Parameters of an optimally tiled image with one sample per texel.
 
-    `format` is Vulkan's name without ``VK_FORMAT_``. Sizes are in texels; a `depth` of 0 makes a 2D image, and 0
-    `layers` one that is not an array. With `cube`, every six layers are the faces of a cube. `usage` has
-    ``VkImageUsageFlags``; by default storage, sampled and transfers both ways, without storage if the driver shares no
-    such storage images.
+    Attributes
+    ----------
+    format : str
+        Vulkan's name without ``VK_FORMAT_``.
+    width, height : int
+        Size in texels.
+    depth : int
+        Size in texels; 0 makes a 2D image.
+    levels : int
+        Number of mip levels.
+    layers : int
+        Number of array layers; 0 if the image is not an array.
+    cube : bool
+        Whether every six layers are the faces of a cube.
+    usage : int, optional
+        ``VkImageUsageFlags``. Default: storage, sampled and transfers both ways, without storage if the driver cannot
+        share storage images of this format.
     """
 
     format: str
@@ -143,9 +183,11 @@ class ImageParameters:
         if self.depth and self.layers:
             raise InvalidArgumentError("layers", f"expected 0 for a 3D image, got {self.layers}.")
         if self.cube and (self.layers == 0 or self.layers % 6 or self.width != self.height):
-            raise InvalidArgumentError("cube", "expected square faces, and a multiple of 6 layers.")
-        if self.levels > max(self.extent).bit_length():  # the last level has one texel
-            raise InvalidArgumentError("levels", f"an image of {self.extent} has fewer than {self.levels} levels.")
+            got = f"{self.width} x {self.height} texels and {self.layers} layers"
+            raise InvalidArgumentError("cube", f"expected square faces and a multiple of 6 layers, got {got}.")
+        if self.levels > (most := max(self.extent).bit_length()):  # the last level has one texel
+            what = f"expected at most {most} levels for an image of {self.extent}"
+            raise InvalidArgumentError("levels", f"{what}, got {self.levels}.")
 
     @property
     def extent(self) -> tuple[int, int, int]:
@@ -168,7 +210,15 @@ class ImageParameters:
 class ExporterImage(_Closing):
     """An image that the exporter owns, with its own memory. Between calls it is in ``VK_IMAGE_LAYOUT_GENERAL``.
 
-    `size` is the whole allocation's, in bytes; `usage` has the ``VkImageUsageFlags`` that it was created with.
+    Attributes
+    ----------
+    parameters : ImageParameters
+    size : int
+        Size of the whole allocation in bytes.
+    dedicated : bool
+        Whether the allocation is dedicated.
+    usage : int
+        The ``VkImageUsageFlags`` that it was created with.
     """
 
     parameters: ImageParameters
@@ -196,7 +246,13 @@ class ExporterImage(_Closing):
 
 
 class ExporterSemaphore(_Closing):
-    """A semaphore that the exporter owns; `kind` is ``gpuinterop.handles.Binary`` or ``Timeline``."""
+    """A semaphore that the exporter owns.
+
+    Attributes
+    ----------
+    kind : type
+        ``gpuinterop.handles.Binary`` or ``Timeline``.
+    """
 
     kind: type
 
@@ -218,7 +274,10 @@ class ExporterSemaphore(_Closing):
     def endpoint(self) -> Endpoint:
         """Give a bridge access to the semaphore from this process's CPU. The exporter keeps it.
 
-        Raises `InvalidArgumentError` for a binary semaphore of Vulkan's, which the CPU cannot reach.
+        Raises
+        ------
+        InvalidArgumentError
+            It is a binary semaphore of Vulkan's, which the CPU cannot use.
         """
         return _ExporterEndpoint(self)
 
@@ -253,11 +312,21 @@ class Fill:
 class Kernel:
     """Work for a submission: a program of the caller's that changes `memory`, as a function or as a shader.
 
-    The exporter's process imports the program by name, from its own ``sys.path``. `function` is ``module:name``: an
-    exporter on the CPU calls it with a memoryview of the bytes, which it must not keep, and with `arguments`. `shader`
-    is ``package:file`` with SPIR-V: Vulkan dispatches it in `groups`; its ``main`` finds the memory as the storage
-    buffer at binding 0 of set 0, and `arguments` as push constants. These are at most 32 numbers of 32 bits, unsigned
-    or floating.
+    The exporter's process imports the program by name, from its own ``sys.path``.
+
+    Attributes
+    ----------
+    memory : ExporterMemory
+    function : str
+        ``module:name``. An exporter on the CPU calls it with a memoryview of the bytes, which it must not keep, and
+        with `arguments`.
+    shader : str
+        ``package:file`` with SPIR-V, which Vulkan dispatches. Its ``main`` finds the memory as the storage buffer at
+        binding 0 of set 0, and `arguments` as push constants.
+    groups : tuple of int
+        Work groups of the shader in each of three dimensions.
+    arguments : tuple of int or float
+        At most 32 numbers of 32 bits, unsigned or floating.
     """
 
     memory: Any
@@ -273,7 +342,13 @@ class Kernel:
                 raise InvalidArgumentError(name, f"expected {form}, got {given!r}.")
 
     def program(self, form: str) -> str:
-        """The program's ``function`` or ``shader`` name. Raises `InvalidArgumentError` if the kernel has none."""
+        """Return the name of the program in a form, ``function`` or ``shader``.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The kernel has no program in this form.
+        """
         name: str = getattr(self, form)
         if not name:
             raise InvalidArgumentError("run", f"expected a kernel with a {form} for this exporter, got {self!r}.")
@@ -324,8 +399,12 @@ class Exporter(_Closing):
     def import_memory(self, handle: AllocationHandle, size: int) -> ExporterMemory:
         """Import what a device has allocated and exported. Success consumes `handle`.
 
-        The result is memory like any other, but cannot be exported again. Raises `UnsupportedError` if the exporter
-        cannot import it (cell ``export_allocation`` of that handle type in its table).
+        The result is memory like any other, but cannot be exported again.
+
+        Raises
+        ------
+        UnsupportedError
+            The exporter cannot import it (cell ``export_allocation`` of that handle type in its table).
         """
         raise UnsupportedError(self.capabilities.of(_ALLOCATIONS), context=self.device)
 
@@ -336,8 +415,12 @@ class Exporter(_Closing):
     def create_image(self, parameters: ImageParameters) -> ExporterImage:
         """Make an image with undefined texels.
 
-        Raises `UnsupportedError` if the exporter shares no images (cell ``map_mipmapped_array`` in its table), and
-        `InvalidArgumentError` with the reason of `image_gap` if it cannot share this one.
+        Raises
+        ------
+        UnsupportedError
+            The exporter shares no images (cell ``map_mipmapped_array`` in its table).
+        InvalidArgumentError
+            It cannot share this image; the reason is that of `image_gap`.
         """
         raise UnsupportedError(self.capabilities.of(_IMAGES), context=self.device)
 

@@ -254,8 +254,8 @@ class MemfdMemory(ExporterMemory):
                     fcntl.fcntl(duplicate.fd, _GET_SEALS)  # before fstat, which can block on other kinds of files
                 except OSError as error:
                     raise HandleError(f"handle: expected a memfd ({error.strerror}).") from None
-                if os.fstat(duplicate.fd).st_size < size:
-                    raise InvalidArgumentError("size", f"expected no more than the object's size, got {size}.")
+                if (there := os.fstat(duplicate.fd).st_size) < size:
+                    raise InvalidArgumentError("size", f"expected at most the memfd's {there} bytes, got {size}.")
                 return _Object(duplicate.fd, size)
 
             self.object = import_duplicate(handle, take, user="MemfdExporter.import_memory()")

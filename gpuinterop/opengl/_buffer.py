@@ -222,8 +222,8 @@ def share_buffer(
     """Make an OpenGL buffer whose bytes the compute side uses in place, or give an existing buffer such storage.
 
     On a GPU the memory is the compute device's (`Device.allocate`: ``cuMemCreate`` / ``hipMemCreate``). If OpenGL
-    cannot import it, as llvmpipe, a small VkDevice of the library's own allocates the memory. Then
-    ``glImportMemoryFdEXT`` and ``glNamedBufferStorageMemEXT`` are called.
+    cannot import it, as on llvmpipe, a small VkDevice that gpuinterop opens allocates the memory. Then gpuinterop calls
+    ``glImportMemoryFdEXT`` and ``glNamedBufferStorageMemEXT``.
 
     Parameters
     ----------
@@ -298,14 +298,16 @@ def import_array(
 ) -> SharedBuffer:
     """Use an existing array as an OpenGL buffer, in place.
 
-    The OpenGL counterpart of :func:`gpuinterop.vulkan.import_array`: nothing is copied, and the array's GPU memory must
-    be one allocation with a virtual-memory handle, which OpenGL imports whole. OpenGL cannot import host memory.
+    Nothing is copied: the buffer covers the bytes from the array's first to its last. The array's memory must be one
+    allocation with a virtual-memory handle: a tensor in torch's expandable segments, an array in JAX's pool, memory of
+    `Device.empty`, an attached array. `import_array` asks the driver (``cuPointerGetAttribute`` /
+    ``hipPointerGetAttribute``), and OpenGL imports the whole handle. It cannot import host memory.
 
     Parameters
     ----------
     array : array
-        See :func:`gpuinterop.vulkan.import_array`; it is kept until the buffer is closed. OpenGL must only read an
-        immutable array, such as JAX's.
+        Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__`` (see `gpuinterop.share`). It
+        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's.
     buffer, label, get_proc_address
         See :func:`share_buffer`.
 

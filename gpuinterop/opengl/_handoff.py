@@ -178,13 +178,16 @@ class SharedHandoff(Owned, Turns):
 
     Examples
     --------
-    Frames that begin in OpenGL (`gpuinterop.opengl` shows the other order):
-
-    >>> with gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged")) as handoff:
-    ...     with handoff.gl():  # pass the shared objects
-    ...         pass  # draw
+    >>> shared = gi.opengl.share_buffer(device, 4096)
+    >>> handoff = gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged"))
+    >>> for frame in range(3):
     ...     handoff.acquire(stream)
+    ...     shared.fill(frame, stream=stream)
     ...     handoff.release(stream)
+    ...     with handoff.gl(shared):
+    ...         pass  # draw
+    >>> handoff.close()
+    >>> shared.close()
     """
 
     _submits = _draws = "gl"
@@ -217,7 +220,7 @@ class SharedHandoff(Owned, Turns):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the handoff's device.
         timeout : float, optional
             See `ExternalSemaphore.wait`.
@@ -247,13 +250,15 @@ class SharedHandoff(Owned, Turns):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the handoff's device.
 
         Raises
         ------
-        InvalidArgumentError, ResourceClosedError
-            See `acquire`.
+        InvalidArgumentError
+            The frame was not acquired.
+        ResourceClosedError
+            The handoff was closed.
         """
         if self.closed or self._turn is not RELEASE:
             self._refuse(RELEASE, "release")

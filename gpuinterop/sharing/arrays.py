@@ -224,7 +224,7 @@ class Arrays(Resource):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             Stream of the arrays' device (see `Device.wrap_stream`). None is the calling thread, on a CPU only.
         timeout : float, optional
             Seconds that the calling thread waits for the arrays, and that a reader's first call waits for the sharing
@@ -268,7 +268,7 @@ class Arrays(Resource):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, numba's, an int
+        stream : Stream, int, or stream of torch, CuPy or numba
             See `acquire`. If it is another stream than you passed to `acquire`, order the two yourself.
 
         Raises

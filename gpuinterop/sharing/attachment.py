@@ -592,7 +592,7 @@ def device_for(contents: Contents, wanted: Device | None) -> Device:
     device = _device_for(contents.device, kinds, wanted)
     if IpcMemHandle in kinds and contents.pid == os.getpid():
         reason = f"both processes have the PID {contents.pid}, each in its own namespace: drivers take them for one."
-        way_out = "start one with another process as PID 1 (docker run --init), or use torch's expandable segments."
+        way_out = "run one container with `docker run --init`, or use torch's expandable segments."
         legacy = Cell(Operation.IMPORT_ARRAY, IpcMemHandle)
         raise UnsupportedError(legacy.gap(Scope.PLATFORM, reason, "LMCache #4551", way_out), context=device.name)
     return device

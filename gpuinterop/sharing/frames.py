@@ -94,7 +94,7 @@ class Publisher(Resource):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, an int
+        stream : Stream, int, or stream of torch or CuPy
             See `ArrayShare.acquire`.
         timeout : float, optional
             Seconds to wait for a free slot. Default: the stream waits, without a limit.
@@ -424,7 +424,7 @@ class Frame(NotAnArray):
     dropped : int
         Number of frames that the reader missed since the last frame that it took from this writer.
     restarted : bool
-        Whether it is the reader's first frame from another writer, after the first one exited.
+        Whether it is the reader's first frame from a new writer, after the previous one exited.
 
     Examples
     --------
@@ -456,7 +456,7 @@ class Frame(NotAnArray):
 
         Parameters
         ----------
-        stream : Stream, or torch's, CuPy's, an int
+        stream : Stream, int, or stream of torch or CuPy
             See `ArrayShare.acquire`.
         timeout : float, optional
             Seconds to wait for the writer's stream. Default: the stream waits, without a limit.

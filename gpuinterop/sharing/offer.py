@@ -431,7 +431,7 @@ def share(
         strides, also negative ones, but elements must not overlap. Element types: see `Buffer.view`; share others, such
         as int4, as a view of bytes (``tensor.view(torch.uint8)``). The share holds the arrays until it is closed and
         the last reader has detached. Do not resize them meanwhile: they must keep their memory.
-    stream : Stream, or torch's, CuPy's, numba's, an int
+    stream : Stream, int, or stream of torch, CuPy or numba
         Version 0 is visible when the work already queued on this stream is done. Default: at once.
     copy : bool
         Copy the arrays once, after `stream`, into one allocation of `Device.allocate`, and share that. The call returns

@@ -431,7 +431,9 @@ def private_folder(variable: str) -> str:
     found = system.call(f"lstat({private})", os.lstat, private)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise InvalidArgumentError(
-            variable, f"expected {private!r} to be a private folder of this user, it is not; set {variable}."
+            variable,
+            f"expected {private!r} to be a folder of user {os.geteuid()} with mode drwx------, got "
+            f"{stat.filemode(found.st_mode)} of user {found.st_uid}; fix both, or set {variable} to another folder.",
         )
     return private
 

@@ -62,7 +62,8 @@ variable is empty or contradicts the options; if a pattern in ``GPUINTEROP_DISAB
 gpuinterop does not know a variable that begins with ``GPUINTEROP_``; or if a backend fails to list its devices.
 
 On a required backend, a test of the suites must run, or be skipped for a declared gap; any other skip is a failure.
-Your own tests can skip themselves for any reason, unless the run is strict.
+Your own tests can skip themselves for any reason, unless the run is strict. They fail if the plugin skips them on a
+required backend for an undeclared reason.
 
 The suites try multicast only on simulated drivers and never record its cells, because on hardware it can block, or
 disturb other users of the machine. ``gpuinterop selftest multicast`` tries it when you ask for it.

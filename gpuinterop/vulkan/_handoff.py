@@ -342,8 +342,11 @@ class SharedHandoff(Shared, Handoff):
             )
 
     def close(self, timeout: float | None = None) -> None:
-        """End use on both sides (see `SharedBuffer.close`). Vulkan's queue must be done with the semaphores."""
-        with ExitStack() as parts:  # closes all parts, the last one first, even if closing one fails
+        """End use on both sides (see `SharedBuffer.close`). Vulkan's queue must be done with the semaphores.
+
+        Each part is closed even if closing another one fails.
+        """
+        with ExitStack() as parts:  # the last one first
             for part in dict.fromkeys((self._bridge, self._back, self._forth)):  # a timeline is both
                 if part is not None:
                     parts.callback(part.close, timeout)
@@ -360,8 +363,8 @@ def share_handoff(
     """Create the semaphores for handoffs between Vulkan and the device, in both directions.
 
     If both sides support timelines, this creates one timeline, else two binary semaphores. A bridged timeline is
-    created only if `allow` names it. It needs Vulkan timelines, and a device whose streams wait for words
-    (`Operation.STREAM_MEMORY_OPS`): AMD GPUs on Linux, lavapipe.
+    created only if `allow` names it; AMD GPUs on Linux and lavapipe need it. It requires Vulkan timelines, and a
+    compute device whose streams wait for words (`Operation.STREAM_MEMORY_OPS`).
 
     Parameters
     ----------

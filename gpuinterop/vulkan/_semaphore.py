@@ -143,7 +143,7 @@ class TimelineEndpoint(Endpoint):
 
     The host polls it (``vkGetSemaphoreCounterValue``) and signals it (``vkSignalSemaphore``), so the driver need not
     export it: every driver with timeline semaphores works, including lavapipe and SwiftShader. ``vkWaitSemaphores`` is
-    not used, because some drivers notice signals late in it.
+    not used, because on some drivers it sleeps in steps of 10 ms.
 
     Parameters
     ----------

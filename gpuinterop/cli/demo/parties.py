@@ -28,8 +28,8 @@ def find_device(identity: DeviceIdentity, backend: str | None) -> Device:
             return device
     names = ", ".join(device.name for device in devices) or "none"
     raise DeviceNotFoundError(
-        f"expected backend {backend!r} to have the device {identity.name or 'of the exporter'}; it has: {names}. "
-        "Choose another exporter or driver."
+        f"expected backend {backend!r} to have the device {identity.name or 'of the exporter'}; got {names}; "
+        "choose another exporter or driver."
     )
 
 
