@@ -266,7 +266,7 @@ def test_ctrl_c_leaves_at_once(place: str) -> None:
             return team.vote("work")
         with pytest.raises(KeyboardInterrupt), team.step("work"):
             raise KeyboardInterrupt
-        with pytest.raises(gi.PeerError, match="rank 1, step 'work': .*left"):
+        with pytest.raises(gi.PeerError, match=r"rank 1, step 'work': .*left"):
             team.vote("more")
         return "left"
 

@@ -134,7 +134,7 @@ def test_an_immutable_array_is_read(application: Application, allocation: gi.All
     memory = pattern(allocation)
     memory.flags.writeable = False
     for usage in (READ_WRITE, STORAGE, 0x2, 0x8, 0x800, 0x20000):  # texels, transform feedback, addresses
-        with pytest.raises(gi.InvalidArgumentError, match="^usage: .*immutable"):
+        with pytest.raises(gi.InvalidArgumentError, match=r"^usage: .*immutable"):
             gi.vulkan.import_array(application.vk, memory, usage=usage)
     with gi.vulkan.import_array(application.vk, memory, usage=READ | VERTEX) as shared:
         assert (fetch(application, shared) == memory).all()
