@@ -166,7 +166,7 @@ def _backend_of(device: Device) -> SharingBackend:
 
 def _gap(cell: Cell, behind: Behind) -> Capability:
     """Why memory of this kind cannot be shared, and what to change."""
-    allocate = "make the array of a device.empty(shape, dtype), or pass copy=True and use share.view."
+    allocate = "make the array with device.empty(shape, dtype), or pass copy=True and use share.view."
     pools = (
         "use another pool: torch with PYTORCH_ALLOC_CONF=expandable_segments:True (before torch 2.9 "
         "PYTORCH_CUDA_ALLOC_CONF) or without backend:cudaMallocAsync, CuPy with cupy.cuda.MemoryPool, or pass "
