@@ -87,8 +87,9 @@ def _speeds(runs: Sequence[Mapping[str, Any]]) -> str:
         if {(frame, OURS), (frame, STAGED), (calls, OURS)} <= medians.keys():
             return (
                 f"Measured on {run['device']}: a frame that shares 1 MiB with Vulkan takes "
-                f"{medians[frame, OURS] / 1000:.1f} ms, and {medians[frame, STAGED] / 1000:.1f} ms\nwith copies "
-                f"through the host. gpuinterop's calls take {medians[calls, OURS]:.1f} us per frame."
+                f"{medians[frame, OURS] / 1000:.1f} ms;\nwith copies through the host, it takes "
+                f"{medians[frame, STAGED] / 1000:.1f} ms. "
+                f"gpuinterop's calls take {medians[calls, OURS]:.1f} us per frame."
             )
     raise InvalidArgumentError("RUN", f"expected a run with {frame!r} and {calls!r}, got none; measure without --only.")
 
