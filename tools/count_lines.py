@@ -19,16 +19,21 @@ def git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def code_lines(source: str) -> int:
+def code_lines(source: str) -> list[str]:
+    """The lines of Python code, without docstrings, comments and blank lines."""
+    lines = source.split("\n")
     documented: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             documented.update(range(node.lineno, (node.end_lineno or 0) + 1))
     used: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in SILENT:
-            used.update(range(token.start[0], token.end[0] + 1))
-    return len(used - documented)
+        row, column = token.start
+        if token.type == tokenize.COMMENT:
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+        elif token.type not in SILENT:
+            used.update(range(row, token.end[0] + 1))
+    return [lines[number - 1] for number in sorted(used - documented)]
 
 
 def main(commits: list[str]) -> None:
@@ -40,7 +45,7 @@ def main(commits: list[str]) -> None:
                 source = git("show", f"{commit}:{path}")
                 folder += " (toml)" if path.endswith(".toml") else ""
                 lines[folder] += source.count("\n")
-                code[folder] += code_lines(source) if path.endswith(".py") else 0
+                code[folder] += len(code_lines(source)) if path.endswith(".py") else 0
         print(f"{commit}: lines, of code")
         for folder in sorted(lines):
             print(f"  {folder:36}{lines[folder]:7}{code[folder]:7}")

@@ -16,19 +16,17 @@ All Python of a page of one kind is one program, page.py, as if a reader pasted 
 in a separate folder with the page's files, and must print exactly the outputs. The commands run after it.
 
 Usage:
-    python tools/manual.py run KIND [PAGE...]       run the programs of that kind, of all or these pages: a table
-    python tools/manual.py record OUT [PAGE...]     run those of kind gpu on this machine; write OUT, and pictures
-    python tools/manual.py recorded OUT             merge what `record` wrote on another machine
+    python -m tools.manual run KIND [PAGE...]       run the programs of that kind, of all or these pages: a table
+    python -m tools.manual record OUT [PAGE...]     run those of kind gpu on this machine; write OUT, and pictures
+    python -m tools.manual recorded OUT             merge what `record` wrote on another machine
 """
 
 from __future__ import annotations
 
-import ast
 import datetime
 import doctest
 import hashlib
 import importlib
-import io
 import os
 import platform
 import re
@@ -36,7 +34,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tokenize
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuinterop.testing import simulated
+from tools.count_lines import code_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -128,34 +126,29 @@ def programs(kind: str) -> list[str]:
 
 def source_of(page: str) -> bytes:
     """What runs on a GPU: its code, the outputs that it promises, and the examples that it or they name."""
-    source = "".join(bare(block.code) if block.language == "python" else block.code for block in program(page, "gpu"))
-    texts = {
-        path: bare(path.read_text(encoding="utf-8")) if path.suffix == ".py" else path.read_bytes().hex()
-        for path in sorted(EXAMPLES.rglob("*.*"))
-        if path.suffix in SOURCES
-    }
-    folders = {EXAMPLES / name for name in re.findall(r"\bcd (\w+)", source)}
-    used = {path for path in texts if path.suffix == ".py" and folders & {*path.parents}}
-    todo = [source, *(texts[path] for path in used)]
+    blocks = program(page, "gpu")
+    source = "".join(bare(one.code) if one.language == "python" else one.code for one in blocks).encode()
+    texts = {path: _read(path) for path in sorted(EXAMPLES.glob("*.*")) if path.suffix in SOURCES}
+    folders = (EXAMPLES / name.decode() for name in set(re.findall(rb"\bcd (\w+)", source)))
+    used = {path: _read(path) for folder in folders for path in sorted(folder.rglob("*.py"))}
+    todo = [source, *used.values()]
     while todo:
         text = todo.pop()
-        new = {path for path in texts if path.parent == EXAMPLES and re.search(rf"\b{path.stem}\b", text)} - used
+        new = {
+            path: texts[path] for path in texts.keys() - used.keys() if re.search(rf"\b{path.stem}\b".encode(), text)
+        }
         used |= new
-        todo += (texts[path] for path in new)
-    return "".join((source, *(texts[path] for path in sorted(used)))).encode()
+        todo += new.values()
+    return b"".join((source, *(used[path] for path in sorted(used))))
 
 
 def bare(code: str) -> str:
-    """Python code without comments, docstrings and blank lines, which can change after a run."""
-    lines = code.splitlines()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            for number in range(node.lineno - 1, node.end_lineno or 0):
-                lines[number] = ""
-    for token in tokenize.generate_tokens(io.StringIO(code).readline):
-        if token.type == tokenize.COMMENT and lines[token.start[0] - 1]:
-            lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
-    return "".join(f"{line.rstrip()}\n" for line in lines if line.strip())
+    """Python code without what can change after a run: comments, docstrings and blank lines."""
+    return "".join(f"{line}\n" for line in code_lines(code))
+
+
+def _read(path: Path) -> bytes:
+    return bare(path.read_text(encoding="utf-8")).encode() if path.suffix == ".py" else path.read_bytes()
 
 
 def digest(page: str) -> str:
@@ -265,7 +258,7 @@ def _write(file: Path, runs: Sequence[dict[str, Any]]) -> None:
     import tomli_w
 
     text = tomli_w.dumps({"run": runs}, multiline_strings=True)
-    note = "# What ran on a GPU, and a hash of its source; `python tools/manual.py record` writes it. Do not edit.\n\n"
+    note = "# What ran on a GPU, and a hash of its source; `python -m tools.manual record` writes it. Do not edit.\n\n"
     file.write_text(note + text, encoding="utf-8")
 
 

@@ -88,7 +88,7 @@ def test_the_readmes_frame_where_drivers_are_missing(
 )
 def test_a_page_ran_on_a_gpu_as_it_stands(page: str) -> None:
     run = manual.recorded().get(page)
-    assert run is not None, f"{page} has not run on a GPU: python tools/manual.py record OUT {page}"
+    assert run is not None, f"{page} has not run on a GPU: python -m tools.manual record OUT {page}"
     assert run["sha256"] == manual.digest(page), f"{page} has changed since {run['date']}: record it again"
 
 

@@ -17,6 +17,7 @@ __all__ = ["rewrite"]
 
 FIGURES = "<!-- figures: gpuinterop bench --page -->", "<!-- end of figures -->"
 SPEEDS = "<!-- speeds -->", "<!-- /speeds -->"
+_FRAME, _CALLS = "frame, wait_host each, compute queue, 1 MiB", "submit + acquire + release, compute queue"
 _LEFT, _WIDTH = 12, 340
 _STYLE: Final = """<style>
 text { font: 13px system-ui, sans-serif; fill: #1f2933 } .title, tspan { font-weight: bold }
@@ -37,13 +38,14 @@ def rewrite(pages: Sequence[Path], runs: Sequence[Path]) -> None:
         If a page has neither place, or a comment without its other one; if a file is not a run; or if no run has the
         frames and calls that the plot and the sentence show.
     """
-    found = [_read(run) for run in runs]
+    found = [_drawn(run) for run in runs]
     texts = {page: _text(page) for page in pages}
-    tables = markdown([section for run in found for section in _sections(run)]).strip()
-    plot = next(filter(None, map(_plot, found)), None)
-    if plot is None:
-        raise InvalidArgumentError("RUN", "expected a run that measured frames, got none; measure without --only.")
-    new = {FIGURES: f"\n{tables}\n", SPEEDS: _speeds(found)}
+    tables = markdown([section for sections, *_ in found for section in sections]).strip()
+    speeds = next((speeds for *_, speeds in found if speeds), None)
+    if speeds is None:
+        raise InvalidArgumentError("RUN", f"expected a run with {_FRAME!r} and {_CALLS!r}; measure without --only.")
+    plot = next(plot for _, plot, _ in found if plot)
+    new = {FIGURES: f"\n{tables}\n", SPEEDS: speeds}
     for page, text in texts.items():
         for (begin, end), written in new.items():
             if begin in text:
@@ -65,33 +67,28 @@ def _text(page: Path) -> str:
     return text
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """The run that a file contains, if it can be shown."""
+def _drawn(file: Path) -> tuple[list[Section], str, str]:
+    """The tables, the plot and the sentence of a run. The last two are empty if it does not have their figures."""
     try:
         run: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         if run["format"] != 1:
             raise ValueError(f"format {run['format']}")
-        list(_sections(run)), _plot(run)
+        return [*_sections(run)], _plot(run), _speeds(run)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InvalidArgumentError(
             "RUN", f"expected what gpuinterop bench --json has printed, got {file}: {type(error).__name__}: {error}."
         ) from error
-    return run
 
 
-def _speeds(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The sentence, from the first run that has its three speeds."""
-    frame, calls = "frame, wait_host each, compute queue, 1 MiB", "submit + acquire + release, compute queue"
-    for run in runs:
-        medians = {(one["name"], time["name"]): time["median"] for one in run["figures"] for time in one["times"]}
-        if {(frame, OURS), (frame, STAGED), (calls, OURS)} <= medians.keys():
-            return (
-                f"Measured on {run['device']}: a frame that shares 1 MiB with Vulkan takes "
-                f"{medians[frame, OURS] / 1000:.1f} ms;\nwith copies through the host, it takes "
-                f"{medians[frame, STAGED] / 1000:.1f} ms. "
-                f"gpuinterop's calls take {medians[calls, OURS]:.1f} us per frame."
-            )
-    raise InvalidArgumentError("RUN", f"expected a run with {frame!r} and {calls!r}, got none; measure without --only.")
+def _speeds(run: Mapping[str, Any]) -> str:
+    medians = {(one["name"], time["name"]): time["median"] for one in run["figures"] for time in one["times"]}
+    if not {(_FRAME, OURS), (_FRAME, STAGED), (_CALLS, OURS)} <= medians.keys():
+        return ""
+    return (
+        f"Measured on {run['device']}: a frame that shares 1 MiB with Vulkan takes "
+        f"{medians[_FRAME, OURS] / 1000:.1f} ms;\nwith copies through the host, it takes "
+        f"{medians[_FRAME, STAGED] / 1000:.1f} ms. gpuinterop's calls take {medians[_CALLS, OURS]:.1f} us per frame."
+    )
 
 
 def _title(run: Mapping[str, Any]) -> str:
