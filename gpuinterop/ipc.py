@@ -92,10 +92,12 @@ _ENTRY = struct.Struct("<HBBB3xQ16s8s16s64s8x")
 _DEDICATED = None, False, True
 _CREDENTIALS = struct.Struct("3i")  # struct ucred (pid, user, group), before descriptors if a socket has SO_PASSCRED
 if sys.platform != "win32":
-    _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    _RECEIVES = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+    _SENDS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL  # programs that embed Python may not ignore SIGPIPE
     _ROOM = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize)
 
 H = TypeVar("H", bound=Handle)
+T = TypeVar("T")
 FdT = TypeVar("FdT", bound=FdHandle)
 
 
@@ -292,17 +294,25 @@ def _close(fds: list[int]) -> None:
     system.close(*closing)
 
 
+def _keep(results: list[T], call: Callable[..., T], *arguments: object) -> None:
+    """Append the result of a system call, in C: an interrupt strikes before the call or after the result is kept."""
+    results.extend(map(call, *([one] for one in arguments)))
+
+
 class Connection(NoCopy):
     """Messages over a Unix stream socket, which is borrowed. All received data is read here.
+
+    An interrupt in any call loses no byte: the next call continues.
 
     The socket must have no time-out, because with one Python waits before each call.
     """
 
     def __init__(self, link: socket.socket) -> None:
         self.socket = link
-        self._came, self._size = bytearray(), HEAD.size
-        self._fds: list[int] = []
-        self._rest: deque[tuple[memoryview, Sequence[FdHandle], bool]] = deque()
+        self._came: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
+        """What `recvmsg` has returned of the next message."""
+        self._rest: deque[tuple[bytes, Sequence[FdHandle], bool, list[int]]] = deque()
+        """Messages, their handles, whether these are owned, and what each `sendmsg` has sent."""
 
     def send(
         self, kind: int, number: int = 0, body: bytes = b"", handles: Sequence[Handle] = (), *, owned: bool = False,
@@ -310,32 +320,32 @@ class Connection(NoCopy):
     ) -> None:  # fmt: skip
         """Send a message. With `left`, wait that many seconds for room; without it, `flush` sends the rest later.
 
-        If this raises, the connection is unusable. `owned` handles are closed once they are sent.
+        `owned` handles are closed once they are sent. If this raises, `flush` can send the rest of the message later.
         """
         beside = [handle for handle in handles if isinstance(handle, FdHandle)]
         head = HEAD.pack(MAGIC, VERSION, kind, len(beside), number, len(body))
-        self._rest.append((memoryview(head + body), beside, owned))
+        self._rest.append((head + body, beside, owned, []))
         while not self.flush() and left is not None:
             self.wait(select.POLLOUT, left)
 
     def flush(self) -> bool:
         """Send as much as there is room for; return whether everything is sent."""
         while self._rest:
-            data, beside, owned = self._rest[0]
+            data, beside, owned, sent = self._rest[0]
 
-            def send(fds: Sequence[int], data: memoryview = data) -> int:
+            def send(fds: Sequence[int], data: bytes = data, sent: list[int] = sent) -> None:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                return self.socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
+                _keep(sent, self.socket.sendmsg, [memoryview(data)[sum(sent) :]], rights, _SENDS)
 
-            try:
-                sent = send([one.fd for one in beside]) if owned else use_all(beside, send)
-            except BlockingIOError:
-                return False
+            while sum(sent) < len(data):
+                handles = () if sent else beside  # the first byte carries the descriptors
+                try:
+                    send([one.fd for one in handles]) if owned else use_all(handles, send)
+                except BlockingIOError:
+                    return False
             for handle in beside if owned else ():
                 handle.close()
-            self._rest[0] = data[sent:], (), False  # the first byte carried the descriptors
-            if sent == len(data):
-                self._rest.popleft()
+            self._rest.popleft()
         return True
 
     def receive(self, left: Callable[[], float | None]) -> Message:
@@ -352,32 +362,42 @@ class Connection(NoCopy):
         Raises `PeerError` for other data or a closed connection, and `DriverError` if this process has no room for a
         descriptor; then only this message is lost.
         """
-        while len(self._came) < self._size:
+        while (count := sum(len(came[0]) for came in self._came)) < (size := self._size()):
             try:
-                came, beside, _, _ = self.socket.recvmsg(min(self._size - len(self._came), _PIECE), _ROOM, _FLAGS)
+                _keep(self._came, self.socket.recvmsg, min(size - count, _PIECE), _ROOM, _RECEIVES)
             except BlockingIOError:
                 return None
-            for level, kind, content in beside:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    self._fds.extend(array.array("i", content))
-            if not came:
-                raise PeerError(f"the peer closed the connection after {len(self._came)} of {self._size} bytes.")
-            self._came += came
-            if len(self._came) == HEAD.size:
-                magic, version, _, _, _, size = HEAD.unpack(self._came)
-                if magic != MAGIC or version != VERSION or size > MAX_BODY:
-                    raise PeerError(
-                        f"expected a message of gpuinterop, version {VERSION}, got magic {magic!r}, version {version}, "
-                        f"{size} bytes; install one version of gpuinterop on both sides."
-                    )
-                self._size += size
-        _, _, kind, count, number, _ = HEAD.unpack_from(self._came)
-        message = Message(kind, number, bytes(self._came[HEAD.size :]), self._fds)
-        self._came, self._size, self._fds = bytearray(), HEAD.size, []
-        if count > len(message.fds):  # the kernel drops descriptors for which there is no room
+            if not self._came[-1][0]:
+                raise PeerError(f"the peer closed the connection after {count} of {size} bytes.")
+        data = b"".join(came[0] for came in self._came)
+        _, _, kind, wanted, number, _ = HEAD.unpack_from(data)
+        message = Message(kind, number, data[HEAD.size :], self._fds())
+        self._came = []
+        if wanted > len(message.fds):  # the kernel drops descriptors for which there is no room
             with message:
                 raise system.driver_error("recvmsg", errno.EMFILE)
         return message
+
+    def _size(self) -> int:
+        """Bytes of the next message; of its head, until all of that has arrived."""
+        head = b"".join(came[0][: HEAD.size] for came in self._came[: HEAD.size])[: HEAD.size]
+        if len(head) < HEAD.size:
+            return HEAD.size
+        magic, version, _, _, _, size = HEAD.unpack(head)
+        if magic != MAGIC or version != VERSION or size > MAX_BODY:
+            raise PeerError(
+                f"expected a message of gpuinterop, version {VERSION}, got magic {magic!r}, version {version}, "
+                f"{size} bytes; install one version of gpuinterop on both sides."
+            )
+        return HEAD.size + int(size)
+
+    def _fds(self) -> list[int]:
+        """The descriptors that have arrived."""
+        fds = array.array("i")
+        for level, kind, content in (one for came in self._came for one in came[1]):
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(content)
+        return fds.tolist()
 
     def wait(self, event: int, left: Callable[[], float | None]) -> None:
         """Return once a call would not block; raise `TimeoutError` after `left` seconds."""
@@ -389,8 +409,9 @@ class Connection(NoCopy):
 
     def discard(self) -> None:
         """Close the descriptors that have arrived and the owned ones that are not sent."""
-        _close(self._fds)
-        for _, beside, owned in self._rest:
+        fds, self._came = self._fds(), []
+        _close(fds)
+        for _, beside, owned, _ in self._rest:
             for handle in beside if owned else ():
                 handle.close()
         self._rest.clear()

@@ -47,15 +47,15 @@ def mutate(seed: int) -> None:
     pick, flush = random.Random(seed), Connection.flush
 
     def flushes(one: Connection) -> bool:
-        if one._rest and isinstance(one._rest[-1][0].obj, bytes):  # a new one
-            data, beside, owned = one._rest[-1]
+        if one._rest and not one._rest[-1][-1]:  # a new one
+            data, beside, owned, sent = one._rest[-1]
             changed = bytearray(data)
             if pick.random() < 0.5:
                 for _ in range(pick.randrange(4)):
                     changed[pick.randrange(len(changed))] = pick.choice((0, 1, 127, 255, pick.randrange(256)))
                 beside = pick.choice((beside, [*beside, *beside[:1]]))
                 changed = changed[: pick.choice((len(changed), len(changed), pick.randrange(1, len(changed) + 1)))]
-            one._rest[-1] = memoryview(changed), beside, owned
+            one._rest[-1] = bytes(changed), beside, owned, sent
         return flush(one)
 
     Connection.flush = flushes  # type: ignore[assignment, method-assign]
