@@ -20,14 +20,16 @@ from ..ipc import Connection, Message
 from .counts import Holds, Words
 from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
 from .loop import loop
-from .rendezvous import VARIABLE, check_peer
+from .rendezvous import HANG_UP, VARIABLE, check_peer, has_hung_up
 
 Left = Callable[[], "float | None"]
-_HANG_UP: Final = 0x2000  # EPOLLRDHUP and POLLRDHUP
 
 
 class Link(Holds):
-    """The connection to one sharing process. If it breaks, that process counts as exited."""
+    """The connection to one sharing process, which counts as exited once the kernel hangs up.
+
+    Neither process closes its socket before it exits. After any other failure only requests fail.
+    """
 
     def __init__(self, process: bytes) -> None:
         super().__init__()
@@ -61,15 +63,16 @@ class Link(Holds):
             raise PeerError(ENDED)
         self._number = number = (self._number + 1) & 0xFFFFFFFF
         try:
-            self._connection.send(kind, number, body, handles, owned=True, left=left)
+            with contextlib.suppress(BrokenPipeError):  # an answer that has arrived may say why
+                self._connection.send(kind, number, body, handles, owned=True, left=left)
             while (message := self._connection.receive(left)).number != number:
                 with message:  # the answer to a call that gave up
                     pass
         except TimeoutError as error:
             raise _lost(error) from None
         except (OSError, PeerError) as error:
-            self.end()
-            raise error if isinstance(error, PeerError) else _lost(error) from None
+            self._look()
+            raise PeerError(ENDED) if self.ended else error if isinstance(error, PeerError) else _lost(error) from None
         if message.kind == DONE:
             return message
         with message:
@@ -117,7 +120,7 @@ class Link(Holds):
             with answer.take(OpaqueFd) as page:
                 self.theirs = Words(page)
             self.bell = self._owned.enter_context(answer.take(EventFd))
-        loop().watch(link.fileno(), self._hung_up, _HANG_UP)
+        loop().watch(link.fileno(), lambda _: self._look(), HANG_UP)
 
     # -- imports -----------------------------------------------------------------------------------------------------
 
@@ -141,8 +144,9 @@ class Link(Holds):
         if self.ended:  # it may have exited before this call
             self.end()
 
-    def _hung_up(self, _events: int) -> None:
-        if (connection := self._connection) is not None and system.poll(connection.socket.fileno(), _HANG_UP, 0):
+    def _look(self) -> None:
+        """End the link if the kernel has hung up."""
+        if (connection := self._connection) is not None and has_hung_up(connection.socket):
             self.end()
 
     def end(self) -> None:

@@ -52,6 +52,7 @@ from .descriptor import (
 from .loop import TICK_S, One, loop
 
 VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
+HANG_UP: Final = 0x2000  # EPOLLRDHUP and POLLRDHUP
 _OVERFLOW: Final = 65534
 """The user id that the kernel shows for users of other user namespaces."""
 driver_lock: Final = threading.RLock()
@@ -314,6 +315,10 @@ class Server(NoCopy):
         guest = Guest(link)
         self._guests[guest] = None
         loop().watch(link.fileno(), lambda _: self._serve(guest))
+        try:
+            check_peer(link, self._users)  # before anything is read
+        except PeerError as error:
+            self._refuse(guest, error)
 
     # -- guests ------------------------------------------------------------------------------------------------------
 
@@ -323,14 +328,20 @@ class Server(NoCopy):
             if connection.flush() and (message := connection.part()) is not None:
                 with message:
                     self._answer(guest, message)
-            loop().change(connection.socket.fileno(), select.EPOLLIN if connection.flush() else select.EPOLLOUT)
-        except (OSError, PeerError, DriverError) as error:  # the guest has exited, or has another version
-            with contextlib.suppress(OSError):
-                connection.send(FAILED + ERRORS.index(PeerError), 1, str(error).encode(errors="replace"))
-            self._dismiss(guest)
-        except BaseException:
-            self._dismiss(guest)
-            raise
+            events = select.EPOLLIN if connection.flush() else select.EPOLLOUT
+        except (OSError, PeerError, DriverError) as error:
+            if guest.counts is None or has_hung_up(connection.socket):  # it has another version, or has exited
+                self._refuse(guest, error)
+                return
+            # A process that lives keeps what it holds.
+            events = 0 if isinstance(error, PeerError) else select.EPOLLOUT
+            time.sleep(TICK_S)  # out of memory or descriptors; meanwhile other threads can free some
+        loop().change(connection.socket.fileno(), events)
+
+    def _refuse(self, guest: Guest, error: Exception) -> None:
+        with contextlib.suppress(OSError):
+            guest.connection.send(*_failed(error, 1))
+        self._dismiss(guest)
 
     def _dismiss(self, guest: Guest) -> None:
         """Drop everything that an exited process held."""
@@ -345,21 +356,21 @@ class Server(NoCopy):
         self.look()
 
     def _answer(self, guest: Guest, message: Message) -> None:
-        body, handles, kind = b"", list[Handle](), DONE
+        handles = list[Handle]()
         try:
             body = self._asked(guest, message, handles)
-        except Exception as error:  # including errors of a driver or an array library
+        except BaseException as error:  # including errors of a driver or an array library
             for handle in handles:
                 handle.close()
-            which = type(error) if type(error) in ERRORS else ERRORS[-1]
-            text = str(error) if which is type(error) else f"{type(error).__name__}: {error}"
-            kind, body, handles = FAILED + ERRORS.index(which), text.encode(errors="replace")[:MAX_ERROR], []
-        guest.connection.send(kind, message.number, body, handles, owned=True)
+            guest.connection.send(*_failed(error, message.number))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            guest.connection.send(DONE, message.number, body, handles, owned=True)
 
     def _asked(self, guest: Guest, message: Message, handles: list[Handle]) -> bytes:
         """Return the body of the answer, and append its handles."""
         if message.kind == HELLO:
-            check_peer(guest.connection.socket, self._users)
             if message.body != self.nonce:
                 raise PeerError("another process has this address now; ask for a new descriptor.")
             with message.take(OpaqueFd) as page:
@@ -391,6 +402,18 @@ class Server(NoCopy):
             handles.extend(one.export() for one in beside[:MAX_FDS])
         guest.blocks.update(numbers)
         return contents
+
+
+def _failed(error: BaseException, number: int) -> tuple[int, int, bytes]:
+    """Kind, number and body of the answer to a request that failed."""
+    which = type(error) if type(error) in ERRORS else PeerError
+    text = str(error) if which is type(error) else f"in the sharing process: {type(error).__name__}: {error}"
+    return FAILED + ERRORS.index(which), number, text.encode(errors="replace")[:MAX_ERROR]
+
+
+def has_hung_up(link: socket.socket) -> bool:
+    """Whether the other process has exited."""
+    return bool(system.poll(link.fileno(), HANG_UP, 0))
 
 
 # -- users, and the folder ---------------------------------------------------------------------------------------------
