@@ -78,6 +78,13 @@ class Wait:
         wait.reached = self.origin.is_there
         return wait
 
+    def lost(self) -> GpuInteropError | None:
+        """Why the wait passes although its value was not signalled: the process that should signal has exited."""
+        semaphore, value = self.semaphore, self.value
+        if semaphore.lost is None or value is None:
+            return None
+        return semaphore.ask(lambda handle: semaphore.lost(semaphore.counter(handle), value), None)
+
     def is_there(self) -> bool:
         """Whether the wait passes without another signal. Calls `reached` only until the semaphore is released."""
         return self.passed or self.semaphore.ask(self._is_signalled, True)
@@ -122,14 +129,11 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
         _fail_behind(stream, wait, error)
 
 
-def fail_waits(semaphore: Lifetime, error: GpuInteropError, *, passed: bool = False) -> None:
-    """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value.
-
-    If `passed`, this includes waits that the current value satisfies, because another process may have stored it.
-    """
+def fail_waits(semaphore: Lifetime) -> None:
+    """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value."""
     for stream in list(waiting):
         for wait in stream.pending():
-            if wait.origin.semaphore is semaphore and (passed or not wait.is_there()):
+            if wait.origin.semaphore is semaphore and (error := wait.origin.lost()) is not None:
                 fail_wait(wait.origin, error)
 
 
@@ -173,12 +177,13 @@ class Fence(NativeEvent):
         self.waiters: dict[Lifetime, None] = {}  # a drain checks these again when the fence is reached
 
     def is_reached(self) -> bool:
+        ran = True
         try:
             if not self.ask(self.stream.backend.is_done, True):
                 return False
         except GpuInteropError:
-            pass  # the stream has failed, so the rest of its work never runs
-        _reached(self)
+            ran = False  # the stream has failed, so the rest of its work never runs
+        _reached(self, ran)
         return True
 
 
@@ -192,9 +197,9 @@ def _came_behind(fence: Fence) -> None:
 
 
 @locked
-def _reached(fence: Fence) -> None:
+def _reached(fence: Fence, ran: bool) -> None:
     stream = fence.stream
-    settle(stream, fence.covers)
+    settle(stream, fence.covers, ran)
     waiting_for_a_look.update(fence.waiters)
     fence.waiters = {}
     retire(fence)  # before it leaves the list, because drains check only listed fences
@@ -217,8 +222,12 @@ def _note_anew(stream: KnownStream, wait: Wait) -> None:
 
 
 @locked
-def settle(stream: KnownStream, passed: list[Wait]) -> None:
+def settle(stream: KnownStream, passed: list[Wait], ran: bool = True) -> None:
+    """Note waits that have passed. If the stream `ran` on because another process stored the value, fail it."""
     for wait in passed:
+        origin = wait.origin
+        if ran and not wait.passed and origin.failure is None and (error := origin.lost()) is not None:
+            fail_wait(origin, error)
         wait.passed = True
     while stream.waits and stream.waits[0].passed:
         stream.waits.popleft()
@@ -375,7 +384,7 @@ class KnownStream(Lifetime):
 
         For another thread's own default stream, the fences decide, even after the thread has ended.
         """
-        seen = self.enqueued()
+        seen, ran = self.enqueued(), True
         if self.elsewhere:
             return not (self.fences or self.bare)
         try:
@@ -384,8 +393,8 @@ class KnownStream(Lifetime):
         except GpuInteropError as error:
             if isinstance(error, CapturedError) or self.is_capturing():  # another library began one after the check
                 return False
-            # Otherwise the stream has failed, so the rest of its work never runs.
-        settle(self, seen)
+            ran = False  # the stream has failed, so the rest of its work never runs
+        settle(self, seen, ran)
         self.bare = False
         return True
 

@@ -420,6 +420,8 @@ class Event(NoCopy):
             self.lifetime.check()
         done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
+            self._known.poll()  # fences before the event
+            settle(self._known, self.lifetime.covers)
             self._stream._check_failure(self._known)
             self._reached = True  # a later failure does not concern the event
         return done

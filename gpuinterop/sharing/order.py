@@ -6,7 +6,6 @@ The sharing process has a control page, a sealed memfd that each reader maps. It
     1      version 1
     2      turn: 2v if value v of the writer's timeline publishes the newest version; 2v - 1 while it writes that one.
            The top byte is the number of the version's buffer. The lower four bytes are a futex
-    3      the value of the writer's timeline when the writer exited
     4      1 if a thread may sleep until `turn` changes
     8 ...  for each buffer a row with one slot per reader: the last turn in which the reader uses the buffer
 
@@ -16,7 +15,7 @@ A reader that acquires adds 1 to its slot. It waits for the newest version, or f
 writing. The writer that acquires makes `turn` odd, reads the slots, and waits for the last version and for the readers
 that have not released. Both hold the page's lock meanwhile, which the kernel frees if its holder exits. A process that
 acquires several shares at once holds all their locks. A release needs no lock. Each store is one word, so if a process
-exits between two stores, the others can continue: they then store the final value of its timeline.
+exits between two stores, the others can continue: they then add `POISON` to the value of its timeline.
 
 **Frames** (`FrameWriter`, `FrameReader`) use several buffers and no lock. A reader claims the newest buffer: it writes
 `POISON` into its slot there, then checks that the buffer is still the newest. The writer publishes another buffer
@@ -60,13 +59,13 @@ from .loop import loop
 Word = ExternalSemaphore[Timeline]
 
 _HEAD: Final = [int.from_bytes(b"GIPORDER", "little"), 1]
-_TURN, _REACHED, _ASLEEP, _SLOTS = 2, 3, 4, 8
+_TURN, _ASLEEP, _SLOTS = 2, 4, 8
 _BUFFER: Final = 56
 """Lowest bit of the buffer's number in `turn`."""
 MAX_BUFFERS: Final = 256
 SLOTS: Final = system.PAGE // 8 - _SLOTS
-POISON: Final = timeline.MAX_DEVICE_VALUE
-"""The value that other processes store on the timeline of a process that has exited."""
+POISON: Final = 1 << 62
+"""What other processes add to the value of a timeline whose process has exited, so that all waits for it pass."""
 _ALWAYS: Final = system.seconds_left(None)
 LEFT: Final = 2**64 - 1
 """A reader's slot after the reader has left the order."""
@@ -127,6 +126,7 @@ class _Turns(NoCopy):
         """The timeline that a release signals: it reaches n when turn n is over."""
         self.label = label
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
+        writer.lifetime.lost = lost
         self.failure: GpuInteropError | None = None
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
         self.inside = False
@@ -438,11 +438,8 @@ class Reader(_Turns):
 
     def poison(self) -> None:
         """The writer has exited: fail the streams that wait for it, and let them continue."""
-        self.failure = error = PeerError(ENDED)
-        if (reached := value_of(self.writer)) < POISON:
-            self.page.words[_REACHED] = reached
-        # If another reader has stored POISON, some waits may have passed because of that; nothing shows which.
-        fail_waits(self.writer.lifetime, error, passed=reached >= POISON)
+        self.failure = PeerError(ENDED)
+        fail_waits(self.writer.lifetime)
         loop().look_again(partial(self.lets_pass, self.writer))
 
 
@@ -490,7 +487,7 @@ class FrameReader(Reader):
 
     def is_whole(self) -> bool:
         """Whether the writer had written the frame before it exited."""
-        return bool(self.page.words[_REACHED] > self._version)
+        return value_of(self.writer) % POISON > self._version
 
     def begin(self, stream: Stream, timeout: float | None) -> None:
         system.under(self._guard, self._begin, stream, _time_left(timeout))
@@ -574,14 +571,19 @@ def value_of(word: Word) -> int:
     return value
 
 
+def lost(counter: int, value: int) -> PeerError | None:
+    """Why streams go on that wait for a value, although the timeline's process had not signalled it."""
+    return PeerError(f"{ENDED} Make a new stream: this one has waited for it.") if value > counter % POISON else None
+
+
 def store(word: Word) -> bool:
-    """Store `POISON` on the timeline of a process that has exited; False while a stream may still wait for it.
+    """Add `POISON` to the timeline of a process that has exited; False while a stream may still wait for it.
 
     Then call again: that process's GPU may store a smaller value late.
     """
     try:
-        if value_of(word) < POISON:
-            word.host_signal(POISON)
+        if (value := value_of(word)) < POISON:
+            word.host_signal(POISON + value)
         return not awaited(word.lifetime)
     except GpuInteropError:
         return word.closed

@@ -90,7 +90,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
     namespace = {**vars(arrays), **vars(offer), **vars(order)}
     namespace |= {
         "SLOTS": 2,
-        "fail_waits": lambda word, error, passed: word.process.fail_waits(word, error, passed),
+        "fail_waits": lambda word: word.process.fail_waits(word),
         "awaited": lambda word: any(word is one for stream in word.process.streams for one, _ in stream.waits),
         "server": lambda: Thread.now.process,
         "loop": lambda: Thread.now.process,
@@ -212,6 +212,8 @@ class ControlPage:
 class Word:
     """A timeline as one process has it; the value is in a cell that all share."""
 
+    lost: Callable[[int, int], GpuInteropError | None] | None = None
+
     def __init__(self, process: Process, name: str, cell: list[int] | None = None) -> None:
         self.process, self.name, self.label, self.closed, self.lifetime = process, name, name, False, self
         self.naming = "", 0, name
@@ -231,12 +233,12 @@ class Word:
             raise GpuInteropError("it cannot wait with a timeout")
         entry = (self, value)
         stream.waits.append(entry)
-        stream.noted.add(self)
         self.tell(f"{stream.name} is given a wait for {self.name} >= {value}")
 
         def passes() -> bool:
             if (found := self.cell[0] >= value) and entry in stream.waits:
                 stream.waits.remove(entry)
+                self.fail(stream, value)
             return found
 
         stream.give(passes)
@@ -274,6 +276,11 @@ class Word:
         self.cell[0] = value
         return True
 
+    def fail(self, stream: Stream, value: int) -> None:
+        """Fail a stream whose wait for a value passes, or passed, without it."""
+        if self.lost is not None and stream.failure is None:
+            stream.failure = self.lost(self.cell[0], value)
+
     def _check(self, stream: Stream | None = None) -> None:
         if self.closed or (stream is not None and stream.closed):
             raise ResourceClosedError("closed")
@@ -295,7 +302,6 @@ class Stream:
         self.queue: deque[Callable[[], bool]] = deque()
         self.waits: list[tuple[Word, int]] = []
         self.told: dict[Word, int] = {}
-        self.noted: set[Word] = set()
 
     def _known_as(self) -> Stream:
         return self
@@ -333,7 +339,7 @@ class Stream:
 class Process:
     """Its turns by share, its streams, its threads, and the loop that serves and looks again."""
 
-    dead = told = computing = False
+    dead = computing = False
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -347,12 +353,11 @@ class Process:
         self.look_again, self.ordered = self.again.append, dict[object, None]()
         self.threads = [Thread(self, "loop", self._loop()), Thread(self, "main", self._main())]
 
-    def fail_waits(self, word: Word, error: GpuInteropError, passed: bool) -> None:
+    def fail_waits(self, word: Word) -> None:
         for stream in self.streams:
-            if any(one is word and word.cell[0] < value for one, value in stream.waits) or (
-                passed and word in stream.noted
-            ):
-                stream.failure = error
+            for one, value in stream.waits:
+                if one is word:
+                    word.fail(stream, value)
 
     @property
     def busy(self) -> bool:
@@ -431,7 +436,6 @@ class Process:
             ended = any(turns.failure for turns in self.turns.values())
             if not (ended or timeout or any(one.closed or one.failure for one in streams)):
                 raise Wrong(f"{self.name} is refused for no reason: {error!r}") from None
-            self.told = self.told or isinstance(error, PeerError)
             return not any(turns.failure or turns.inside for turns in self.turns.values())
         return True
 
@@ -725,7 +729,7 @@ class World:
                 thread.die()
         for share in self.shares:
             for process, stream in share.misled:
-                if not (process.dead or process.told or stream.failure or process in share.left):
+                if not (process.dead or stream.failure or process in share.left):
                     raise Wrong(f"{process.name} has read what the dead writer left, and was not told")
 
     def _go_on(self) -> None:

@@ -59,7 +59,7 @@ FRAME_MUTANTS: dict[str, Mutant] = {
         "        super()._give_up()",
     ),
     "a reader does not tell its turn": ("], self._before = self._turn, None", "], self._before = self._turn - 1, None"),
-    "a frame of a dead writer passes for whole": ("self.page.words[_REACHED] > self._version", "True"),
+    "a frame of a dead writer passes for whole": ("value_of(self.writer) % POISON > self._version", "True"),
     "a stream writes beside another that was given up": ("if self._stream is not self._told_by:", "if False:"),
     "a reader does not wait for the writer": ("return [(self.writer, self._version + 1)]", "return []"),
 }
