@@ -294,6 +294,10 @@ def _close(fds: list[int]) -> None:
     system.close(*closing)
 
 
+class HungUpError(PeerError):
+    """The peer has closed its socket."""
+
+
 def _keep(results: list[T], call: Callable[..., T], *arguments: object) -> None:
     """Append the result of a system call, in C: an interrupt strikes before the call or after the result is kept."""
     results.extend(map(call, *([one] for one in arguments)))
@@ -368,7 +372,7 @@ class Connection(NoCopy):
             except BlockingIOError:
                 return None
             if not self._came[-1][0]:
-                raise PeerError(f"the peer closed the connection after {count} of {size} bytes.")
+                raise HungUpError(f"the peer closed the connection after {count} of {size} bytes.")
         data = b"".join(came[0] for came in self._came)
         _, _, kind, wanted, number, _ = HEAD.unpack_from(data)
         message = Message(kind, number, data[HEAD.size :], self._fds())

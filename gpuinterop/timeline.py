@@ -177,23 +177,23 @@ class Lock(NoCopy):
         forks = _forks
         held: list[tuple[Lock, int]] = []
         try:
-            for lock in locks:
-                try:
-                    own = lock._kept.pop()
-                except IndexError:  # the first call, or other threads use all
-                    own = lock._open()
-                held.append((lock, own))
-                try:
-                    flock(own, LOCK_EX | LOCK_NB)
-                except BlockingIOError:
-                    lock._wait(own)
-            return call(*arguments)
-        finally:
-            for lock, own in held:
-                flock(own, LOCK_UN)  # first, because other processes wait for it
-                lock._kept.append(own)
-                if forks != _forks:  # a child shares the description and would keep the lock after this process
-                    lock._forget()
+            try:
+                for lock in locks:
+                    try:
+                        own = lock._kept.pop()
+                    except IndexError:  # the first call, or other threads use all
+                        own = lock._open()
+                    held.append((lock, own))
+                    try:
+                        flock(own, LOCK_EX | LOCK_NB)
+                    except BlockingIOError:
+                        lock._wait(own)
+                return call(*arguments)
+            finally:
+                _unlock(held, forks)
+        except BaseException:
+            _unlock(held, forks)  # again, because an interrupt in the first must not keep other processes waiting
+            raise
 
     def close(self) -> None:
         """Close the open files. Later calls fail, because another file may have the borrowed number by then."""
@@ -225,6 +225,16 @@ class Lock(NoCopy):
                 f"another process held the lock of {self.label} for longer than {patience.seconds:g} s: let that "
                 "process go on, or end it."
             )
+
+
+def _unlock(held: list[tuple[Lock, int]], forks: int) -> None:
+    while held:
+        lock, own = held[-1]
+        flock(own, LOCK_UN)  # first, because other processes wait for it
+        del held[-1]
+        lock._kept.append(own)
+        if forks != _forks:  # a child shares the description and would keep the lock after this process
+            lock._forget()
 
 
 class Page(NoCopy):

@@ -16,7 +16,7 @@ from .._core.drain import shown
 from .._core.monitor import after_fork
 from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
-from ..ipc import Connection, Message
+from ..ipc import Connection, HungUpError, Message
 from .counts import Holds, Words
 from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
 from .loop import loop
@@ -71,8 +71,10 @@ class Link(Holds):
         except TimeoutError as error:
             raise _lost(error) from None
         except (OSError, PeerError) as error:
-            self._look()
-            raise PeerError(ENDED) if self.ended else error if isinstance(error, PeerError) else _lost(error) from None
+            has_ended = self._look()
+            if isinstance(error, PeerError) and not isinstance(error, HungUpError):
+                raise
+            raise PeerError(ENDED) if has_ended else _lost(error) from None
         if message.kind == DONE:
             return message
         with message:
@@ -144,10 +146,11 @@ class Link(Holds):
         if self.ended:  # it may have exited before this call
             self.end()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """End the link if the kernel has hung up."""
         if (connection := self._connection) is not None and has_hung_up(connection.socket):
             self.end()
+        return self.ended
 
     def end(self) -> None:
         """End the link, because the other process has exited."""
