@@ -81,9 +81,10 @@ class Wait:
     def lost(self) -> GpuInteropError | None:
         """Why the wait passes although its value was not signalled: the process that should signal has exited."""
         semaphore, value = self.semaphore, self.value
-        if semaphore.lost is None or value is None:
+        if semaphore.lost is None or semaphore.counter is None or value is None:
             return None
-        return semaphore.ask(lambda handle: semaphore.lost(semaphore.counter(handle), value), None)
+        found = semaphore.ask(semaphore.counter, None)
+        return None if found is None else semaphore.lost(found, value)
 
     def is_there(self) -> bool:
         """Whether the wait passes without another signal. Calls `reached` only until the semaphore is released."""
@@ -177,13 +178,12 @@ class Fence(NativeEvent):
         self.waiters: dict[Lifetime, None] = {}  # a drain checks these again when the fence is reached
 
     def is_reached(self) -> bool:
-        ran = True
         try:
             if not self.ask(self.stream.backend.is_done, True):
                 return False
         except GpuInteropError:
-            ran = False  # the stream has failed, so the rest of its work never runs
-        _reached(self, ran)
+            _void(self.covers)  # the stream has failed, so the rest of its work never runs
+        _reached(self)
         return True
 
 
@@ -197,9 +197,9 @@ def _came_behind(fence: Fence) -> None:
 
 
 @locked
-def _reached(fence: Fence, ran: bool) -> None:
+def _reached(fence: Fence) -> None:
     stream = fence.stream
-    settle(stream, fence.covers, ran)
+    settle(stream, fence.covers)
     waiting_for_a_look.update(fence.waiters)
     fence.waiters = {}
     retire(fence)  # before it leaves the list, because drains check only listed fences
@@ -221,12 +221,17 @@ def _note_anew(stream: KnownStream, wait: Wait) -> None:
         stream.waits.remove(twin)
 
 
+def _void(waits: list[Wait]) -> None:
+    for wait in waits:
+        wait.passed = True
+
+
 @locked
-def settle(stream: KnownStream, passed: list[Wait], ran: bool = True) -> None:
-    """Note waits that have passed. If the stream `ran` on because another process stored the value, fail it."""
+def settle(stream: KnownStream, passed: list[Wait]) -> None:
+    """Note waits that have passed. Fail the stream if one passed because its process has exited."""
     for wait in passed:
         origin = wait.origin
-        if ran and not wait.passed and origin.failure is None and (error := origin.lost()) is not None:
+        if not wait.passed and origin.failure is None and (error := origin.lost()) is not None:
             fail_wait(origin, error)
         wait.passed = True
     while stream.waits and stream.waits[0].passed:
@@ -384,7 +389,7 @@ class KnownStream(Lifetime):
 
         For another thread's own default stream, the fences decide, even after the thread has ended.
         """
-        seen, ran = self.enqueued(), True
+        seen = self.enqueued()
         if self.elsewhere:
             return not (self.fences or self.bare)
         try:
@@ -393,8 +398,8 @@ class KnownStream(Lifetime):
         except GpuInteropError as error:
             if isinstance(error, CapturedError) or self.is_capturing():  # another library began one after the check
                 return False
-            ran = False  # the stream has failed, so the rest of its work never runs
-        settle(self, seen, ran)
+            _void(seen)  # the stream has failed, so the rest of its work never runs
+        settle(self, seen)
         self.bare = False
         return True
 

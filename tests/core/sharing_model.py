@@ -196,7 +196,7 @@ class ControlPage:
     def __init__(self, page: order.ControlPage, lock: Lock) -> None:
         self.page, self.lock, self.closed = page, lock, False
         self.words, self.slots = page.words, page.slots
-        self.publish = page.publish
+        self.publish, self.numbers = page.publish, page.numbers
 
     def newest(self) -> Steps:
         """Tell late, now and then."""

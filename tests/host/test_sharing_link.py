@@ -113,8 +113,8 @@ sys.unraisablehook = lambda _: None  # it is reported, as what a thread raises
 def test_no_array_ends_the_loop_that_serves_others() -> None:
     with pair() as (exporter, reader):
         exporter(BAD_TEXT)
-        for number in range(2):
-            with pytest.raises(Raised, match=r"HandleError: RuntimeError: \?|PeerError: "):
+        for number, error in enumerate((r"RuntimeError: \?", "SystemExit: 3")):
+            with pytest.raises(Raised, match=f"PeerError: in the sharing process: {error}"):
                 reader(f"gi.attach({exporter.descriptor(f'shares[{number}]')})")
         reader("with gi.attach(descriptor) as attached: attached.acquire(timeout=5); attached.release()")
         exporter("Array.armed = False; [one.close(timeout=20) for one in shares]; share.close(timeout=20)")
@@ -285,6 +285,64 @@ def test_mutated_messages(side: str) -> None:
             reader(f"gi.attach({other.descriptor('share')}).close()")
             exporter.kill()  # what its other words have promised ends with it
         reader.until(f"grown({before[1]}) == []")
+
+
+BREAKS: Final = {
+    "the reader sends garbage": ("reader", "attached.lifetime.handle.link._connection.socket.send(b'x' * 64); asks()"),
+    "the reader gets garbage": (
+        "exporter",
+        "[guest.connection.socket.send(b'x' * 64) for guest in rendezvous.server()._guests]",
+    ),
+    "the exporter has no memory for an answer": ("exporter", "fails(OSError(errno.ENOMEM, 'none'))"),
+    "too many descriptors are on their way": ("exporter", "fails(OSError(errno.ETOOMANYREFS, 'none'))"),
+    "the exporter is interrupted": ("exporter", "fails(KeyboardInterrupt())"),
+}
+"""Which process does what to a link while both of its processes live."""
+BREAKING: Final = """
+import errno
+from gpuinterop.ipc import Connection
+from gpuinterop.sharing.descriptor import BLOCKS
+sys.unraisablehook = lambda _: None
+
+def fails(error):
+    # The next messages are not sent.
+    flush, times = Connection.flush, [0]
+
+    def flushes(one):
+        if one._rest and times[0] < 3:
+            times[0] += 1
+            raise error
+        return flush(one)
+
+    Connection.flush = flushes
+
+def asks():
+    with contextlib.suppress(gi.PeerError):
+        attached.lifetime.handle.link.ask(BLOCKS, b"", lambda: 0.5).__exit__()
+"""
+
+
+@pytest.mark.parametrize("case", BREAKS)
+def test_a_link_that_breaks_while_both_processes_live_ends_neither(case: str) -> None:
+    """The exporter keeps waiting for the reader; other readers go on; the reader reads what it has attached."""
+    side, breaks = BREAKS[case]
+    with pair() as (exporter, reader), Shell() as other:
+        other(f"descriptor = {exporter.descriptor('share')}")
+        for one in (reader, other):
+            one("attached = gi.attach(descriptor); attached.acquire(timeout=300); attached.release()")
+        for one in (exporter, reader):
+            one(BREAKING)
+        reader("attached.acquire(timeout=300)")
+        {"exporter": exporter, "reader": reader}[side](breaks)
+        reader("asks()")
+        with pytest.raises(Raised, match=r"SemaphoreTimeoutError: .*the reader in process"):
+            exporter("share.acquire(timeout=0.1)")
+        reader("attached.release()")
+        for value in (8, 9):
+            exporter(f"with share.write(timeout=300): array[:] = {value}")
+            for one in (reader, other):
+                one("with attached.read(timeout=300) as view: found = view.to_numpy()")
+                assert one("[int(found.min()), int(found.max()), attached.ended]") == [value, value, False]
 
 
 def test_garbage_in_the_pages() -> None:
