@@ -26,9 +26,12 @@ import asyncio
 import fcntl
 import os
 import re
+import stat
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from functools import partial
+from glob import escape, glob
 from typing import Any, Final, Self, cast
 
 from .. import system
@@ -44,9 +47,10 @@ from .._core.stream import Stream
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from .arrays import Access
 from .attachment import AttachedArrays, attached
+from .loop import loop
 from .offer import ALIGNMENT, ArrayShare, share_described
 from .order import MAX_BUFFERS, FrameReader, FrameWriter
-from .rendezvous import folder
+from .rendezvous import VARIABLE, folder, in_folder
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _LOOK_S: Final = 0.02
@@ -77,14 +81,14 @@ class Publisher(Resource):
     ...             np.asarray(frame)[:] = step  # torch.from_dlpack(frame), on the same stream
     """
 
-    def __init__(self, name: str, path: str, file: int, share: ArrayShare) -> None:
-        super().__init__(Lifetime("Publisher", _unlock, device=share.device.streams, label=name))
+    def __init__(self, name: str, file: _Name, share: ArrayShare) -> None:
+        super().__init__(Lifetime("Publisher", _Name.close, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
         share._turns()  # raises if the device has no timelines
         self._views = [share[slot] for slot in share]
         self.shape, self.dtype = self._views[0].shape, self._views[0].dtype
-        self.lifetime.create(lambda: (file, path))
+        self.lifetime.create(lambda: file)
 
     def write(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
         """Write a frame in a ``with``, which gives its slot; readers get the frame when the ``with`` ends.
@@ -107,6 +111,8 @@ class Publisher(Resource):
             The last frame is still being written.
         ResourceClosedError
             `close` was called.
+        ResourceBusyError
+            The name's file was removed, and another process publishes the name now.
 
         Warns
         -----
@@ -122,6 +128,8 @@ class Publisher(Resource):
         return Access(self._share, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
+        if lost := self.lifetime.use(lambda file: file.lost):
+            raise ResourceBusyError(lost)
         turns = cast(FrameWriter, self._share._turns())
         turns.begin(stream, timeout)
         return self._views[turns.taken]
@@ -180,7 +188,8 @@ def publish(
     ResourceBusyError
         A running process publishes the name.
     InvalidArgumentError, ArgumentTypeError
-        An argument is not as described, or the name's folder does not exist (`GPUINTEROP_SHARE_DIR`).
+        An argument is not as described, or the name's folder does not exist or is not only this user's
+        (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         The device cannot export allocations, or has no timelines.
     OutOfMemoryError
@@ -195,22 +204,23 @@ def publish(
     gpuinterop.errors.ResourceBusyError: 'doc-camera' is published already; ...
     """
     path, count = _path(name), check_int(slots, "slots", minimum=2, maximum=MAX_BUFFERS)
+    _tidy()
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
     step = round_up(max(layout.high, 1), ALIGNMENT)
-    file = _locked(path, name)
+    file = _Name(name, path)
     try:
         with device.allocate(step * count) as allocation:
             arrays = {str(slot): allocation.buffer._view(layout, step * slot)._described() for slot in range(count)}
             share = share_described(device, arrays, None, name, buffers=count)
         try:
-            os.ftruncate(file, os.pwrite(file, bytes(share), 0))
-            return Publisher(name, path, file, share)
+            file.write(bytes(share))
+            return Publisher(name, file, share)
         except BaseException:
             share.close()
             raise
     except BaseException:
-        _unlock((file, path))
+        file.close()
         raise
 
 
@@ -246,11 +256,13 @@ class Subscription(NoCopy):
     _arrays: AttachedArrays
     _views: list[View]
     _closed = False
-    _last: int  # number of the last frame taken
+    _last: int  # version of the last frame taken
+    _number: int  # and its number
 
     def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
         self.name, self._timeout, self._wanted = name, timeout, device
         self._path = _path(name)
+        _tidy()
         self._join(timeout)
         self._restarted = False
 
@@ -341,16 +353,17 @@ class Subscription(NoCopy):
     def _takes(self, frame: Frame) -> bool:
         over = None
         while True:
-            reader, before, views = self._reader, self._last, self._views
+            reader, before, views = self._reader, self._number, self._views
             if (
                 views  # empty after `close`
-                and (number := reader.claim(before)) is not None
+                and (version := reader.claim(self._last)) is not None
                 and (reader.failure is None or reader.is_whole())
             ):
-                frame.number, frame.dropped = number, number - before - 1 if before else 0
+                frame.number, frame._version = number, _ = reader.number, version
+                frame.dropped = number - before - 1 if before else 0
                 frame.restarted, self._restarted = self._restarted, False
                 frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
-                self._last = number
+                self._last, self._number = version, number
                 return True
             if isinstance(over, PeerError):
                 self._join(0.0)
@@ -379,23 +392,21 @@ class Subscription(NoCopy):
                 raise ResourceClosedError(f"{self!r}; subscribe again.")
             rest = left()
             limit = 10.0 if rest is None else max(_ANSWER_S, rest)
-            try:
-                with open(self._path, "rb") as file:
-                    descriptor = file.read()
-                if not descriptor:
-                    raise FileNotFoundError("its writer is about to begin")
-                found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
+            why = (
+                f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
+            )
+            if descriptor := _published(self._path):
                 try:
-                    return found, cast(FrameReader, found._turns(limit))
-                except BaseException:
-                    found.close()
-                    raise
-            except (FileNotFoundError, PeerError, ResourceClosedError) as problem:
-                if rest == 0:
-                    raise PeerError(
-                        f"expected a process that publishes {self.name!r}, got none; start one as this user, with the "
-                        "same folder."
-                    ) from problem
+                    found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
+                    try:
+                        return found, cast(FrameReader, found._turns(limit))
+                    except BaseException:
+                        found.close()
+                        raise
+                except (PeerError, ResourceClosedError) as error:
+                    why = f"{self.name!r} is published, but its writer cannot be read: {error}"
+            if rest == 0:
+                raise PeerError(why)
             time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
@@ -407,7 +418,7 @@ class Subscription(NoCopy):
             view.read_only = True  # libraries see that they must not write
         first, self.device = self._views[0], self._arrays.device
         self.shape, self.dtype = first.shape, first.dtype
-        self._last, self._restarted = 0, True
+        self._last, self._number, self._restarted = 0, 0, True
         if before is not None:
             before.close()
         if self._closed:  # by another thread, meanwhile
@@ -422,7 +433,7 @@ class Frame(NotAnArray):
     number : int
         Number of the frame: 1 for the writer's first, then one more for each. Another writer starts at 1 again.
     dropped : int
-        Number of frames that the reader missed since the last frame that it took from this writer.
+        Number of published frames that the reader missed since the last frame that it took from this writer.
     restarted : bool
         Whether it is the reader's first frame from a new writer, after the previous one exited.
 
@@ -442,6 +453,7 @@ class Frame(NotAnArray):
     number: int
     dropped: int
     restarted: bool
+    _version: int
     _reader: FrameReader
     _arrays: AttachedArrays
     _view: View
@@ -471,7 +483,7 @@ class Frame(NotAnArray):
         return Access(self._arrays, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
-        if not (reader := self._reader).claims(self.number):
+        if not (reader := self._reader).claims(self._version):
             raise InvalidArgumentError(
                 "frame",
                 f"expected a frame to read, got {self.number}, which was read or passed over; take the next one.",
@@ -496,6 +508,7 @@ class Frame(NotAnArray):
             try:
                 if "number" in self.__dict__ or self._camera._takes(self):
                     return self
+                gone = None  # there is a writer
             except PeerError:
                 gone = gone or system.seconds_left(self._camera._timeout)
                 if gone() == 0:
@@ -536,9 +549,9 @@ def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None 
     Raises
     ------
     PeerError
-        No process published the name within the time-out.
+        No process published the name within the time-out, or its writer did not answer or accept this reader.
     InvalidArgumentError, ArgumentTypeError
-        The name is invalid, or its folder does not exist (`GPUINTEROP_SHARE_DIR`).
+        The name is invalid, or its folder does not exist or is not only this user's (`GPUINTEROP_SHARE_DIR`).
     DeviceNotFoundError, UnsupportedError, DriverError
         See `gpuinterop.attach`.
 
@@ -564,23 +577,90 @@ def _path(name: str) -> str:
     return os.path.join(folder(), f"gpuinterop-{name}.frames")
 
 
-def _locked(path: str, name: str) -> int:
-    while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        file: int = system.call(f"open({path})", os.open, path, flags, 0o600)
-        _files[file] = None
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+class _Name(NoCopy):
+    """A name's file, which its writer keeps locked. The loop makes it again if it was removed."""
+
+    lost = ""
+    """Why the name is another process's."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self._name, self._path, self._descriptor = name, path, b""
+        self._file = self._locked()
+        loop().on_pass[self._look] = None
+
+    def write(self, descriptor: bytes) -> None:
+        self._descriptor = descriptor
+        in_folder(VARIABLE, f"write({self._path})", os.pwrite, self._file, descriptor, 0)
+        os.ftruncate(self._file, len(descriptor))
+
+    def _look(self) -> None:
+        if self._descriptor and not (self.lost or os.fstat(self._file).st_nlink):
+            try:
+                before, self._file = self._file, self._locked()
+            except ResourceBusyError as error:
+                self.lost = str(error)
+                return
+            self.write(self._descriptor)
+            _close(before)
+
+    def _locked(self) -> int:
+        while True:
+            file = in_folder(VARIABLE, f"open({self._path})", _opened, self._path, os.O_RDWR | os.O_CREAT)
+            if not system.until(partial(_locks, file), _ANSWER_S):  # a reader may look at the lock
+                _close(file)
+                raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
             if os.fstat(file).st_nlink:
                 return file
-        except BlockingIOError:
-            _close(file)
-            raise ResourceBusyError(f"{name!r} is published already; take another name, or end that writer.") from None
-        _close(file)  # another writer has just removed it
+            _close(file)  # another process has just removed it
+
+    def close(self) -> None:
+        loop().on_pass.pop(self._look, None)
+        _unlock(self._file, self._path)
 
 
-def _unlock(owned: tuple[int, str]) -> None:
-    file, path = owned
+def _opened(path: str, flags: int = os.O_RDONLY) -> int:
+    """Open a name's file. Raise if it is not a file that this user has made."""
+    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    _files[file], found = None, os.fstat(file)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+        return file
+    _close(file)
+    got = f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+    raise InvalidArgumentError("name", f"expected {path} to be a file of user {os.geteuid()}, got {got}; remove it.")
+
+
+def _published(path: str) -> bytes:
+    """The descriptor of the process that publishes a name; nothing if there is none."""
+    try:
+        file = _opened(path)
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise system.driver_error(f"open({path})", error.errno or 0) from error
+    try:
+        return b"" if _locks(file) else os.read(file, system.PAGE)
+    finally:
+        _close(file)
+
+
+def _locks(file: int) -> bool:
+    """Lock a name's file, unless another process has locked it."""
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def _tidy() -> None:
+    """Remove the names of this user's killed processes."""
+    for path in glob(os.path.join(escape(folder()), "gpuinterop-*.frames")):
+        with suppress(OSError, InvalidArgumentError):
+            file = _opened(path)
+            _unlock(file, path) if _locks(file) else _close(file)
+
+
+def _unlock(file: int, path: str) -> None:
+    """Remove a file that this process has locked."""
     with suppress(OSError):
         if os.path.samestat(os.stat(path), os.fstat(file)):  # else the path is another writer's file by now
             os.unlink(path)

@@ -17,7 +17,7 @@ from .. import system, timeline
 from .._arguments import NoCopy
 from .._core.drain import shown
 from .._core.monitor import after_fork
-from ..errors import GpuInteropError, ResourceClosedError, report
+from ..errors import GpuInteropError, InvalidArgumentError, ResourceClosedError, report
 
 T = TypeVar("T", bound=Any)
 TICK_S: Final = 0.02
@@ -36,8 +36,13 @@ class Loop(NoCopy):
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
         self._again: deque[Callable[[], object]] = deque()
-        self.on_pass: Callable[[], object] = bool  # called at each pass
+        self.on_pass: dict[Callable[[], object], None] = {}  # called at each pass
         self.exits = False  # whether the interpreter exits
+        if not hasattr(select, "epoll"):
+            raise InvalidArgumentError(
+                "select",
+                "expected Python's own, got gevent's, without epoll; call patch_all(select=False, thread=False).",
+            )
         self._epoll = system.call("epoll_create", select.epoll)
         self._wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, lambda _: os.eventfd_read(self._wake))
@@ -113,8 +118,9 @@ class Loop(NoCopy):
                 if (call := self._calls.get(fd)) is not None:
                     call(events)
             self._look()
-            with contextlib.suppress(GpuInteropError):  # the next call that needs it raises
-                self.on_pass()
+            for check in list(self.on_pass):
+                with contextlib.suppress(GpuInteropError):  # the next call that needs it raises
+                    check()
         finally:
             timeline.patience.seconds = patience
 

@@ -496,6 +496,8 @@ def share(
     for name, array in given.items():
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
+        if name.encode(errors="ignore").decode() != name:
+            raise InvalidArgumentError("arrays", f"expected names that UTF-8 can encode, got {name!r}.")
         found[name] = describe(array, name or "array", in_place=not copy)
     allowed = users_of(users)
     drain()

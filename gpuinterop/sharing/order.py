@@ -8,6 +8,7 @@ The sharing process has a control page, a sealed memfd that each reader maps. It
            The top byte is the number of the version's buffer. The lower four bytes are a futex
     4      1 if a thread may sleep until `turn` changes
     8 ...  for each buffer a row with one slot per reader: the last turn in which the reader uses the buffer
+    ...    for frames, the number of the frame in each buffer
 
 The writer's timeline reaches n + 1 when version n is complete; a reader's reaches k after its k-th release.
 
@@ -35,10 +36,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from .. import system, timeline
 from .._arguments import NoCopy, check_timeout
 from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
+from .._core.monitor import after_fork
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
@@ -79,6 +82,8 @@ class ControlPage(NoCopy):
         self.handle = memory.handle
         self.words = memory.words(ctypes.c_uint64, 5)
         self.slots = memory.words(ctypes.c_uint64, SLOTS * buffers, _SLOTS)
+        if buffers > 1:
+            self.numbers = memory.words(ctypes.c_uint64, buffers, _SLOTS + SLOTS * buffers)
         self._futex = ctypes.addressof(self.words) + 8 * _TURN
         self.wake = system.futex_waker(self._futex)
         if handle is None:
@@ -131,6 +136,8 @@ class _Turns(NoCopy):
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
         self.inside = False
         self._turn = 0  # number of the last turn
+        self.abandoned = 0  # the turn whose `with` an interrupt has ended
+        _sides.add(self)
         self._stream: KnownStream | None = None
         """The stream that acquired or released last."""
         self._told_by: KnownStream | None = None
@@ -172,9 +179,12 @@ class _Turns(NoCopy):
     def _check(self, known: KnownStream, *, enters: bool) -> None:
         if self.failure is not None:
             raise again(self.failure)
+        if enters and self.inside and self.abandoned == self._turn:
+            self._give_up()
         if self.inside is enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
-            raise InvalidArgumentError("order", f"expected {other} of {self.label}, got {this}; call {other} first.")
+            way_out = f"call {other}, or end the last with, first"
+            raise InvalidArgumentError("order", f"expected {other} of {self.label}, got {this}; {way_out}.")
         if known.is_capturing():
             refuse_capture(known, self.label)
 
@@ -382,6 +392,7 @@ class FrameWriter(Writer):
     def _leave(self, told_by: KnownStream | None) -> None:
         if self.whole:
             self._written[self.taken] = self._turn
+            self.page.numbers[self.taken] = self.page.numbers[self.page.words[_TURN] >> _BUFFER] + 1
             super()._leave(told_by)
         self._told_by, self.inside = told_by, False
 
@@ -452,15 +463,20 @@ class FrameReader(Reader):
         self._before: int | None = None
         """What the claim replaced in the slot; None without a claim."""
 
+    @property
+    def number(self) -> int:
+        """Number of the claimed frame. Its version is greater if the writer has discarded frames."""
+        return int(self.page.numbers[self.buffer])
+
     def claim(self, newer_than: int) -> int | None:
-        """Claim the newest frame instead of the last claim; return its number, or None if there is no newer one."""
+        """Claim the newest frame instead of the last claim; return its version, or None if there is no newer one."""
         return system.under(self._guard, self._claim, newer_than)
 
     def _claim(self, newer_than: int) -> int | None:
         slots = self.page.slots
         while not isinstance(self.failure, ResourceClosedError):  # after that it may have left the order
-            number, word = self.page.newest()
-            if number <= newer_than:
+            version, word = self.page.newest()
+            if version <= newer_than:
                 return None
             self._unclaim()
             self.buffer = word >> _BUFFER
@@ -469,13 +485,13 @@ class FrameReader(Reader):
             slots[at] = POISON
             system.full_fence()  # either the writer sees the claim, or this sees what the writer has published
             if self.page.words[_TURN] == word:
-                self._version = number
-                return number
+                self._version = version
+                return version
         return None
 
-    def claims(self, number: int) -> bool:
+    def claims(self, version: int) -> bool:
         """Whether this frame is claimed and not read yet."""
-        return self._before is not None and self._version == number
+        return self._before is not None and self._version == version
 
     def unclaim(self) -> None:
         """Drop the claim, if there is one."""
@@ -562,6 +578,17 @@ def _enter(sides: Sequence[Side]) -> list[tuple[_Turns, Stream, Word, int]]:
         for word, value in one._note():
             waits.append((one, stream, word, value))
     return waits
+
+
+_sides: Final[WeakSet[_Turns]] = WeakSet()
+
+
+@after_fork
+def _forked() -> None:
+    """Keep a child from the pages of its parent, whose threads may hold the guards."""
+    for side in _sides.copy():
+        side.failure = ResourceClosedError(f"{side.label} is of the parent process; attach again in the child.")
+        side.inside, side._guard = False, threading.RLock()
 
 
 def value_of(word: Word) -> int:

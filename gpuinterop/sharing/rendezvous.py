@@ -18,11 +18,11 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from multiprocessing.util import Finalize
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, TypeVarTuple, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int
@@ -50,6 +50,9 @@ from .descriptor import (
     boot_id,
 )
 from .loop import TICK_S, One, loop
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 VARIABLE: Final = "GPUINTEROP_SHARE_DIR"
 HANG_UP: Final = 0x2000  # EPOLLRDHUP and POLLRDHUP
@@ -138,7 +141,7 @@ class Server(NoCopy):
             undo.pop_all()
         self._sums = Sums(page)
         loop().watch(wake, self._rung)
-        loop().on_pass = self._look_at_socket
+        loop().on_pass[self._look_at_socket] = None
         Finalize(None, self._unlink, exitpriority=0)  # runs also in multiprocessing's children, unlike atexit
 
     # -- what is shared ----------------------------------------------------------------------------------------------
@@ -283,7 +286,7 @@ class Server(NoCopy):
             listener.close()
             with contextlib.suppress(OSError):
                 os.unlink(hidden)
-            raise system.driver_error(f"bind({path})", error.errno or 0) from error
+            raise _folder_error(VARIABLE, f"bind({path})", error) from error
         return listener, path
 
     @system.locked
@@ -291,7 +294,7 @@ class Server(NoCopy):
         """Make the socket again if it was removed, for example by a cleaner of /tmp: descriptors contain its path."""
         if not os.path.exists(self._path):
             gone, place = self._listener, os.path.dirname(self._path)
-            system.call(f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
+            in_folder(VARIABLE, f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
             self._listener, _ = self._listen(place)
             loop().unwatch(gone.fileno())
             gone.close()
@@ -299,7 +302,7 @@ class Server(NoCopy):
                 _open_to_all(self._path)
 
     def _unlink(self) -> None:
-        loop().on_pass = bool  # else a pass would make the socket again
+        loop().on_pass.clear()  # else a pass would make the socket again
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
@@ -438,27 +441,45 @@ def users_of(users: Iterable[int]) -> frozenset[int]:
 
 
 def folder() -> str:
-    """The folder of this process's socket."""
+    """The folder of this process's socket and names, which no other user can write."""
     for name in (VARIABLE, "XDG_RUNTIME_DIR"):
         if given := os.environ.get(name):
             if not os.path.isdir(given):
                 raise InvalidArgumentError(name, f"expected a folder, got {given!r}; make it, or set {VARIABLE}.")
-            return os.path.abspath(given)
+            return _checked(name, os.path.realpath(given))
     return private_folder(VARIABLE)
 
 
 def private_folder(variable: str) -> str:
     """Make and check this user's private folder in the temporary folder. `variable` can set another folder."""
-    private = os.path.join(system.call("tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
-    system.call(f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: it may exist
-    found = system.call(f"lstat({private})", os.lstat, private)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    private = os.path.join(in_folder(variable, "tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
+    in_folder(variable, f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: it may exist
+    return _checked(variable, private)
+
+
+def _checked(variable: str, path: str) -> str:
+    found = in_folder(variable, f"lstat({path})", os.lstat, path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise InvalidArgumentError(
             variable,
-            f"expected {private!r} to be a folder of user {os.geteuid()} with mode drwx------, got "
+            f"expected {path!r} to be a folder of user {os.geteuid()} that no other user can write, got "
             f"{stat.filemode(found.st_mode)} of user {found.st_uid}; fix both, or set {variable} to another folder.",
         )
-    return private
+    return path
+
+
+def in_folder(variable: str, name: str, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+    """Make a system call in the folder that `variable` can set."""
+    try:
+        return call(*arguments)
+    except OSError as error:
+        raise _folder_error(variable, name, error) from error
+
+
+def _folder_error(variable: str, name: str, error: OSError) -> DriverError:
+    code = error.errno or 0
+    way_out = f"{os.strerror(code)}; set {variable} to a folder that this user can write"
+    return system.driver_error(name, code, "" if code in (errno.EMFILE, errno.ENFILE) else way_out)
 
 
 def _is_our_socket(found: os.stat_result) -> bool:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from .shells import Raised, Shell
+from gpuinterop import system
+
+from .shells import LIMIT, Raised, Shell, needs_root, stop
 
 POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "10"))
 PUBLISH: Final = "camera = gi.publish('camera', 1 << 16, 'int64')"
@@ -176,7 +178,7 @@ def test_a_frame_that_is_given_up_is_never_seen(writer: Shell, reader: Shell) ->
     assert reader("watch(1)") == [[1, 1, 0, False]]
     assert reader("camera.latest()") is None
     writer("write(3)")
-    assert reader("watch(2)[-1]") == [3, 4, 2, False]
+    assert reader("watch(2)[-1]") == [3, 2, 0, False]  # it has neither a number nor a place among those missed
     writer("writes = camera.write(); np.asarray(writes.__enter__())[:9] = 4")
     writer.kill()
     reader.until("camera.ended")
@@ -217,11 +219,176 @@ def test_names(writer: Shell, sockets: Path) -> None:
         writer(PUBLISH)  # a child of the last writer keeps nothing
         writer("camera.close()")
         other("os.kill(child, signal.SIGKILL); os.waitpid(child, 0); camera = gi.publish('camera', 4)")
-        file = sockets / "gpuinterop-camera.frames"
-        file.unlink()  # as a cleaner of temporary files does
-        writer(PUBLISH)
-        other("camera.close()")
+
+
+def test_a_name_whose_file_a_cleaner_removes(writer: Shell, reader: Shell, sockets: Path) -> None:
+    """It comes back. If another process was quicker, the writer is told."""
+    file = sockets / "gpuinterop-camera.frames"
+    file.unlink()
+    assert system.until(file.exists, LIMIT)
+    with Shell() as other:
+        with pytest.raises(Raised, match="ResourceBusyError: 'camera' is published already"):
+            other("gi.publish('camera', 4)")
+        other("viewer = gi.subscribe('camera', timeout=300)")
+        writer("write(5)")
+        assert other("viewer.next(timeout=300).number") == 1
+        writer("checks = dict(loop().on_pass); loop().on_pass.clear()")  # its loop is late
+        file.unlink()
+        other("camera = gi.publish('camera', 4)")
+        writer("loop().on_pass.update(checks); loop().wake()")
+        writer("""def is_told():
+            try: write(6)
+            except gi.ResourceBusyError as error: return "'camera'" in str(error)
+        """)
+        writer.until("is_told()")
+        writer("camera.close()")
         assert file.exists()
+
+
+def test_names_of_killed_writers_are_removed(sockets: Path) -> None:
+    for call in ("camera = gi.publish('new', 4)", "gi.subscribe('other', timeout=0)"):
+        with Shell() as writer, Shell() as other:
+            writer("cameras = [gi.publish(name, 4) for name in ('one', 'two')]; cameras[1].close()")
+            other("beside = gi.publish('beside', 4)")
+            writer.kill()
+            with pytest.raises(Raised, match="PeerError") if "subscribe" in call else nullcontext():
+                other(call)
+            names = (
+                {"gpuinterop-beside.frames", "gpuinterop-new.frames"} if "new" in call else {"gpuinterop-beside.frames"}
+            )
+            assert {one.name for one in sockets.glob("*.frames")} == names
+            other("beside.close()")
+
+
+FILES: Final = {
+    "a pipe": ("os.mkfifo(path)", "InvalidArgumentError: name: expected .*, got prw"),
+    "a link to a device": ("os.symlink('/dev/zero', path)", "DriverError: .*ELOOP"),
+    "a folder": ("os.mkdir(path)", "InvalidArgumentError: name: .*got drw|DriverError: .*EISDIR"),
+}
+
+
+@pytest.mark.parametrize("file", [*FILES, pytest.param("another user's", marks=needs_root)])
+def test_a_file_in_the_place_of_a_name(sockets: Path, file: str) -> None:
+    """It is refused at once, and nothing is written to it."""
+    make, words = FILES.get(file, ("open(path, 'w').close(); os.chown(path, 1234, -1)", "name: .*of user 1234"))
+    with Shell() as shell:
+        shell(f"path = {os.fspath(sockets / 'gpuinterop-camera.frames')!r}")
+        shell(make)
+        for call in ("gi.subscribe('camera', timeout=300)", "gi.publish('camera', 4)"):
+            with pytest.raises(Raised, match=words):
+                shell(call)
+        assert (sockets / "gpuinterop-camera.frames").is_symlink() or shell("os.path.getsize(path)") in (0, 4096)
+
+
+WHY: Final = {
+    "none": ("camera.close()", "expected a process that publishes 'camera', got none; start one"),
+    "killed": (
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "expected a process that publishes 'camera', got none; start one",
+    ),
+    "stopped": ("pass", "'camera' is published, .*did not answer"),
+    "out of descriptors": (
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024)); fill(0)",
+        "'camera' is published, .*(did not answer|in the sharing process: .*descriptors)",
+    ),
+    "full": (
+        "import gpuinterop.sharing.offer as offer; offer.SLOTS = 0",
+        "'camera' is published, .*expected 0 readers or fewer",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WHY)
+def test_why_there_are_no_frames(writer: Shell, case: str) -> None:
+    does, words = WHY[case]
+    with Shell() as viewer:
+        viewer("gi.device()")
+        if case == "killed":
+            writer.kill()
+        else:
+            writer(does)
+        if case == "stopped":
+            stop(int(writer("os.getpid()")))
+        with pytest.raises(Raised, match=f"PeerError: {words}"):
+            viewer("gi.subscribe('camera', timeout=0.2)")
+        if case == "out of descriptors":
+            writer("clear()")
+
+
+TOUCHES: Final = """
+def child(touch):
+    # What a forked child gets that uses its parent's subscription.
+    read, write = os.pipe()
+    if not (pid := os.fork()):
+        signal.alarm(300)
+        try:
+            got = repr(eval(touch))
+        except BaseException as error:
+            got = type(error).__name__
+        gc.collect()
+        os.write(write, got.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(write)
+    with open(read) as found:
+        return found.read()
+
+frame = None
+"""
+
+
+def test_a_forked_child_touches_nothing_of_its_parent(writer: Shell, reader: Shell) -> None:
+    """The parent's frame stays whole, and the writer's slots stay free, whatever the child calls or drops."""
+    reader(TOUCHES)
+    writer("write(1)")
+    reader("frame = camera.next(timeout=300); reads = frame.read(); before = reads.__enter__()")
+    for value, touch in enumerate(
+        (
+            *("camera.latest()", "camera.next(timeout=300)", "next(camera)", "camera._reader.claim(0)"),
+            *("frame.read().__enter__()", "reads.__exit__(None, None, None)", "camera.close()"),
+            *("globals().update(reads=None, frame=None, camera=None)", "camera._reader.unclaim()"),
+        ),
+        start=2,
+    ):
+        got = reader(f"child({touch!r})")
+        assert got in ("None", "ResourceClosedError", "StopIteration"), (touch, got)
+        for _ in range(4):
+            writer(f"write({value})")
+        assert reader("[int(before.to_numpy().min()), int(before.to_numpy().max())]") == [value - 1] * 2
+        reader("reads.__exit__(None, None, None)")
+        reader("frame = camera.next(timeout=300); reads = frame.read(); before = reads.__enter__()")
+    reader("reads.__exit__(None, None, None)")
+
+
+def test_a_forked_child_does_not_end_what_its_parent_writes(writer: Shell, reader: Shell) -> None:
+    writer(TOUCHES)
+    writer("write(1); writes = camera.write(); before = writes.__enter__()")
+    assert writer("child('globals().update(writes=None, camera=None)')") == "None"
+    assert reader("watch(1)") == [[1, 1, 0, False]]
+    writer("share = gi.share(array()); writes = share.write(); writes.__enter__()")
+    reader(f"attached = gi.attach({writer.descriptor('share')})")
+    assert writer("child('globals().update(writes=None, share=None)')") == "None"
+    with pytest.raises(Raised, match="SemaphoreTimeoutError"):
+        reader("attached.acquire(timeout=0.1)")
+    writer("writes.__exit__(None, None, None)")
+    reader("with attached.read(timeout=300): pass")
+
+
+def test_a_coroutine_waits_anew_for_each_writer(writer: Shell, reader: Shell) -> None:
+    """After a second death as long as after the first."""
+    reader("import asyncio; camera._timeout = 1000.0; thread = ThreadPoolExecutor(1)")
+    writer("write(1)")
+    reader("watch(1); waits = thread.submit(lambda: asyncio.run(camera.__anext__()))")
+    writer.kill()
+    reader.until("camera.ended")
+    with Shell() as second:
+        second(FRAMES)
+        second(PUBLISH)
+        reader.until("not camera.ended")
+        reader("camera._timeout = 0.0")
+        second.kill()
+    with pytest.raises(Raised, match="PeerError"):
+        reader("waits.result(300)", limit=300)
 
 
 def test_coroutines(writer: Shell, reader: Shell) -> None:

@@ -104,6 +104,10 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
         with Shell() as reader:
             reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
             reader(f"os.setgroups([]); os.setuid({user})")
+            if words and mode == 0o666:  # it is refused before it has sent anything
+                reader("link = socket.socket(socket.AF_UNIX); link.settimeout(300)")
+                reader(f"link.connect({os.fspath(socket)!r}); got = link.recv(4096); link.close()")
+                assert str(user) in reader("got[16:].decode()")
             if words:
                 with pytest.raises(Raised, match=f"PeerError: .*{words}"):
                     reader("gi.attach(descriptor, timeout=5, users=(0,))")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from .shells import Raised, Shell, pair
+from .shells import Raised, Shell, needs_root, pair
 
 PARTS: Final = """
 from gpuinterop.sharing import acquire
@@ -69,6 +70,7 @@ BAD: Final = [
     ("shares(np.array([object()]))", "InvalidArgumentError: array: expected an array that DLPack can describe"),
     ("shares({})", "InvalidArgumentError: arrays"),
     ("shares({1: array()})", "ArgumentTypeError: arrays"),
+    (r"shares({'\ud800': array()})", "InvalidArgumentError: arrays: .*UTF-8"),
     ("shares(Image({'shape': (3,)}))", "InvalidArgumentError: array"),
     ("shares({'a': array(), 'b': np.ones(4)})", "UnsupportedError: .*'b'"),
     ("shares({'x' * (65 << 20): array()})", "InvalidArgumentError: arrays: .*share them in parts"),
@@ -95,7 +97,7 @@ def test_what_is_refused_leaves_nothing(code: str, words: str, reader: Shell) ->
 
 FOLDERS: Final = {
     "/missing": "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a folder",
-    "/proc/self": r"DriverError: bind\(/proc/self/",
+    "/proc/self": r"DriverError: bind\(/proc/",
     "x" * 100: "InvalidArgumentError: GPUINTEROP_SHARE_DIR: expected a path of 107 bytes or fewer",
 }
 
@@ -110,7 +112,7 @@ def test_a_folder_that_is_refused(folder: str, tmp_path: Path) -> None:
         with pytest.raises(Raised, match=FOLDERS[folder]):
             exporter(f"shares(array(), {os.fspath(tmp_path / folder)!r})")
         exporter.until(f"grown({before}) == []")
-        exporter("shares(array(), '/tmp')")
+        exporter(f"shares(array(), {os.fspath(tmp_path)!r})")
 
 
 SHORT = "out of file descriptors (limit 64)", "with a free descriptor?"
@@ -307,11 +309,37 @@ def test_a_loop_of_the_users() -> None:
         exporter("share.close(timeout=5)")
 
 
-def test_a_private_folder_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
-    (tmp_path / f"gpuinterop-{os.geteuid()}").mkdir(mode=0o701)
-    refused = pytest.raises(Raised, match=rf"GPUINTEROP_SHARE_DIR: .*/gpuinterop-{os.geteuid()}'")
-    with Shell(TMPDIR=os.fspath(tmp_path), GPUINTEROP_SHARE_DIR="", XDG_RUNTIME_DIR="") as exporter, refused:
-        exporter("gi.share(array())")
+@pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR", "GPUINTEROP_SHARE_DIR"])
+@pytest.mark.parametrize("whose", ["others can write it", pytest.param("another user's", marks=needs_root)])
+def test_a_folder_that_is_not_only_this_users_is_refused(variable: str, whose: str) -> None:
+    with tempfile.TemporaryDirectory() as place, Shell(
+        **{"TMPDIR": "", "GPUINTEROP_SHARE_DIR": "", "XDG_RUNTIME_DIR": "", variable: place}
+    ) as shell:  # fmt: skip
+        folder = Path(place, f"gpuinterop-{os.geteuid()}") if variable == "TMPDIR" else Path(place)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o700 if whose == "another user's" else 0o720)
+        os.chown(folder, 1234 if whose == "another user's" else -1, -1)
+        for call in ("gi.share(array())", "gi.publish('camera', 4)", "gi.subscribe('camera', timeout=0)"):
+            with pytest.raises(Raised, match=rf"InvalidArgumentError: .*'{folder}' to be a folder of user"):
+                shell(call)
+        assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("call", ["gi.share(array())", "gi.publish('camera', 4)", "gi.subscribe('camera', timeout=0)"])
+@pytest.mark.parametrize("tempdir", ["/proc/self", "missing"])
+def test_without_a_folder_to_write_to_the_error_names_the_variable(call: str, tempdir: str) -> None:
+    with Shell(GPUINTEROP_SHARE_DIR="", XDG_RUNTIME_DIR="") as shell:
+        shell("import errno, tempfile")
+        shell(
+            f"tempfile.tempdir = {tempdir!r}"
+            if tempdir != "missing"
+            else """
+def gettempdir(): raise FileNotFoundError(errno.ENOENT, "no usable one")
+tempfile.gettempdir = gettempdir
+"""
+        )
+        with pytest.raises(Raised, match=r"DriverError: .* set GPUINTEROP_SHARE_DIR to a folder"):
+            shell(call)
 
 
 def test_a_busy_exporter_keeps_its_socket(sockets: Path) -> None:
