@@ -140,7 +140,9 @@ class SharedBuffer(OfBuffer, SharedObject):
 
         Raises
         ------
-        InvalidArgumentError, ResourceClosedError, DriverError
+        InvalidArgumentError
+            The buffer is an immutable array (`import_array`). Or see :meth:`upload_to`.
+        ResourceClosedError, DriverError
             See :meth:`upload_to`.
 
         Examples
@@ -148,9 +150,10 @@ class SharedBuffer(OfBuffer, SharedObject):
         >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
         ...     shared.download_from(texture, (64, 64, 4))
         """
+        room = self.buffer.size  # refuses an immutable array
         with self._bound(gl.PIXEL_PACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
             check, (width, height, format_, type_) = self.context.functions.check, box
-            size = min(self.size - offset, _MAX_INT)
+            size = min(room - offset, _MAX_INT)
             check("glGetTextureSubImage", texture, level, x, y, 0, width, height, 1, format_, type_, size, offset)
 
     @contextmanager
@@ -326,7 +329,8 @@ def import_array(
     ----------
     array : array
         Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__`` (see `gpuinterop.share`). It
-        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's.
+        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's:
+            `SharedBuffer.buffer` and `SharedBuffer.download_from` refuse it.
     buffer, label, get_proc_address
         See :func:`share_buffer`.
 
