@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
@@ -41,9 +42,10 @@ _ELEMENTS: Final = {
 _INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90), 0x906F}
 """Internal formats that shaders read as integers: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``, RGB10_A2UI."""
 _STORE: Final = {
-    # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES, LSB_FIRST
-    gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0, 0x0CF1)),
-    gl.PIXEL_PACK_BUFFER: (gl.PIXEL_PACK_BUFFER_BINDING, (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D00, 0x0D01)),
+    # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES; and IMAGE_HEIGHT, SKIP_IMAGES, which NVIDIA's driver
+    # applies in glGetTextureSubImage to 2D textures too
+    gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0)),
+    gl.PIXEL_PACK_BUFFER: (gl.PIXEL_PACK_BUFFER_BINDING, (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D00, 0x806C, 0x806B)),
 }
 
 
@@ -228,7 +230,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
         try:
             functions.check("glBindBuffer", target, name)
-            for one, value in zip(store, (1, row_pitch // texel, 0, 0, 0, 0), strict=True):
+            for one, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
                 functions.glPixelStorei(one, value)
             yield width, height, _CHANNELS[channels - 1][integer], type_
         finally:

@@ -26,6 +26,7 @@ else:
 ALL = ("timeline", "binary", "bridged")
 TEXTURE_2D, RECTANGLE, TEXTURE_3D, CUBE_MAP = 0x0DE1, 0x84F5, 0x806F, 0x8513
 RGBA8, R32F, RG16UI, RGBA16F = 0x8058, 0x822E, 0x823A, 0x881A
+PACK_BUFFER, UNPACK_BUFFER = 0x88EB, 0x88EC
 SSBO, TRIANGLES, FRAGMENT_SHADER, VERTEX_SHADER = 0x90D2, 4, 0x8B30, 0x8B31
 RNG = np.random.default_rng(7)
 
@@ -242,43 +243,56 @@ def test_texels_go_to_a_texture_and_back(
         assert not found[24 + width * texels.strides[1] : 24 + pitch].any()
 
 
-def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLApplication, device: gi.Device) -> None:
-    texture, other = texture_of(opengl, RGBA8, 8, 8), made(opengl, "glCreateBuffers")
-    stores = {0x0CF5: 2, 0x0CF2: 3, 0x0CF3: 1, 0x0CF4: 1, 0x0D05: 8, 0x0D02: 5, 0x0CF0: 1}
-    opengl.gl("glBindBuffer", 0x88EC, other)
-    for one, value in stores.items():
-        opengl.gl("glPixelStorei", one, value)
+STORES = {
+    "unpack": (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF1, 0x806E, 0x806D, 0x0CF0),
+    "pack": (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D01, 0x806C, 0x806B, 0x0D00),
+}
+"""ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, LSB_FIRST, IMAGE_HEIGHT, SKIP_IMAGES, SWAP_BYTES."""
+
+
+@pytest.mark.parametrize("swapped", STORES)
+def test_the_pixel_store_and_the_bindings_are_left_as_they_were(
+    opengl: OpenGLApplication, device: gi.Device, swapped: str
+) -> None:
+    """The renderer's are other than OpenGL's defaults, and than those of a copy. One way swaps the bytes."""
+    texture, texels = texture_of(opengl, RG16UI, 8, 8), np.arange(128, dtype="uint16")
+    theirs = [made(opengl, "glCreateBuffers") for _ in range(2)]
+    for target, other in zip((UNPACK_BUFFER, PACK_BUFFER), theirs, strict=True):
+        opengl.gl("glBindBuffer", target, other)
+    for way, stores in STORES.items():
+        values = 2, 11, 3, 5, 1, 13, 2, int(way == swapped)
+        for one, value in zip(stores, values, strict=True):
+            opengl.gl("glPixelStorei", one, value)
+        theirs += values
 
     def state() -> list[int]:
         found = ctypes.c_int()
         values = []
-        for one in (*stores, 0x88EF, 0x88ED):
+        for one in (0x88EF, 0x88ED, *STORES["unpack"], *STORES["pack"]):
             opengl.gl("glGetIntegerv", one, ctypes.byref(found))
             values.append(found.value)
         return values
 
-    before = state()
+    assert state() == theirs
     with gi.opengl.share_buffer(device, 256) as shared:
-        shared.fill(50)
-        shared.upload_to(texture, (8, 8, 4))
-        shared.download_from(texture, (8, 8, 4))
-        with pytest.raises(gi.InvalidArgumentError, match="height"):
-            shared.upload_to(texture, (4, 8, 4), y=5)
-        integers, found = texture_of(opengl, RG16UI, 8, 8), np.zeros(128, "uint16")
-        shared.copy_from_host(np.arange(128, dtype="uint16"))
-        shared.upload_to(integers, (8, 8, 2), "uint16")  # bytes would be swapped
+        shared.copy_from_host(texels)
+        shared.upload_to(texture, (8, 8, 2), "uint16")
+        assert state() == theirs
         opengl.gl("glFinish")
         shared.fill(0)
-        shared.download_from(integers, (8, 8, 2), np.uint16)
+        shared.download_from(texture, (8, 8, 2), "uint16")
+        assert state() == theirs
         opengl.gl("glFinish")
+        found = np.zeros_like(texels)
         shared.copy_to_host(found)
-        assert (found == np.arange(128)).all()
-        opengl.gl("glBindBuffer", 0x88EC, 0)
-        opengl.gl("glBindBuffer", 0x88EC, other)
-    assert state() == before == [*stores.values(), other, 0]
-    for one, value in {**dict.fromkeys(stores, 0), 0x0CF5: 4, 0x0D05: 4}.items():
-        opengl.gl("glPixelStorei", one, value)
-    opengl.gl("glBindBuffer", 0x88EC, 0)
+        assert (found == texels).all()
+        depth = texture_of(opengl, 0x81A5, 8, 8)  # DEPTH_COMPONENT16, which has no red
+        for copy in (shared.upload_to, shared.download_from):
+            with pytest.raises(gi.DriverError, match="GL_INVALID_OPERATION"):
+                copy(depth, (8, 8), "uint16")
+            with pytest.raises(gi.InvalidArgumentError, match="height"):
+                copy(texture, (4, 8, 2), "uint16", y=5)
+        assert state() == theirs
 
 
 @pytest.mark.parametrize("target", [TEXTURE_3D, CUBE_MAP, 0x8C1A, 0x0DE0, 0x8C18, 0x9100])
