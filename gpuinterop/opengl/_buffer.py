@@ -331,8 +331,8 @@ def import_array(
     ----------
     array : array
         Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__`` (see `gpuinterop.share`). It
-        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's:
-            `SharedBuffer.buffer` and `SharedBuffer.download_from` refuse it.
+        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's;
+        `SharedBuffer.buffer` and `SharedBuffer.download_from` refuse it.
     buffer, label, get_proc_address
         See :func:`share_buffer`.
 
