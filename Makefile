@@ -111,7 +111,7 @@ help:
 	@echo "make check        lint, types and tests"
 	@echo "make memcheck     the conformance suite on the GPU, under compute-sanitizer"
 	@echo "make lint         ruff, import-linter's contracts, zizmor and repo-review"
-	@echo "make types        mypy --strict"
+	@echo "make types        mypy --strict, and mypy on the programs of the manual"
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
 	@echo "make check-docs   build the manual and check it in Chromium: overflowing pages, and the first search results"
@@ -305,6 +305,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.manual.typed
 
 check: lint types test
 

@@ -29,10 +29,12 @@ from ..handles import (
     Fence,
     HandleOrigin,
     Keyed,
+    OpaqueFd,
     OriginKind,
     SciSync,
     SemaphoreHandle,
     Timeline,
+    TimelineFd,
 )
 from .enqueue import Enqueues
 from .known_stream import CapturedError, KnownStream, Wait, Waits
@@ -450,7 +452,13 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         finally:
             del calls[-1]
 
-    def export(self) -> SemaphoreHandle[K]:
+    @overload
+    def export(self: ExternalSemaphore[Timeline]) -> TimelineFd: ...
+    @overload
+    def export(self: ExternalSemaphore[Binary]) -> OpaqueFd: ...
+    @overload
+    def export(self) -> SemaphoreHandle[K]: ...
+    def export(self) -> Any:
         """Return a new handle that you own. Only semaphores of `Device.create_semaphore` can be exported.
 
         Returns

@@ -45,6 +45,8 @@ SEMAPHORE_TYPE: Final = 0x95B3
 SEMAPHORE_TYPE_TIMELINE: Final = 0x95B5
 
 TEXTURE_2D: Final = 0x0DE1
+TEXTURE_RECTANGLE: Final = 0x84F5
+TEXTURE_TARGET: Final = 0x1006
 TEXTURE_WIDTH: Final = 0x1000
 TEXTURE_HEIGHT: Final = 0x1001
 TEXTURE_INTERNAL_FORMAT: Final = 0x1003
@@ -95,6 +97,7 @@ _SIGNATURES: Final = {
     "glGetString": "su",
     "glGetStringi": "suu",
     "glGetTextureLevelParameteriv": "vuiup",
+    "glGetTextureParameteriv": "vuup",
     "glGetTextureSubImage": "vuiiiiiiiuuip",
     "glGetUnsignedBytei_vEXT": "vuup",
     "glGetUnsignedBytevEXT": "vup",

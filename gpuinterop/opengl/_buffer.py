@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, ResourceClosedError
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from ..vulkan._shared import OfBuffer, check_same_device, exported_block
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _SPARE: Final = 4096
 """Bytes that software OpenGL needs after a buffer's last; no query returns it. llvmpipe 22.3 and 25.0 need 47."""
 
+_MAX_INT: Final = 2**31 - 1
+"""The largest ``GLint``."""
 _CHANNELS: Final = ((0x1903, 0x8D94), (0x8227, 0x8228), (0x1907, 0x8D98), (0x1908, 0x8D99))
 """``GL_RED``, ``RG``, ``RGB``, ``RGBA``, each with its integer format, by the number of channels."""
 _ELEMENTS: Final = {
@@ -39,9 +42,10 @@ _ELEMENTS: Final = {
 _INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90), 0x906F}
 """Internal formats that shaders read as integers: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``, RGB10_A2UI."""
 _STORE: Final = {
-    # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES, LSB_FIRST
-    gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0, 0x0CF1)),
-    gl.PIXEL_PACK_BUFFER: (gl.PIXEL_PACK_BUFFER_BINDING, (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D00, 0x0D01)),
+    # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES; and IMAGE_HEIGHT, SKIP_IMAGES, which NVIDIA's driver
+    # applies in glGetTextureSubImage to 2D textures too
+    gl.PIXEL_UNPACK_BUFFER: (gl.PIXEL_UNPACK_BUFFER_BINDING, (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF0)),
+    gl.PIXEL_PACK_BUFFER: (gl.PIXEL_PACK_BUFFER_BINDING, (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D00, 0x806C, 0x806B)),
 }
 
 
@@ -73,6 +77,7 @@ class SharedBuffer(OfBuffer, SharedObject):
     ) -> None:  # fmt: skip
         super().__init__(names, name, half)
         self._buffer, self._immutable, self.memory = buffer, immutable, memory
+        self.context.buffers[name] = self
 
     def upload_to(
         self, texture: int, shape: Sequence[int], dtype: object = "uint8", *, offset: int = 0,
@@ -87,7 +92,7 @@ class SharedBuffer(OfBuffer, SharedObject):
         Parameters
         ----------
         texture : int
-            OpenGL's name of a 2D texture.
+            OpenGL's name of a texture of ``GL_TEXTURE_2D`` or ``GL_TEXTURE_RECTANGLE``.
         shape : sequence of int
             (height, width) or (height, width, channels), in texels; 1 to 4 channels.
         dtype : dtype or str
@@ -108,7 +113,7 @@ class SharedBuffer(OfBuffer, SharedObject):
             The texels do not fit in the buffer or the texture, the formats do not match, or the context is not current
             in the calling thread.
         ResourceClosedError
-            The buffer was closed.
+            The buffer was closed, or other code has deleted it (``glDeleteBuffers``, moderngl's ``release``).
         DriverError
             A native call failed.
 
@@ -137,7 +142,9 @@ class SharedBuffer(OfBuffer, SharedObject):
 
         Raises
         ------
-        InvalidArgumentError, ResourceClosedError, DriverError
+        InvalidArgumentError
+            The buffer is an immutable array (`import_array`). Or see :meth:`upload_to`.
+        ResourceClosedError, DriverError
             See :meth:`upload_to`.
 
         Examples
@@ -145,9 +152,10 @@ class SharedBuffer(OfBuffer, SharedObject):
         >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
         ...     shared.download_from(texture, (64, 64, 4))
         """
+        room = self.buffer.size  # refuses an immutable array
         with self._bound(gl.PIXEL_PACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
             check, (width, height, format_, type_) = self.context.functions.check, box
-            size = min(self.size - offset, 2**31 - 1)
+            size = min(room - offset, _MAX_INT)
             check("glGetTextureSubImage", texture, level, x, y, 0, width, height, 1, format_, type_, size, offset)
 
     @contextmanager
@@ -158,9 +166,23 @@ class SharedBuffer(OfBuffer, SharedObject):
         """Bind the buffer with a pixel store for these texels; yield width, height, format and type."""
         name, functions = self.name, self.context.functions
         self.context.check_current()
+        # If no buffer is bound, drivers take the offset for an address of the host.
+        mine = self.context.buffers.get(name) is self and functions.glIsBuffer(name)
+        if not mine or _storage_of(functions, name) != (True, self.size):
+            raise ResourceClosedError(
+                f"expected buffer {name} with the memory that it shares, got a name that other code has deleted or "
+                "given to another buffer; share a new one."
+            )
         texture = check_name(texture, "texture", "moderngl's texture.glo")
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
+        found = functions.integer("glGetTextureParameteriv", texture, gl.TEXTURE_TARGET)
+        if found not in (gl.TEXTURE_2D, gl.TEXTURE_RECTANGLE):
+            raise InvalidArgumentError(
+                "texture",
+                f"expected a texture of GL_TEXTURE_2D or GL_TEXTURE_RECTANGLE, got one of {found:#06x}; copy a layer "
+                "to such a texture (glCopyImageSubData).",
+            )
         check_sequence(shape, "shape", "(height, width) or (height, width, channels)")
         if len(shape) not in (2, 3):
             raise InvalidArgumentError(
@@ -173,7 +195,8 @@ class SharedBuffer(OfBuffer, SharedObject):
             raise InvalidArgumentError("dtype", f"expected one of {', '.join(_ELEMENTS)}, got {dtype!r}.")
         type_, item = _ELEMENTS[kind]
         texel = channels * item
-        row_pitch = texel * width if row_pitch is None else check_int(row_pitch, "row_pitch", minimum=texel * width)
+        least, most = texel * width, texel * _MAX_INT
+        row_pitch = least if row_pitch is None else check_int(row_pitch, "row_pitch", minimum=least, maximum=most)
         offset = check_int(offset, "offset", minimum=0)
         if row_pitch % texel or offset % item:
             raise InvalidArgumentError(
@@ -186,7 +209,8 @@ class SharedBuffer(OfBuffer, SharedObject):
                 "shape",
                 f"expected texels within the buffer's {self.size} bytes, got bytes up to {end}; share a larger one.",
             )
-        level, x, y = (check_int(one, which, minimum=0) for one, which in ((level, "level"), (x, "x"), (y, "y")))
+        at = (level, "level"), (x, "x"), (y, "y")
+        level, x, y = (check_int(one, which, minimum=0, maximum=_MAX_INT) for one, which in at)
 
         def of_level(parameter: int) -> int:
             return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
@@ -205,8 +229,8 @@ class SharedBuffer(OfBuffer, SharedObject):
         binding, store = _STORE[target]
         kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
         try:
-            functions.glBindBuffer(target, name)
-            for one, value in zip(store, (1, row_pitch // texel, 0, 0, 0, 0), strict=True):
+            functions.check("glBindBuffer", target, name)
+            for one, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
                 functions.glPixelStorei(one, value)
             yield width, height, _CHANNELS[channels - 1][integer], type_
         finally:
@@ -307,7 +331,8 @@ def import_array(
     ----------
     array : array
         Array with ``__dlpack__``, ``__cuda_array_interface__`` or ``__array_interface__`` (see `gpuinterop.share`). It
-        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's.
+        is kept until the buffer is closed. OpenGL must only read an immutable array, such as JAX's;
+        `SharedBuffer.buffer` and `SharedBuffer.download_from` refuse it.
     buffer, label, get_proc_address
         See :func:`share_buffer`.
 
@@ -365,25 +390,27 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
         raise InvalidArgumentError(
             "buffer", f"expected the name of a buffer of this context, such as moderngl's buffer.glo, got {buffer}."
         )
-
-    def has(parameter: int) -> int:
-        return functions.integer("glGetNamedBufferParameteriv", buffer, parameter)
-
-    least = ctypes.c_int64()
-    functions.glGetNamedBufferParameteri64v(buffer, gl.BUFFER_SIZE, ctypes.byref(least))
-    if has(gl.BUFFER_IMMUTABLE_STORAGE):
+    immutable, least = _storage_of(functions, buffer)
+    if immutable:
         raise InvalidArgumentError(
             "buffer",
             f"expected a buffer whose storage can be replaced, got {buffer}, which has immutable storage "
             "(glBufferStorage, or memory that was shared before); leave buffer out, and draw from shared.name.",
         )
-    if has(gl.BUFFER_MAPPED):
+    if functions.integer("glGetNamedBufferParameteriv", buffer, gl.BUFFER_MAPPED):
         raise InvalidArgumentError("buffer", f"expected a buffer that is not mapped, got {buffer}; unmap it first.")
-    if least.value > size:
+    if least > size:
         raise InvalidArgumentError(
             "size",
-            f"expected at least the {least.value} bytes that buffer {buffer} has, got {size}; pass its size.",
+            f"expected at least the {least} bytes that buffer {buffer} has, got {size}; pass its size.",
         )
+
+
+def _storage_of(functions: gl.Functions, name: int) -> tuple[bool, int]:
+    """Whether a buffer's storage is immutable, and its size."""
+    size = ctypes.c_int64()
+    functions.glGetNamedBufferParameteri64v(name, gl.BUFFER_SIZE, ctypes.byref(size))
+    return bool(functions.integer("glGetNamedBufferParameteriv", name, gl.BUFFER_IMMUTABLE_STORAGE)), size.value
 
 
 def _import(

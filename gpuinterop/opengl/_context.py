@@ -12,6 +12,7 @@ from functools import cached_property
 from importlib.resources import files
 from struct import unpack
 from typing import Any, ClassVar, Final, Self
+from weakref import WeakValueDictionary
 
 from .._arguments import NoCopy
 from .._core.lifetime import LIVE
@@ -46,6 +47,8 @@ class Context(NoCopy):
         self.functions = Functions(loader.find)
         self.closed_names: deque[tuple[str, int]] = deque()
         """Closed objects that are not deleted yet: the function that deletes each, and its name."""
+        self.buffers = WeakValueDictionary[int, Any]()
+        """Who shared each name last: other code can delete a buffer, and OpenGL then gives its name to the next one."""
         self._mark = 0, b""
         """A labelled buffer of this package, because another context can get this one's address later."""
 

@@ -125,6 +125,6 @@ def import_image(
         with image.vulkan_object.export() as handle:
             memory = import_memory(names, handle, image.allocation_size)
         name = names.new("glCreateTextures", target)
-        functions.glTextureParameteri(name, gl.TEXTURE_TILING, tiling)
+        functions.check("glTextureParameteri", name, gl.TEXTURE_TILING, tiling)
         functions.check("glTextureStorageMem2DEXT", name, info.mipLevels, format_, *image.extent, memory, 0)
     return SharedTexture(names, name, check_int(layout, "layout", minimum=0, maximum=MAX_32))

@@ -10,13 +10,12 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, count, islice
 from struct import pack
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
-from .._core.interchange import View
 from .._core.lifetime import LIVE, Lifetime, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
 from .._core.monitor import locked
@@ -293,8 +292,10 @@ class AttachedArrays(Arrays):
         lease: Lease = self.lifetime.handle
         return lease.over() is not None
 
-    def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
+    def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
+
+        Type checkers cannot know which of the two, a `View` or this object, so they check neither.
 
         Parameters
         ----------

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
 from .._core.drain import drain
-from .._core.interchange import Described, View
+from .._core.interchange import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.stream import Stream, check_stream
@@ -365,8 +365,10 @@ class ArrayShare(Arrays):
                 f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
             )
 
-    def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[View | Self]:
+    def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
+
+        Type checkers cannot know which of the two, a `View` or this object, so they check neither.
 
         An exception releases too: the arrays have changed in place, so what was written is the next version.
 

@@ -17,8 +17,9 @@ GL_EXTENSIONS: Final = 0x1F03
 GL_NUM_EXTENSIONS: Final = 0x821D
 GL_DEVICE_UUID_EXT: Final = 0x9597
 GL_DRIVER_UUID_EXT: Final = 0x9598
-# What eglCreateContext is asked for: 4.5, core profile.
-_ATTRIBUTES: Final = (0x3098, 4, 0x30FB, 5, 0x30FD, 1, 0x3038)
+# What eglCreateContext is asked for: 4.5, and the profile.
+_ATTRIBUTES: Final = (0x3098, 4, 0x30FB, 5, 0x30FD)
+_CORE, _COMPATIBLE, _END = 1, 2, 0x3038
 
 
 class OpenGLMissingError(Exception):
@@ -61,8 +62,9 @@ class EGL:
 class OpenGLApplication:
     """A context without a surface, current in the thread that made it, of the device whose renderer has this name."""
 
-    def __init__(self, renderer: str) -> None:
+    def __init__(self, renderer: str, *, core: bool = True) -> None:
         self._egl = EGL()
+        self._attributes = *_ATTRIBUTES, _CORE if core else _COMPATIBLE, _END
         found = []
         for display in self._egl.displays():
             if display and self._open(display):
@@ -77,7 +79,7 @@ class OpenGLApplication:
         self.display = display
         if self._egl.call("eglInitialize", display, None, None, returns=ctypes.c_uint):
             self._egl.call("eglBindAPI", EGL_OPENGL_API)
-            attributes = (ctypes.c_int * len(_ATTRIBUTES))(*_ATTRIBUTES)
+            attributes = (ctypes.c_int * len(self._attributes))(*self._attributes)
             self.context = self._egl.call("eglCreateContext", display, EGL_NO_CONFIG, None, attributes)
             if self.context and self.make_current():
                 return True

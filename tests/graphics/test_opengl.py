@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +24,9 @@ else:
     from vulkan_application import Application
 
 ALL = ("timeline", "binary", "bridged")
-TEXTURE_2D, RGBA8, R32F, RG16UI, RGBA16F = 0x0DE1, 0x8058, 0x822E, 0x823A, 0x881A
+TEXTURE_2D, RECTANGLE, TEXTURE_3D, CUBE_MAP = 0x0DE1, 0x84F5, 0x806F, 0x8513
+RGBA8, R32F, RG16UI, RGBA16F = 0x8058, 0x822E, 0x823A, 0x881A
+PACK_BUFFER, UNPACK_BUFFER = 0x88EB, 0x88EC
 SSBO, TRIANGLES, FRAGMENT_SHADER, VERTEX_SHADER = 0x90D2, 4, 0x8B30, 0x8B31
 RNG = np.random.default_rng(7)
 
@@ -41,7 +43,7 @@ def read(opengl: OpenGLApplication, buffer: int, size: int) -> np.ndarray[Any, A
     opengl.gl("glNamedBufferStorage", copy, size, None, 0)
     opengl.gl("glCopyNamedBufferSubData", buffer, copy, 0, 0, size)
     opengl.gl("glGetNamedBufferSubData", copy, 0, size, found.ctypes.data)
-    opengl.gl("glDeleteBuffers", 1, ctypes.byref(ctypes.c_uint(copy)))
+    delete(opengl, copy)
     assert not opengl.gl("glGetError", returns=ctypes.c_uint)
     return found
 
@@ -51,10 +53,29 @@ def write(opengl: OpenGLApplication, buffer: int, content: np.ndarray[Any, Any],
     assert not opengl.gl("glGetError", returns=ctypes.c_uint)
 
 
-def texture_of(opengl: OpenGLApplication, format_: int, width: int, height: int) -> int:
-    name = made(opengl, "glCreateTextures", TEXTURE_2D)
-    opengl.gl("glTextureStorage2D", name, 1, format_, width, height)
+def texture_of(
+    opengl: OpenGLApplication, format_: int, width: int, height: int, *, target: int = TEXTURE_2D, levels: int = 1
+) -> int:
+    name = made(opengl, "glCreateTextures", target)
+    opengl.gl("glTextureStorage2D", name, levels, format_, width, height)
     return name
+
+
+def delete(opengl: OpenGLApplication, buffer: int) -> None:
+    opengl.gl("glDeleteBuffers", 1, ctypes.byref(ctypes.c_uint(buffer)))
+
+
+def failing(opengl: OpenGLApplication, call: str, parameters: int) -> Doubled:
+    """A loader whose function of that name does nothing, and is told to be an invalid operation."""
+    errors: list[int] = []
+    kind = None, *[ctypes.c_uint] * parameters
+    return Doubled(
+        opengl,
+        glGetError=(
+            (ctypes.c_uint,), lambda: errors.pop() if errors else opengl.gl("glGetError", returns=ctypes.c_uint),
+        ),
+        **{call: (kind, lambda *_: errors.append(0x0502))},
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -99,7 +120,47 @@ def test_an_existing_buffer_gets_the_memory_as_its_storage(opengl: OpenGLApplica
         assert found.tolist() == [7] * 4080 + [9] * 16
     gi.opengl.share_buffer(device, 64).close()
     assert (read(opengl, name, 4096)[:4080] == 7).all()  # the name is the caller's, and has its storage
-    opengl.gl("glDeleteBuffers", 1, ctypes.byref(ctypes.c_uint(name)))
+    delete(opengl, name)
+
+
+@pytest.mark.parametrize(
+    ("core", "then"),
+    [(True, "deleted"), (False, "deleted"), (False, "of other storage"), (False, "larger"), (False, "shared again")],
+)
+def test_a_buffer_that_the_renderer_has_deleted_is_refused(
+    opengl: OpenGLApplication, device: gi.Device, core: bool, then: str
+) -> None:
+    """OpenGL takes an offset for an address if no buffer is bound. In a compatible context a bind makes one."""
+    with ExitStack() as scope:
+        if not core:
+            opengl = scope.enter_context(closing(OpenGLApplication(opengl.text(0x1F01).lower(), core=False)))
+        name, texture = made(opengl, "glCreateBuffers"), texture_of(opengl, RGBA8, 8, 8)
+        opengl.gl("glNamedBufferData", name, 1024, None, 0x88E8)
+        shared = scope.enter_context(gi.opengl.share_buffer(device, 1024, buffer=name))
+        shared.fill(7)
+        delete(opengl, name)
+        if then != "deleted":  # another buffer gets the name
+            opengl.gl("glBindBuffer", 0x8892, name)
+            if then == "larger":
+                opengl.gl("glNamedBufferStorage", name, 2048, None, 0x100)
+            else:
+                opengl.gl("glNamedBufferData", name, 1024, None, 0x88E8)
+            if then == "shared again":
+                scope.enter_context(gi.opengl.share_buffer(device, 1024, buffer=name))
+            write(opengl, name, np.full(1024, 9, "uint8"))
+        for copy in (shared.upload_to, shared.download_from):
+            for offset in (0, 64):
+                with pytest.raises(gi.ResourceClosedError, match=rf"\b{name}\b"):
+                    copy(texture, (8, 8, 4), offset=offset)
+        assert not opengl.gl("glGetError", returns=ctypes.c_uint)
+        found = np.zeros(1024, "uint8")
+        opengl.gl("glGetTextureImage", texture, 0, 0x1908, 0x1401, found.nbytes, found.ctypes.data)
+        assert not found.any()
+        assert opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte) == (then != "deleted")
+        if then != "deleted":
+            assert (read(opengl, name, 1024) == 9).all()
+        shared.copy_to_host(found)
+        assert (found == 7).all()
 
 
 def test_what_cannot_get_new_storage_is_refused_before_the_call(opengl: OpenGLApplication, device: gi.Device) -> None:
@@ -145,14 +206,17 @@ def test_an_imported_array_is_the_buffer(opengl: OpenGLApplication, device: gi.D
 # -- textures ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("way", ["2D", "level 1", "rectangle"])
 @pytest.mark.parametrize(
     ("format_", "channels", "dtype"), [(RGBA8, 4, "uint8"), (RGBA8, 3, "uint8"), (R32F, 1, "float32"),
                                        (RG16UI, 2, "uint16"), (RGBA16F, 4, "float16")]
 )  # fmt: skip
 def test_texels_go_to_a_texture_and_back(
-    opengl: OpenGLApplication, device: gi.Device, format_: int, channels: int, dtype: str
+    opengl: OpenGLApplication, device: gi.Device, format_: int, channels: int, dtype: str, way: str
 ) -> None:
-    height, width, texture = 5, 7, texture_of(opengl, format_, 16, 12)
+    height, width, level = 5, 7, int(way == "level 1")
+    target = RECTANGLE if way == "rectangle" else TEXTURE_2D
+    texture = texture_of(opengl, format_, 16 << level, 12 << level, target=target, levels=1 + level)
     texels = RNG.integers(0, 200, size=(height, width, channels)).astype(dtype)
     content = RNG.integers(256, size=1024, dtype="uint8")  # the rows have a gap, and lie after 24 other bytes
     pitch = (width + 3) * texels.strides[1]
@@ -160,16 +224,17 @@ def test_texels_go_to_a_texture_and_back(
     np.ndarray(texels.shape, dtype, content, 24, strides)[:] = texels
     with gi.opengl.share_buffer(device, 1024) as shared:
         shared.copy_from_host(content)
-        shared.upload_to(texture, texels.shape, dtype, offset=24, row_pitch=pitch, x=2, y=4)
+        place = {"offset": 24, "row_pitch": pitch, "level": level, "x": 2, "y": 4}
+        shared.upload_to(texture, texels.shape, dtype, **place)
         whole = np.zeros((12, 16, channels), dtype)
         names = [(0x1903, 0x8D94), (0x8227, 0x8228), (0x1907, 0x8D98), (0x1908, 0x8D99)][channels - 1]
         kind = {"uint8": 0x1401, "float32": 0x1406, "uint16": 0x1403, "float16": 0x140B}[dtype]
         opengl.gl("glPixelStorei", 0x0D05, 1)
         name = names[format_ == RG16UI]
-        opengl.gl("glGetTextureImage", texture, 0, name, kind, whole.nbytes, whole.ctypes.data)
+        opengl.gl("glGetTextureImage", texture, level, name, kind, whole.nbytes, whole.ctypes.data)
         assert (whole[4:9, 2:9] == texels).all()
         shared.fill(0)
-        shared.download_from(texture, texels.shape, dtype, offset=24, row_pitch=pitch, x=2, y=4)
+        shared.download_from(texture, texels.shape, dtype, **place)
         opengl.gl("glFinish")
         found = np.zeros(1024, "uint8")
         shared.copy_to_host(found)
@@ -178,43 +243,100 @@ def test_texels_go_to_a_texture_and_back(
         assert not found[24 + width * texels.strides[1] : 24 + pitch].any()
 
 
-def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLApplication, device: gi.Device) -> None:
-    texture, other = texture_of(opengl, RGBA8, 8, 8), made(opengl, "glCreateBuffers")
-    stores = {0x0CF5: 2, 0x0CF2: 3, 0x0CF3: 1, 0x0CF4: 1, 0x0D05: 8, 0x0D02: 5, 0x0CF0: 1}
-    opengl.gl("glBindBuffer", 0x88EC, other)
-    for one, value in stores.items():
-        opengl.gl("glPixelStorei", one, value)
+STORES = {
+    "unpack": (0x0CF5, 0x0CF2, 0x0CF3, 0x0CF4, 0x0CF1, 0x806E, 0x806D, 0x0CF0),
+    "pack": (0x0D05, 0x0D02, 0x0D03, 0x0D04, 0x0D01, 0x806C, 0x806B, 0x0D00),
+}
+"""ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, LSB_FIRST, IMAGE_HEIGHT, SKIP_IMAGES, SWAP_BYTES."""
+
+
+@pytest.mark.parametrize("swapped", STORES)
+def test_the_pixel_store_and_the_bindings_are_left_as_they_were(
+    opengl: OpenGLApplication, device: gi.Device, swapped: str
+) -> None:
+    """The renderer's are other than OpenGL's defaults, and than those of a copy. One way swaps the bytes."""
+    texture, texels = texture_of(opengl, RG16UI, 8, 8), np.arange(128, dtype="uint16")
+    theirs = [made(opengl, "glCreateBuffers") for _ in range(2)]
+    for target, other in zip((UNPACK_BUFFER, PACK_BUFFER), theirs, strict=True):
+        opengl.gl("glBindBuffer", target, other)
+    for way, stores in STORES.items():
+        values = 2, 11, 3, 5, 1, 13, 2, int(way == swapped)
+        for one, value in zip(stores, values, strict=True):
+            opengl.gl("glPixelStorei", one, value)
+        theirs += values
 
     def state() -> list[int]:
         found = ctypes.c_int()
         values = []
-        for one in (*stores, 0x88EF, 0x88ED):
+        for one in (0x88EF, 0x88ED, *STORES["unpack"], *STORES["pack"]):
             opengl.gl("glGetIntegerv", one, ctypes.byref(found))
             values.append(found.value)
         return values
 
-    before = state()
+    assert state() == theirs
     with gi.opengl.share_buffer(device, 256) as shared:
-        shared.fill(50)
-        shared.upload_to(texture, (8, 8, 4))
-        shared.download_from(texture, (8, 8, 4))
-        with pytest.raises(gi.InvalidArgumentError, match="height"):
-            shared.upload_to(texture, (4, 8, 4), y=5)
-        integers, found = texture_of(opengl, RG16UI, 8, 8), np.zeros(128, "uint16")
-        shared.copy_from_host(np.arange(128, dtype="uint16"))
-        shared.upload_to(integers, (8, 8, 2), "uint16")  # bytes would be swapped
+        shared.copy_from_host(texels)
+        shared.upload_to(texture, (8, 8, 2), "uint16")
+        assert state() == theirs
         opengl.gl("glFinish")
         shared.fill(0)
-        shared.download_from(integers, (8, 8, 2), np.uint16)
+        shared.download_from(texture, (8, 8, 2), "uint16")
+        assert state() == theirs
         opengl.gl("glFinish")
+        found = np.zeros_like(texels)
         shared.copy_to_host(found)
-        assert (found == np.arange(128)).all()
-        opengl.gl("glBindBuffer", 0x88EC, 0)
-        opengl.gl("glBindBuffer", 0x88EC, other)
-    assert state() == before == [*stores.values(), other, 0]
-    for one, value in {**dict.fromkeys(stores, 0), 0x0CF5: 4, 0x0D05: 4}.items():
-        opengl.gl("glPixelStorei", one, value)
-    opengl.gl("glBindBuffer", 0x88EC, 0)
+        assert (found == texels).all()
+        depth = texture_of(opengl, 0x81A5, 8, 8)  # DEPTH_COMPONENT16, which has no red
+        for copy in (shared.upload_to, shared.download_from):
+            with pytest.raises(gi.DriverError, match="GL_INVALID_OPERATION"):
+                copy(depth, (8, 8), "uint16")
+            with pytest.raises(gi.InvalidArgumentError, match="height"):
+                copy(texture, (4, 8, 2), "uint16", y=5)
+        assert state() == theirs
+
+
+@pytest.mark.parametrize("target", [TEXTURE_3D, CUBE_MAP, 0x8C1A, 0x0DE0, 0x8C18, 0x9100])
+def test_textures_of_other_kinds_are_refused(opengl: OpenGLApplication, device: gi.Device, target: int) -> None:
+    """3D, cube maps, arrays, 1D, arrays of 1D, multisampled. Of some, OpenGL would copy the first layer."""
+    texture = made(opengl, "glCreateTextures", target)
+    match target:
+        case 0x806F | 0x8C1A:
+            opengl.gl("glTextureStorage3D", texture, 1, RGBA8, 8, 8, 2)
+        case 0x0DE0:
+            opengl.gl("glTextureStorage1D", texture, 1, RGBA8, 8)
+        case 0x9100:
+            opengl.gl("glTextureStorage2DMultisample", texture, 4, RGBA8, 8, 8, 1)
+        case _:
+            opengl.gl("glTextureStorage2D", texture, 1, RGBA8, 8, 8)
+    assert not opengl.gl("glGetError", returns=ctypes.c_uint)
+    with gi.opengl.share_buffer(device, 256) as shared:
+        shared.fill(7)
+        for copy in (shared.upload_to, shared.download_from):
+            with pytest.raises(gi.InvalidArgumentError, match=rf"^texture: .*{target:#06x}"):
+                copy(texture, (1, 8, 4))
+        assert (read(opengl, shared.name, 256) == 7).all()
+
+
+@pytest.mark.parametrize("call", ["glBindBuffer", "glTextureParameteri"])
+def test_a_call_that_fails_is_told(opengl: OpenGLApplication, device: gi.Device, call: str) -> None:
+    """Without it, texels would come from an address of the host, or an image would have another tiling."""
+    loader = failing(opengl, call, 2 if call == "glBindBuffer" else 3)
+    gi.opengl._context._contexts.clear()
+    with ExitStack() as scope:
+        if call == "glBindBuffer":
+            shared = scope.enter_context(gi.opengl.share_buffer(device, 512, get_proc_address=loader))
+            texture = texture_of(opengl, RGBA8, 8, 8)
+            for copy in (shared.upload_to, shared.download_from):
+                with pytest.raises(gi.DriverError, match=call):
+                    copy(texture, (8, 8, 4), offset=64)
+        else:
+            application = Application("lavapipe" if device.info.is_cpu else "nvidia")
+            scope.callback(application.close)
+            size, tiling = (24, 10), "linear" if device.info.is_cpu else "optimal"
+            image = gi.vulkan.share_image(application.vk, device, size, "R32_SFLOAT", tiling=tiling, initial=1)
+            with scope.enter_context(image), pytest.raises(gi.DriverError, match=call):
+                gi.opengl.import_image(image, get_proc_address=loader)
+    gi.opengl._context._contexts.clear()
 
 
 @pytest.mark.parametrize(
@@ -229,6 +351,10 @@ def test_the_pixel_store_and_the_bindings_are_left_as_they_were(opengl: OpenGLAp
         ({"shape": (8,)}, "height, width"),
         ({"shape": (2, 2), "dtype": "float64"}, "float32"),
         ({"texture": 4040404, "shape": (2, 2)}, "name of a texture"),
+        ({"shape": (1, 1, 4), "level": 1}, r"\(0, 0\)"),
+        ({"shape": (8, 8, 4), "level": 1 << 32}, r"^level: .*\b4294967296\b"),  # as a GLint they are 0
+        ({"shape": (1, 8, 4), "row_pitch": 4 << 32}, r"^row_pitch: .*\b17179869184\b"),
+        ({"shape": (8, 8, 4), "x": 1 << 32}, r"\b4294967296\b"),
     ],
 )
 def test_texels_that_do_not_fit_are_refused(

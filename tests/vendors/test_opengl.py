@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,6 +94,30 @@ def test_an_array_is_a_buffer_where_it_lies(simulator: Simulator, opengl: OpenGL
             assert (shared.size, shared.ptr) == (512, allocation.buffer.ptr + 12288)
         assert [size for size, _ in opengl.imported] == [allocation.size]
         assert opengl.storage == [(512, 12288)]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_an_immutable_array_is_not_written(simulator: Simulator, opengl: OpenGLOfGPU, existing: bool) -> None:
+    """As JAX's: OpenGL gets it to read; neither the compute side nor a copy from a texture may write it."""
+    theirs = ctypes.c_uint()
+    opengl.application.gl("glCreateBuffers", 1, ctypes.byref(theirs))
+    buffer = theirs.value if existing else None
+    with gi.device().allocate(4096) as allocation:
+        interface = {"shape": (4096,), "typestr": "|u1", "data": (allocation.buffer.ptr, True), "version": 3}
+        array = SimpleNamespace(__cuda_array_interface__=interface)
+        with gi.opengl.import_array(array, buffer=buffer, get_proc_address=opengl.loader) as shared:
+            assert opengl.storage == [(4096, 0)]
+            assert shared.size == 4096
+            assert (shared.name == buffer) is existing
+            for write in (
+                shared.fill,
+                lambda: shared.copy_from_host(bytes(4)),
+                lambda: shared.view(4),
+                lambda: shared.ptr,
+                lambda: shared.download_from(1, (1, 1)),
+            ):
+                with pytest.raises(gi.InvalidArgumentError, match=r"^array: .*immutable"):
+                    write()
 
 
 def test_amds_context_is_matched_by_the_address_in_its_uuid(simulator: Simulator, opengl: OpenGLOfGPU) -> None:

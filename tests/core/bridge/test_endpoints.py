@@ -158,7 +158,7 @@ def test_one_of_our_own_timelines(host: Device, bridge: Bridge, stream: gi.Strea
     made.host_signal(4)
     stream.synchronize(LIMIT)
     semaphore.signal(stream, 9)
-    fd: int = look.fd  # type: ignore[attr-defined]
+    fd: int = look.fd
     until(lambda: struct.unpack("=Q", os.pread(fd, 8, 16)) == (9,))
     made.host_wait(9, timeout=LIMIT)
     assert semaphore.value == 9

@@ -18,7 +18,7 @@ from .scripted import LIMIT, Scripted, bridged, until, word_of
 @pytest.mark.parametrize("of", ["scripted", "timeline"])
 def test_one_name_in_all_messages(host: Device, bridge: Bridge, scope: ExitStack, of: str) -> None:
     made = scope.enter_context(host.create_semaphore(gi.TimelineFd))
-    given: Any = Scripted() if of == "scripted" else gi.bridge.OwnTimelineEndpoint(made.export())  # type: ignore[arg-type]
+    given: Any = Scripted() if of == "scripted" else gi.bridge.OwnTimelineEndpoint(made.export())
     semaphore: Any = scope.enter_context(bridge.from_endpoint(given))
     stream = scope.enter_context(host.create_stream())
     name = re.escape(semaphore.label)
