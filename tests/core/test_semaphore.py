@@ -1,15 +1,19 @@
 """Which calls fit which semaphore; batches; what reaches the driver."""
 
+import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import gpuinterop as gi
+from gpuinterop import system
+from gpuinterop.backend import DriverHandle, HostSemaphoreBackend
 from gpuinterop.handles import OriginKind
 
-from .fake import FakeBackend, fake_device, semaphore_of
+from .fake import FakeBackend, FakeDriver, Handle, fake_device, memory_of, semaphore_of
 
 Call = Callable[[], object]
 
@@ -193,6 +197,75 @@ def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend
         backend.blocked.clear()
         for each in (one, two, flag):
             each.close()
+
+
+class Readable(FakeDriver, HostSemaphoreBackend):
+    """The CPU reads its semaphores. A thread's wait lets time pass, until each is signalled when it is `due`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.due = 0.0, dict[Handle, float]()
+
+    def create_semaphore(self, device: DriverHandle, handle_type: type[Any]) -> DriverHandle:
+        raise NotImplementedError
+
+    def export_semaphore(self, semaphore: DriverHandle) -> Any:
+        raise NotImplementedError
+
+    def host_value(self, semaphore: DriverHandle) -> int:
+        return self.values.get(semaphore, 0)
+
+    def host_signal(self, semaphore: DriverHandle, value: int) -> None:
+        self.arrive(semaphore, value)
+
+    def host_wait(self, semaphore: DriverHandle, value: int, timeout: float | None) -> bool:
+        assert timeout is not None
+        self.now = max(self.now, min(self.now + timeout, self.due[semaphore]))
+        return self.now >= self.due[semaphore]
+
+
+@pytest.mark.parametrize("arrived", [0, 1])
+def test_a_batch_of_which_one_has_arrived_waits_for_the_other(arrived: int) -> None:
+    """Only that one is named, also after a stream that waits for it; and nothing that blocks is released."""
+    device, backend = fake_device(backend=Readable())
+    pair, values = [semaphore_of(device), semaphore_of(device)], [5, 6]
+    here, there, value, awaited = pair[arrived], pair[1 - arrived], values[arrived], values[1 - arrived]
+    with device.create_stream() as stream, device.create_stream() as behind:
+        gi.SemaphoreBatch(*pair).wait(stream, values)
+        behind.wait_stream(stream)
+        here.host_signal(value)
+        memory = memory_of(device)
+        _held = memory.map_buffer()
+        memory.close()
+        device.drain()
+        assert backend.count("mapping") == 1
+        for each in (stream, behind):
+            with pytest.raises(gi.SemaphoreTimeoutError, match=rf"{there.label} to reach {awaited}\b") as late:
+                each.synchronize(timeout=0)
+            assert not re.search(rf"{here.label}\b", str(late.value))
+        there.host_signal(awaited)
+        device.drain()
+        assert backend.count("mapping") == 0
+        behind.synchronize(timeout=0)
+    for each in pair:
+        each.close()
+
+
+def test_a_batch_has_one_time_out_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is signalled within the limit after the first, and not within the limit."""
+    device, _ = fake_device(backend=(backend := Readable()))
+    monkeypatch.setattr(system, "time", SimpleNamespace(monotonic=lambda: backend.now))
+    one, two = semaphore_of(device), semaphore_of(device)
+    with device.create_stream() as stream:
+        backend.due = {one._handle: 6.0, two._handle: 12.0}
+        batch = gi.SemaphoreBatch(one, two)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=rf"{two.label}\b"):
+            batch.wait(stream, (1, 1), timeout=10.0)
+        batch.wait(stream, (1, 1), timeout=3.0)
+    backend.pass_all()
+    monkeypatch.undo()
+    for each in (one, two):
+        each.close()
 
 
 @pytest.mark.parametrize("gaps", [(), (gi.Operation.CREATE_SEMAPHORE,)], ids=["creates timelines", "creates none"])

@@ -423,6 +423,58 @@ async def both():
     assert reader.answer() == [[1, 7, "late", 2], True]
 
 
+WAITS: Final = "task = tasks.create_task(waits({})); tasks.run_until_complete(asyncio.sleep(0))"
+
+
+@pytest.mark.parametrize(
+    ("wait", "end"),
+    [
+        ("with contextlib.suppress(gi.SemaphoreTimeoutError): camera.next(timeout=0)", "camera.latest().number"),
+        (WAITS.format("camera.next"), "tasks.run_until_complete(task)"),
+        (WAITS.format("camera.__anext__"), "tasks.run_until_complete(task)"),
+    ],
+    ids=["thread", "await", "async for"],
+)
+def test_who_waits_keeps_no_slot(writer: Shell, reader: Shell, wait: str, end: str) -> None:
+    """Two are enough for the writer, also if the one that waits does not look for a while."""
+    writer("camera.close(); camera = gi.publish('camera', 1 << 16, 'int64', slots=2)")
+    reader("camera.close(); camera = gi.subscribe('camera')")
+    reader("import asyncio; tasks = asyncio.new_event_loop(); atexit.register(tasks.close)")
+    reader("async def waits(call): return (await call()).number")
+    writer("write(1)")
+    reader("frame = camera.next(timeout=300)")
+    reader(wait)
+    writer("write(2); write(3)")
+    assert reader(end) == 3
+
+
+@pytest.mark.parametrize("call", ["camera.next(timeout=0.2)", "asyncio.run(waits())"])
+def test_a_time_out_of_next_ends_it_after_the_writer_has_exited(writer: Shell, reader: Shell, call: str) -> None:
+    """Also if `subscribe` has none."""
+    reader("camera.close(); camera = gi.subscribe('camera', timeout=None)")
+    reader("import asyncio\nasync def waits(): await camera.next(timeout=0.2)")
+    writer("write(1)")
+    reader("watch(1)")
+    writer.kill()
+    reader.until("camera.ended")
+    with pytest.raises(Raised, match=r"(PeerError|SemaphoreTimeoutError): .*'camera'"):
+        reader(call)
+
+
+def test_another_writer_begins_anew(writer: Shell, reader: Shell) -> None:
+    """A reader that has taken the first one's ninth frame takes the next one's first."""
+    writer("for value in range(9): write(value)")
+    assert reader("watch(1)") == [[8, 9, 0, False]]
+    writer.kill()
+    with Shell() as other:
+        other(FRAMES)
+        other(PUBLISH)
+        other("write(7)")
+        assert reader("watch(2)[1]") == [7, 1, 0, True]
+        other("write(8)")
+        assert reader("watch(3)[2]") == [8, 2, 0, False]
+
+
 def test_deaths(sockets: Path) -> None:
     """Writers are killed at many points, and take over from each other; readers are killed, too. All others go on."""
     pick = random.Random(7)

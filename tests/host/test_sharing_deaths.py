@@ -102,6 +102,30 @@ def awaits():
         late("Link.end = ends; attached.close()")
 
 
+BEFORE_THE_WATCH: Final = """
+imports = gi.Device.import_semaphore
+
+def late(device, handle):
+    os.kill(writer, signal.SIGKILL)
+    while not attached.ended: pass
+    return imports(device, handle)
+
+gi.Device.import_semaphore = late
+"""
+
+
+def test_an_exporter_dies_after_its_answer_before_it_is_watched() -> None:
+    """The reader knows it, and does not wait for the release."""
+    with pair() as (exporter, reader):
+        exporter(IN)
+        reader(ATTACH)
+        reader(f"writer = {exporter('os.getpid()')}")
+        reader(BEFORE_THE_WATCH)
+        with pytest.raises(Raised, match=DIED):
+            reader(ACQUIRES)
+        exporter.kill()
+
+
 MANY: Final = """
 import mmap
 page = mmap.mmap(-1, 4096)
