@@ -689,16 +689,14 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 
 
 def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
-    """Return the array, or a copy, whose bytes are its values. torch may compute values later, or elsewhere."""
-    if not _is_torchs(array):
-        return array
+    """Return the array, or a copy, whose bytes are its values. Every call that takes an array asks this first."""
     problem = hidden_values(array)
-    if not problem and (array.is_conj() or array.is_neg()):
+    if not problem and _is_torchs(array) and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
     if problem:
-        raise InvalidArgumentError(argument, f"expected a tensor whose memory has its values, got {problem}.")
+        raise InvalidArgumentError(argument, f"expected an array whose memory has its values, got {problem}.")
     return array
 
 
@@ -708,7 +706,12 @@ def _is_torchs(array: Any) -> bool:
 
 
 def hidden_values(array: Any) -> str:
-    """Describe a torch tensor whose memory does not contain its values, with what to pass; empty for others."""
+    """Describe an array whose memory does not contain its values, with what to pass; empty for others."""
+    if isinstance(array, NoCopy):  # gpuinterop's own; to ask for its interface would hold its bytes
+        return ""
+    if not _is_torchs(array):
+        return _left_out(array)
+    # torch may compute values later, or elsewhere.
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
         return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, such as DTensor.to_local()"
@@ -721,6 +724,19 @@ def hidden_values(array: Any) -> str:
     except Exception as error:  # torch has several, for tensors without storage
         reason = str(error).rstrip(".")
     return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
+
+
+def _left_out(array: Any) -> str:
+    """What `hidden_values` says of other libraries' arrays: masks and nulls are not in the memory."""
+    kind, interface, mask = type(array).__name__, _interface(array), getattr(type(array), "mask", None)
+    with suppress(Exception):  # only JAX has it
+        if array.is_deleted():
+            return f"a deleted or donated one of type {kind}; pass what the jitted function returned"
+    nulls = getattr(array, "null_count", 0)  # PyArrow's number, and a method of polars
+    has_mask = mask is not None and not callable(mask)  # pandas has a method of that name
+    if has_mask or (nulls() if callable(nulls) else nulls) or (interface and interface[1].get("mask") is not None):
+        return f"one of type {kind} with a mask or nulls; pass plain values: x.filled(0), x.fill_null(0) or x.data"
+    return ""
 
 
 def _by_dlpack(array: Any) -> Described | str:
@@ -827,7 +843,10 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
         problem = "it is neither a NumPy array nor a buffer"
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
-            return np.asarray(array)
+            seen = np.asarray(array)
+            if not writable or not seen.nbytes or np.asarray(array).ctypes.data == seen.ctypes.data:
+                return seen
+            problem = "NumPy gets a copy of it, whose bytes would be lost"
         except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
             problem = str(error)
     # autograd would not notice a write into a tensor that requires a gradient.
@@ -845,9 +864,9 @@ class HostArray:
     def __init__(self, array: object, *, argument: str, writable: bool) -> None:
         import numpy as np
 
-        if not isinstance(found := array, np.ndarray):
+        if type(array) is not np.ndarray:
             array = with_values(array, argument, in_place=writable)
-            found = _as_array(array, argument, writable=writable)
+        found = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
         if found.dtype.hasobject:
             raise ArgumentTypeError(argument, f"expected numbers, got a {type(array).__name__} of Python objects.")
         if writable and not found.flags.writeable:

@@ -456,9 +456,10 @@ def share(
         An argument is not an array, or a name is not a str.
     InvalidArgumentError
         An array's elements overlap, or their type is unsupported; or, without ``copy=True``, their address is not
-        aligned for the type. Or a torch tensor's memory does not contain its values (conjugate, negative, sparse,
-        fake); the error says what to share. Or the arrays are on several devices, or their names and layouts need more
-        than 64 MiB. Or the socket's folder does not exist, or its path is too long (`GPUINTEROP_SHARE_DIR`).
+        aligned for the type. Or an array's memory does not contain its values: it has a mask or nulls, JAX has deleted
+        it, or it is a conjugate, negative, sparse or fake torch tensor; the error says what to share. Or the arrays are
+        on several devices, or their names and layouts need more than 64 MiB. Or the socket's folder does not exist, or
+        its path is too long (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         Another process cannot map the memory (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
         memory that is not a memfd, or a VMM allocation made without export. The error says what to change.

@@ -591,6 +591,8 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
         bad: list[Call] = [
             lambda: array.level(3),
             lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
+            lambda: array.level(0).copy_from_host(np.ma.zeros(8192, "uint8"), stream=stream),
+            lambda: array.level(0).copy_to_host(np.ma.zeros(8192, "uint8"), stream=stream),
             lambda: array.level("0"),  # type: ignore[arg-type]
             lambda: array.level(0.0),  # type: ignore[arg-type]
             lambda: memory.map_mipmapped_array("R64_SFLOAT", (4, 4)),
