@@ -50,9 +50,7 @@ class DType:
                 parsed = np.dtype(dtype)  # type: ignore[call-overload]
                 name = parsed.name if parsed.isnative and dtype is not None else ""  # NumPy reads None as float64
         if name not in TYPES:
-            raise ArgumentTypeError(
-                "dtype", f"expected one of {', '.join(TYPES)}, got {dtype!r}; take bytes (uint8), and view those."
-            )
+            raise ArgumentTypeError("dtype", f"expected one of {', '.join(TYPES)}, got {_instead_of(dtype)}.")
         self.name, (self.code, self.bits) = name, TYPES[name]
         self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
         self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
@@ -68,6 +66,22 @@ class DType:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, self.name))
+
+
+def _instead_of(dtype: object) -> str:
+    """Name an element type that only NumPy has, and what to take instead."""
+    import numpy as np
+
+    instead = "bytes (uint8), and view those"
+    with suppress(Exception):
+        parsed = np.dtype(dtype)  # type: ignore[call-overload]
+        if parsed.hasobject:
+            instead = "numbers, such as x.astype('float64'): these are addresses in this process"
+        elif not parsed.isnative:
+            instead = "this machine's byte order, such as x.astype(x.dtype.newbyteorder('='))"
+        elif parsed.kind in "mM":
+            instead = "int64, such as x.view('int64')"
+    return f"{dtype}; take {instead}"
 
 
 _PLAIN: Final = frozenset({int})
@@ -677,7 +691,7 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
     for way in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
         if isinstance(found := way(array), Described):
             return found
-        problem = problem or found
+        problem = found or problem
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
     if problem:
         raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {problem}")
@@ -817,16 +831,21 @@ def _by_interface(array: Any) -> Described | str:
     if (found := _interface(array)) is None:
         return ""
     name, facts = found
+    if not isinstance(data := facts.get("data"), tuple | list):  # bytes in PIL's images
+        return f"its {name} has no address, but data of type {type(data).__name__}; pass numpy.asarray(x)."
     try:
-        pointer, read_only = facts["data"]
+        pointer, read_only = data
         shape, dtype, strides = facts["shape"], facts["typestr"], facts.get("strides") or None
         try:
             layout = layout_of(shape, dtype, strides)
         except ArgumentTypeError:  # ml_dtypes' types have no name in the interface
-            layout = layout_of(shape, str(getattr(array, "dtype", dtype)), strides)
+            dtype = getattr(array, "dtype", dtype)
+            layout = layout_of(shape, dtype, strides)
         place = (CPU, 0) if name == "__array_interface__" else name
-        return Described(place, int(pointer), layout, bool(read_only), (array, facts), _data_ptr(array))
-    except (LookupError, TypeError, ValueError) as error:  # PIL's images, for example: their data are bytes
+        return Described(place, int(pointer or 0), layout, bool(read_only), (array, facts), _data_ptr(array))
+    except ArgumentTypeError as error:
+        return f"DLPack has no element type {_instead_of(dtype)}." if error.argument == "dtype" else str(error)
+    except (LookupError, TypeError, ValueError) as error:
         return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
 
 
@@ -868,7 +887,7 @@ class HostArray:
             array = with_values(array, argument, in_place=writable)
         found = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
         if found.dtype.hasobject:
-            raise ArgumentTypeError(argument, f"expected numbers, got a {type(array).__name__} of Python objects.")
+            raise ArgumentTypeError(argument, f"expected numbers, got elements of {_instead_of(found.dtype)}.")
         if writable and not found.flags.writeable:
             raise InvalidArgumentError(argument, "is read-only; pass a writable array.")
         if writable and not found.flags.c_contiguous:

@@ -1,4 +1,4 @@
-"""Arrays whose memory does not contain their values: each entry refuses them.
+"""Arrays whose memory does not contain their values, or whose element type only NumPy has: each entry refuses them.
 
 tests/frameworks/test_values.py has torch's, JAX's and PyArrow's own.
 """
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import gpuinterop as gi
 
@@ -130,3 +131,43 @@ def test_a_target_that_numpy_copies_is_refused(buffer: gi.Buffer) -> None:
     assert np.asarray(buffer.view(3, "float64", 1024))[2] == 3
     with pytest.raises(gi.ArgumentTypeError, match=r"Nulls .*copy"):
         buffer.copy_to_host(Nulls())
+
+
+Make = Callable[[Any], Any]
+DTYPES: Final[dict[str, tuple[str, Make]]] = {
+    "[('a', '<f4'), ('b', '<i4')]": ("uint8", lambda x: x.view("uint8")),
+    "|V4": ("uint8", lambda x: x.view("uint8")),
+    "<U2": ("uint8", lambda x: x.view("uint8")),
+    "float128": ("uint8", lambda x: x.view("uint8")),
+    "datetime64[s]": ("x.view('int64')", lambda x: x.view("int64")),
+    "timedelta64[ns]": ("x.view('int64')", lambda x: x.view("int64")),
+    ">f4": ("x.astype(x.dtype.newbyteorder('='))", lambda x: x.astype(x.dtype.newbyteorder("="))),
+    ">M8[s]": ("newbyteorder", lambda x: x.astype(x.dtype.newbyteorder("=")).view("int64")),
+    "object": ("x.astype('float64')", lambda x: x.astype("float64")),
+}
+"""A type's name, what the error says to pass, and that."""
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_an_element_type_of_numpy_is_named(buffer: gi.Buffer, name: str) -> None:
+    words, instead = DTYPES[name]
+    given = np.zeros(4, eval(name) if name.startswith("[") else name)
+    for argument, call in (
+        ("array", gi.share), ("array", lambda given: gi.share(given, copy=True)),
+        ("source", buffer.view(4).copy_from),
+    ):  # fmt: skip
+        with pytest.raises(gi.InvalidArgumentError) as caught:
+            call(given)
+        assert caught.value.argument == argument
+        assert f" {given.dtype}; take " in str(caught.value)
+        assert words in str(caught.value)
+    with gi.share(passed := instead(given), copy=True) as shared:
+        assert np.asarray(shared.view).tobytes() == passed.tobytes()
+
+
+def test_an_image_of_pil(buffer: gi.Buffer) -> None:
+    image = Image.new("RGB", (4, 3), (1, 2, 3))
+    with pytest.raises(gi.InvalidArgumentError, match=r"PIL\.Image\.Image: .*address.*; pass numpy\.asarray"):
+        gi.share(image)
+    with gi.share(np.asarray(image), copy=True) as shared:
+        assert np.asarray(shared.view)[2, 3].tolist() == [1, 2, 3]
