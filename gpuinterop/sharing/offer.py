@@ -168,8 +168,12 @@ class Offered(NoCopy, Offer):
         if self._is_written:
             return
         self._is_written = True  # before the check, because another thread may check too
-        if rival := next(filter(self._is_rival, list(server().offers.values())), None):
-            self._is_written = False
+        rival: Any = self
+        try:
+            rival = next(filter(self._is_rival, list(server().offers.values())), None)
+        finally:  # an interrupt decides nothing
+            self._is_written = rival is None
+        if rival is not None:
             raise InvalidArgumentError(
                 "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
             )
