@@ -72,6 +72,30 @@ def test_arrays_of_more_allocations_than_one_answer_has_descriptors_for() -> Non
         assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(300)]") == [one % 251 for one in range(300)]
 
 
+def test_a_share_attached_twice_has_its_bytes_in_both() -> None:
+    """Parts of two allocations: while both attachments live, after the first has ended, and after both have."""
+    with pair() as (exporter, reader):
+        exporter("whole = np.asarray(gi.device().allocate(8192).buffer.view(8192))")
+        exporter("array[:], whole[:] = np.arange(4096) % 251, np.arange(8192) % 241")
+        exporter("parts = gi.share({'low': array[100:103], 'high': whole[5000:5003]})")
+        reader("def seen(one): return [np.asarray(one[name]).tolist() for name in ('low', 'high')]")
+        reader(f"parts = {exporter.descriptor('parts')}; first, second = gi.attach(parts), gi.attach(parts)")
+        assert reader("[seen(first), seen(second)]") == [[[100, 101, 102], [180, 181, 182]]] * 2
+        reader("np.asarray(second['high'])[0] = 7; np.asarray(first['low'])[1] = 8")
+        assert exporter("[array[99:104].tolist(), whole[4999:5004].tolist()]") == [
+            [99, 100, 8, 102, 103], [179, 7, 181, 182, 183],
+        ]  # fmt: skip
+        for first, second in (("first", "second"), ("second", "first")):
+            reader(f"{first}.close()")
+            assert reader(f"seen({second})") == [[100, 8, 102], [7, 181, 182]]
+            reader(f"{first} = gi.attach(parts)")
+            assert reader(f"seen({first})") == [[100, 8, 102], [7, 181, 182]]
+        reader("first.close(); second.close(); gi.device().drain()")
+        exporter("array[100] = whole[5002] = 9")
+        reader("first, second = gi.attach(parts), gi.attach(parts)")
+        assert reader("[seen(first), seen(second)]") == [[[9, 8, 102], [7, 181, 9]]] * 2
+
+
 def test_version_0_is_behind_the_stream() -> None:
     with pair() as (exporter, reader):
         exporter(GATE)
