@@ -65,7 +65,7 @@ class Nulls(Interface):
 
 ARRAYS: Final[dict[str, Callable[[Any], Any]]] = {
     "masked": lambda array: np.ma.array(array, mask=MASK),
-    "masked invalid": lambda array: np.ma.masked_greater(array, 100),
+    "masked by a condition": lambda array: np.ma.masked_greater(array, 100),
     "to be masked later": np.ma.array,
     "a mask in the interface": lambda array: Interface(__array_interface__=array.__array_interface__ | {"mask": MASK}),
     "a mask in CUDA's interface": lambda array: Interface(
