@@ -70,18 +70,8 @@ class DType:
 
 def _instead_of(dtype: object) -> str:
     """Name an element type that only NumPy has, and what to take instead."""
-    import numpy as np
-
-    instead = "bytes (uint8), and view those"
-    with suppress(Exception):
-        parsed = np.dtype(dtype)  # type: ignore[call-overload]
-        if parsed.hasobject:
-            instead = "numbers, such as x.astype('float64'): these are addresses in this process"
-        elif not parsed.isnative:
-            instead = "this machine's byte order, such as x.astype(x.dtype.newbyteorder('='))"
-        elif parsed.kind in "mM":
-            instead = "int64, such as x.view('int64')"
-    return f"{dtype}; take {instead}"
+    is_addresses = getattr(dtype, "hasobject", False)
+    return f"{dtype}; take {'numbers, not objects' if is_addresses else 'bytes (uint8), and view those'}"
 
 
 _PLAIN: Final = frozenset({int})
@@ -746,9 +736,10 @@ def _left_out(array: Any) -> str:
     with suppress(Exception):  # only JAX has it
         if array.is_deleted():
             return f"a deleted or donated one of type {kind}; pass what the jitted function returned"
+    if mask is None or callable(mask):  # pandas has a method of that name
+        mask = interface and interface[1].get("mask")
     nulls = getattr(array, "null_count", 0)  # PyArrow's number, and a method of polars
-    has_mask = mask is not None and not callable(mask)  # pandas has a method of that name
-    if has_mask or (nulls() if callable(nulls) else nulls) or (interface and interface[1].get("mask") is not None):
+    if mask is not None or (nulls() if callable(nulls) else nulls):
         return f"one of type {kind} with a mask or nulls; pass plain values: x.filled(0), x.fill_null(0) or x.data"
     return ""
 

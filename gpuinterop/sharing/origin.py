@@ -68,10 +68,8 @@ def _device_of(array: Described, name: str) -> Device:
 
     def fits(device: Device) -> bool:
         if isinstance(place, str):
-            if device.info.array_interface != place:
-                return False
-            is_empty = not array.pointer and 0 in array.layout.shape  # such an array fits any device
-            return is_empty or _ordinal(device, array.pointer) == device.ordinal
+            none = not array.span[1]  # no bytes, at the address 0: any device fits
+            return device.info.array_interface == place and (none or _ordinal(device, array.pointer) == device.ordinal)
         return device.info.dlpack == (kind, 0 if kind == CPU else place[1])
 
     return search(fits, f"{name}: expected memory of a device that works here, got {got}")
