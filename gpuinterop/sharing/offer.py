@@ -47,7 +47,7 @@ class Offered(NoCopy, Offer):
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.buffers = buffers
         """Number of slots, if the share has frames."""
-        self._is_written = False
+        self._is_written = self._is_checked = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
@@ -165,18 +165,15 @@ class Offered(NoCopy, Offer):
 
     def begin_to_write(self) -> None:
         """Raise if another share of the same bytes is written: each share waits only for its own readers."""
-        if self._is_written:
+        if self._is_checked:  # not `_is_written`: an interrupt may end the check
             return
         self._is_written = True  # before the check, because another thread may check too
-        rival: Any = self
-        try:
-            rival = next(filter(self._is_rival, list(server().offers.values())), None)
-        finally:  # an interrupt decides nothing
-            self._is_written = rival is None
-        if rival is not None:
+        if rival := next(filter(self._is_rival, list(server().offers.values())), None):
+            self._is_written = False
             raise InvalidArgumentError(
                 "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
             )
+        self._is_checked = True
 
     def _is_rival(self, other: Any) -> bool:
         if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):

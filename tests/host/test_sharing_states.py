@@ -247,6 +247,9 @@ def test_one_share_writes_bytes() -> None:
         for _ in range(3):
             with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*ArrayShare"):
                 one("second.acquire(timeout=20)")
+        one(
+            "part = gi.share(whole[1100:1200]); part.acquire(timeout=20); part.release(); part.close()"
+        )  # of the second
         one("class Interrupt(dict):\n def values(self): raise KeyboardInterrupt")
         one("server = rendezvous.server(); offers, server.offers = server.offers, Interrupt()")
         with pytest.raises(Raised, match="KeyboardInterrupt"):  # in the check itself
