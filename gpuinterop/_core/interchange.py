@@ -733,8 +733,8 @@ def hidden_values(array: Any) -> str:
 def _left_out(array: Any) -> str:
     """What `hidden_values` says of other libraries' arrays: masks and nulls are not in the memory."""
     kind, interface, mask = type(array).__name__, _interface(array), getattr(type(array), "mask", None)
-    with suppress(Exception):  # only JAX has it
-        if array.is_deleted():
+    with suppress(Exception):  # of JAX's tracers
+        if getattr(array, "is_deleted", bool)():
             return f"a deleted or donated one of type {kind}; pass what the jitted function returned"
     if mask is None or callable(mask):  # pandas has a method of that name
         mask = interface and interface[1].get("mask")
@@ -854,7 +854,7 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
             seen = np.asarray(array)
-            if not writable or not seen.nbytes or np.asarray(array).ctypes.data == seen.ctypes.data:
+            if not (writable and seen.nbytes) or _is_torchs(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
                 return seen
             problem = "NumPy gets a copy of it, whose bytes would be lost"
         except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
