@@ -368,7 +368,8 @@ class FdHandle(Handle):
         Parameters
         ----------
         fd : int
-            Open descriptor. If this succeeds, the handle owns it.
+            Open descriptor. If this succeeds, the handle owns it, and programs that this process starts do not inherit
+            it: drivers return descriptors that they would inherit.
         origin, trusted
             As in the constructor.
 
@@ -380,6 +381,7 @@ class FdHandle(Handle):
         True
         """
         handle = cls(fd, origin=origin, trusted=trusted)
+        system.call("ioctl(FIOCLEX)", os.set_inheritable, handle.fd, False)
         handle._owned = True
         handle._made_at = place() if DEV_MODE else ""
         return handle

@@ -50,9 +50,7 @@ class DType:
                 parsed = np.dtype(dtype)  # type: ignore[call-overload]
                 name = parsed.name if parsed.isnative and dtype is not None else ""  # NumPy reads None as float64
         if name not in TYPES:
-            raise ArgumentTypeError(
-                "dtype", f"expected one of {', '.join(TYPES)}, got {dtype!r}; take bytes (uint8), and view those."
-            )
+            raise ArgumentTypeError("dtype", f"expected one of {', '.join(TYPES)}, got {_instead_of(dtype)}.")
         self.name, (self.code, self.bits) = name, TYPES[name]
         self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
         self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
@@ -68,6 +66,12 @@ class DType:
         import ml_dtypes
 
         return np.dtype(getattr(ml_dtypes, self.name))
+
+
+def _instead_of(dtype: object) -> str:
+    """Name an element type that only NumPy has, and what to take instead."""
+    is_addresses = getattr(dtype, "hasobject", False)
+    return f"{dtype}; take {'numbers, not objects' if is_addresses else 'bytes (uint8), and view those'}"
 
 
 _PLAIN: Final = frozenset({int})
@@ -677,7 +681,7 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
     for way in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
         if isinstance(found := way(array), Described):
             return found
-        problem = problem or found
+        problem = found or problem
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
     if problem:
         raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {problem}")
@@ -689,16 +693,14 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 
 
 def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
-    """Return the array, or a copy, whose bytes are its values. torch may compute values later, or elsewhere."""
-    if not _is_torchs(array):
-        return array
+    """Return the array, or a copy, whose bytes are its values. Every call that takes an array asks this first."""
     problem = hidden_values(array)
-    if not problem and (array.is_conj() or array.is_neg()):
+    if not problem and _is_torchs(array) and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
     if problem:
-        raise InvalidArgumentError(argument, f"expected a tensor whose memory has its values, got {problem}.")
+        raise InvalidArgumentError(argument, f"expected an array whose memory has its values, got {problem}.")
     return array
 
 
@@ -708,7 +710,12 @@ def _is_torchs(array: Any) -> bool:
 
 
 def hidden_values(array: Any) -> str:
-    """Describe a torch tensor whose memory does not contain its values, with what to pass; empty for others."""
+    """Describe an array whose memory does not contain its values, with what to pass; empty for others."""
+    if isinstance(array, NoCopy):  # gpuinterop's own; to ask for its interface would hold its bytes
+        return ""
+    if not _is_torchs(array):
+        return _left_out(array)
+    # torch may compute values later, or elsewhere.
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
         return f"a {type(array).__name__}, whose class computes them; pass a plain tensor, such as DTensor.to_local()"
@@ -721,6 +728,20 @@ def hidden_values(array: Any) -> str:
     except Exception as error:  # torch has several, for tensors without storage
         reason = str(error).rstrip(".")
     return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
+
+
+def _left_out(array: Any) -> str:
+    """What `hidden_values` says of other libraries' arrays: masks and nulls are not in the memory."""
+    kind, interface, mask = type(array).__name__, _interface(array), getattr(type(array), "mask", None)
+    with suppress(Exception):  # of JAX's tracers
+        if getattr(array, "is_deleted", bool)():
+            return f"a deleted or donated one of type {kind}; pass what the jitted function returned"
+    if mask is None or callable(mask):  # pandas has a method of that name
+        mask = interface and interface[1].get("mask")
+    nulls = getattr(array, "null_count", 0)  # PyArrow's number, and a method of polars
+    if mask is not None or (nulls() if callable(nulls) else nulls):
+        return f"one of type {kind} with a mask or nulls; pass plain values: x.filled(0), x.fill_null(0) or x.data"
+    return ""
 
 
 def _by_dlpack(array: Any) -> Described | str:
@@ -801,16 +822,21 @@ def _by_interface(array: Any) -> Described | str:
     if (found := _interface(array)) is None:
         return ""
     name, facts = found
+    if not isinstance(data := facts.get("data"), tuple | list):  # bytes in PIL's images
+        return f"its {name} has no address, but data of type {type(data).__name__}; pass numpy.asarray(x)."
     try:
-        pointer, read_only = facts["data"]
+        pointer, read_only = data
         shape, dtype, strides = facts["shape"], facts["typestr"], facts.get("strides") or None
         try:
             layout = layout_of(shape, dtype, strides)
         except ArgumentTypeError:  # ml_dtypes' types have no name in the interface
-            layout = layout_of(shape, str(getattr(array, "dtype", dtype)), strides)
+            dtype = getattr(array, "dtype", dtype)
+            layout = layout_of(shape, dtype, strides)
         place = (CPU, 0) if name == "__array_interface__" else name
-        return Described(place, int(pointer), layout, bool(read_only), (array, facts), _data_ptr(array))
-    except (LookupError, TypeError, ValueError) as error:  # PIL's images, for example: their data are bytes
+        return Described(place, int(pointer or 0), layout, bool(read_only), (array, facts), _data_ptr(array))
+    except ArgumentTypeError as error:
+        return f"DLPack has no element type {_instead_of(dtype)}." if error.argument == "dtype" else str(error)
+    except (LookupError, TypeError, ValueError) as error:
         return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
 
 
@@ -827,7 +853,10 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
         problem = "it is neither a NumPy array nor a buffer"
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
-            return np.asarray(array)
+            seen = np.asarray(array)
+            if not (writable and seen.nbytes) or _is_torchs(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
+                return seen
+            problem = "NumPy gets a copy of it, whose bytes would be lost"
         except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
             problem = str(error)
     # autograd would not notice a write into a tensor that requires a gradient.
@@ -845,11 +874,11 @@ class HostArray:
     def __init__(self, array: object, *, argument: str, writable: bool) -> None:
         import numpy as np
 
-        if not isinstance(found := array, np.ndarray):
+        if type(array) is not np.ndarray:
             array = with_values(array, argument, in_place=writable)
-            found = _as_array(array, argument, writable=writable)
+        found = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
         if found.dtype.hasobject:
-            raise ArgumentTypeError(argument, f"expected numbers, got a {type(array).__name__} of Python objects.")
+            raise ArgumentTypeError(argument, f"expected numbers, got elements of {_instead_of(found.dtype)}.")
         if writable and not found.flags.writeable:
             raise InvalidArgumentError(argument, "is read-only; pass a writable array.")
         if writable and not found.flags.c_contiguous:

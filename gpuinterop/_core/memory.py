@@ -367,7 +367,7 @@ class Buffer(Sized):
             `source` is not host memory.
         InvalidArgumentError
             The bytes do not fit into the buffer, `stream` belongs to another device or is being captured, or `source`
-            is a torch tensor whose memory does not contain its values (sparse, fake).
+            is an array whose memory does not contain its values (see `gpuinterop.share`).
         ResourceBusyError
             The memory is pageable and the stream waits for a semaphore, so the copy would block and could deadlock.
 
@@ -395,7 +395,7 @@ class Buffer(Sized):
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, ResourceBusyError
-            See `copy_from_host`. Also if `target` is read-only or not contiguous.
+            See `copy_from_host`. Also if `target` is read-only or not contiguous, or if NumPy gets a copy of it.
 
         Examples
         --------

@@ -6,7 +6,6 @@ A generic handle refers to memory or to a multicast object. The driver maps, exp
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Mapping, Sequence
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint64
 from struct import Struct
@@ -64,7 +63,6 @@ class Mappable(NativeObject):
         shared, number = _EXPORTED.get(kind, c_uint64)(), native_handle_type(self.device.driver, kind)
         self.device.call("MemExportToShareableHandle", byref(shared), self.handle, number, 0)
         if kind is VmmFd:
-            os.set_inheritable(shared.value, False)
             return VmmFd.adopt(shared.value)
         if kind is FabricHandle:
             return FabricHandle(bytes(shared))

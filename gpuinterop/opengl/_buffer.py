@@ -347,7 +347,7 @@ def import_array(
         OpenGL cannot import this kind of memory: ``cudaMalloc``, a stream-ordered pool, managed or host memory. The
         error says what to change. Nothing was imported.
     InvalidArgumentError
-        The array is on another GPU, or spans several handles. Or see :func:`share_buffer`.
+        The array has no element, is on another GPU, or spans several handles. Or see :func:`share_buffer`.
     ArgumentTypeError
         `array` is not an array.
     DriverError
@@ -367,7 +367,7 @@ def import_array(
 
     context = current_context(get_proc_address)
     context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
-    found = describe(array, "array")
+    found = describe(array, "array", empty=False)
     device = device_of({"array": found})
     start, end = found.span
     _check_target(context, buffer, end - start)

@@ -47,7 +47,7 @@ class Offered(NoCopy, Offer):
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.buffers = buffers
         """Number of slots, if the share has frames."""
-        self._is_written = False
+        self._is_written = self._is_checked = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
@@ -165,7 +165,7 @@ class Offered(NoCopy, Offer):
 
     def begin_to_write(self) -> None:
         """Raise if another share of the same bytes is written: each share waits only for its own readers."""
-        if self._is_written:
+        if self._is_checked:  # not `_is_written`: an interrupt may end the check
             return
         self._is_written = True  # before the check, because another thread may check too
         if rival := next(filter(self._is_rival, list(server().offers.values())), None):
@@ -173,6 +173,7 @@ class Offered(NoCopy, Offer):
             raise InvalidArgumentError(
                 "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
             )
+        self._is_checked = True
 
     def _is_rival(self, other: Any) -> bool:
         if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
@@ -458,9 +459,10 @@ def share(
         An argument is not an array, or a name is not a str.
     InvalidArgumentError
         An array's elements overlap, or their type is unsupported; or, without ``copy=True``, their address is not
-        aligned for the type. Or a torch tensor's memory does not contain its values (conjugate, negative, sparse,
-        fake); the error says what to share. Or the arrays are on several devices, or their names and layouts need more
-        than 64 MiB. Or the socket's folder does not exist, or its path is too long (`GPUINTEROP_SHARE_DIR`).
+        aligned for the type. Or an array's memory does not contain its values: it has a mask or nulls, JAX has deleted
+        it, or it is a conjugate, negative, sparse or fake torch tensor; the error says what to share. Or the arrays are
+        on several devices, or their names and layouts need more than 64 MiB. Or the socket's folder does not exist, or
+        its path is too long (`GPUINTEROP_SHARE_DIR`).
     UnsupportedError
         Another process cannot map the memory (`Operation.EXPORT_ARRAY`): a stream-ordered pool, managed memory, host
         memory that is not a memfd, or a VMM allocation made without export. The error says what to change.

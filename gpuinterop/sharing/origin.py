@@ -17,10 +17,12 @@ _CUDA, _MANAGED = 2, 13  # kDLCUDA, kDLCUDAManaged
 _PLATFORMS: Final = {CPU: "the CPU", _CUDA: "CUDA", 8: "Metal", 10: "ROCm", 14: "oneAPI"}
 
 
-def describe(array: object, name: str, *, in_place: bool = True) -> Described:
-    """Describe an array as `described` does, and check that no two elements share a byte."""
+def describe(array: object, name: str, *, in_place: bool = True, empty: bool = True) -> Described:
+    """Describe an array as `described` does; check that no two elements share a byte, and whether it may be empty."""
     found = described(array, name, in_place=in_place)
     layout = found.layout
+    if not empty and 0 in layout.shape:
+        raise InvalidArgumentError(name, f"expected an element or more, got {layout}; do not import an empty array.")
     if overlap(layout):
         raise InvalidArgumentError(
             name,
@@ -66,7 +68,8 @@ def _device_of(array: Described, name: str) -> Device:
 
     def fits(device: Device) -> bool:
         if isinstance(place, str):
-            return device.info.array_interface == place and _ordinal(device, array.pointer) == device.ordinal
+            none = not array.span[1]  # no bytes, at the address 0: any device fits
+            return device.info.array_interface == place and (none or _ordinal(device, array.pointer) == device.ordinal)
         return device.info.dlpack == (kind, 0 if kind == CPU else place[1])
 
     return search(fits, f"{name}: expected memory of a device that works here, got {got}")

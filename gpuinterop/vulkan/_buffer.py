@@ -266,9 +266,10 @@ def import_array(
         Vulkan cannot import this kind of memory: ``cudaMalloc``, a stream-ordered pool, managed memory. The error says
         what to change. Nothing was imported.
     InvalidArgumentError
-        The array is on another GPU, spans several handles, starts at an offset that a VkBuffer cannot have, or is in a
-        handle larger than ``maxMemoryAllocationSize``. Or Vulkan could write an immutable array, the driver does not
-        import buffers with this usage, or the application did not enable an extension. Nothing was imported.
+        The array has no element, is on another GPU, spans several handles, starts at an offset that a VkBuffer cannot
+        have, or is in a handle larger than ``maxMemoryAllocationSize``. Or Vulkan could write an immutable array, the
+        driver does not import buffers with this usage, or the application did not enable an extension. Nothing was
+        imported.
     ArgumentTypeError
         `array` is not an array.
     DriverError
@@ -295,7 +296,7 @@ def import_array(
 
     check_context(vk)
     usage = check_flags(usage, "usage")
-    found = describe(array, "array")
+    found = describe(array, "array", empty=False)
     if found.read_only and usage & ~_READS:
         raise InvalidArgumentError(
             "usage",

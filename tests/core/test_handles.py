@@ -4,6 +4,8 @@ import gc
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,6 +62,14 @@ def test_an_owned_fd_goes_with_its_handle(fd: int) -> None:
     handle.close()
     handle.close()
     assert not is_open(fd)
+
+
+def test_no_program_inherits_an_owned_fd(fd: int) -> None:
+    os.set_inheritable(fd, True)  # as drivers return them
+    with gi.OpaqueFd.adopt(fd) as handle:
+        command = [sys.executable, "-c", f"import os; os.fstat({handle.fd})"]
+        done = subprocess.run(command, close_fds=False, stderr=subprocess.PIPE, check=False)
+    assert b"Bad file descriptor" in done.stderr
 
 
 def test_detach_gives_the_fd_back(fd: int) -> None:

@@ -573,6 +573,29 @@ def test_a_views_copy_uses_the_bytes_of_both(device: gi.Device, backend: FakeBac
                 target.copy_from(source)
 
 
+@pytest.mark.parametrize("strides", [(2, 1), (-2, 1), (2, -1), (-2, -1), (-1, -4)])
+def test_a_views_copy_refuses_a_source_that_shares_bytes(device: gi.Device, strides: tuple[int, int]) -> None:
+    """And no other, whichever element is the first in memory. NumPy says what shares bytes."""
+    shape = 4, 2
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        target = buffer.view(shape, offset=32, strides=strides)
+        for offset in range(16, 49):
+            content = np.asarray(buffer.view(64))
+            content[:] = range(64)
+            source = buffer.view(shape, offset=offset, strides=strides)
+            expected = np.asarray(source).tolist()
+            if np.shares_memory(np.asarray(target), np.asarray(source)):
+                with pytest.raises(gi.InvalidArgumentError, match="overlap") as caught:
+                    target.copy_from(source)
+                assert caught.value.argument == "source"
+                assert content.tolist() == [*range(64)]
+            else:
+                target.copy_from(source)
+                assert np.asarray(target).tolist() == expected
+                assert np.count_nonzero(content != range(64)) == 8
+
+
 def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: FakeBackend) -> None:
     with memory_of(device, 1 << 16) as memory, device.create_stream() as stream:
         array = memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (32, 16), levels=3)
@@ -591,6 +614,8 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
         bad: list[Call] = [
             lambda: array.level(3),
             lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
+            lambda: array.level(0).copy_from_host(np.ma.zeros(8192, "uint8"), stream=stream),
+            lambda: array.level(0).copy_to_host(np.ma.zeros(8192, "uint8"), stream=stream),
             lambda: array.level("0"),  # type: ignore[arg-type]
             lambda: array.level(0.0),  # type: ignore[arg-type]
             lambda: memory.map_mipmapped_array("R64_SFLOAT", (4, 4)),

@@ -428,10 +428,32 @@ def test_a_receiver_waits_for_the_stream_of_its_sender(torch: Any, state: Any) -
         assert is_over(state)
 
 
-def test_on_a_gpu(torch: Any, state: Any) -> None:
-    """The receiver's stream waits for the sender's, and the memory is torch's, in place."""
+def needs_gpu(torch: Any) -> None:
     if not torch.cuda.is_available():
         (pytest.fail if "cuda" in REQUIRED else pytest.skip)("torch has no GPU")
+
+
+def test_a_storage_that_was_resized_is_another_one(torch: Any, state: Any) -> None:
+    """The reader still has what it was before, and gets where it is now. tests/host has a stand-in's."""
+    needs_gpu(torch)
+    tensor = torch.ones(1 << 20, device="cuda")
+    storage, before = tensor.untyped_storage(), tensor.data_ptr()
+    with reading() as reader:
+        assert reader("take or kept[0].min().item()", tensor) == "1.0"
+        storage.resize_(64 << 20)
+        tensor.set_(storage, 0, (16 << 20,)).fill_(2)
+        assert tensor.data_ptr() != before
+        reader("take", tensor)
+        found = reader("kept[1].numel(), kept[1].min().item(), kept[1].add_(1).max().item()")
+        assert found == (16 << 20, 2.0, 3.0)
+        assert tensor.min().item() == 3.0
+        reader("kept.clear()")
+        assert is_over(state)
+
+
+def test_on_a_gpu(torch: Any, state: Any) -> None:
+    """The receiver's stream waits for the sender's, and the memory is torch's, in place."""
+    needs_gpu(torch)
     with reading() as reader:  # it keeps the clock of the sender's stream
         _on_a_gpu(torch, reader, state)
 

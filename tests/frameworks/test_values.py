@@ -83,6 +83,7 @@ WITHOUT: dict[str, Callable[[Any, Check], Any]] = {
     "meta": lambda torch, check: check(torch.ones(3, device="meta")),
     "sparse": lambda torch, check: check(torch.eye(3).to_sparse()),
     "quantized": lambda torch, check: check(torch.quantize_per_tensor(torch.ones(3), 0.5, 0, torch.qint8)),
+    "masked": lambda torch, check: check(torch.masked.masked_tensor(torch.ones(3), torch.tensor([True, False, True]))),
     "nested": lambda torch, check: check(torch.nested.nested_tensor([torch.ones(2)])),
     "vmap": lambda torch, check: torch.vmap(check)(torch.ones(2, 3)),
     "grad": lambda torch, check: torch.func.grad(lambda x: check(x).sum())(torch.ones(3)),
@@ -93,17 +94,38 @@ WITHOUT: dict[str, Callable[[Any, Check], Any]] = {
 """Tensors whose memory does not have their values, each given to a check."""
 
 
-@pytest.mark.parametrize("name", WITHOUT)
-def test_a_tensor_without_its_values_is_refused(buffer: gi.Buffer, exporter: VulkanExporter, name: str) -> None:
+@pytest.fixture
+def refused(buffer: gi.Buffer, exporter: VulkanExporter) -> Check:
     calls: list[Check] = [gi.share, lambda array: gi.share(array, copy=True), exporter.import_array]
+
+    def check(array: Any) -> Any:
+        for call in (*calls, buffer.copy_from_host, buffer.copy_to_host):
+            with pytest.raises(gi.InvalidArgumentError, match=r"(array|source|target): .*has its values.*; pass "):
+                call(array)
+        return array
+
+    return check
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_tensor_without_its_values_is_refused(refused: Check, name: str) -> None:
     checked = []
 
     def check(tensor: Any) -> Any:
-        for call in (*calls, buffer.copy_from_host, buffer.copy_to_host):
-            with pytest.raises(gi.InvalidArgumentError, match=r"(array|source|target): .*has its values.*; pass "):
-                call(tensor)
         checked.append(tensor)
-        return tensor
+        return refused(tensor)
 
     WITHOUT[name](load("torch"), check)
     assert checked
+
+
+def donated() -> Any:
+    jax = load("jax")
+    array = jax.numpy.arange(3.0)
+    jax.jit(lambda given: given + 1, donate_argnums=0)(array)
+    return array
+
+
+@pytest.mark.parametrize("make", [donated, lambda: load("pyarrow").array([1, None, 3])], ids=["JAX", "PyArrow"])
+def test_an_array_without_its_values_is_refused(refused: Check, make: Callable[[], Any]) -> None:
+    refused(make())

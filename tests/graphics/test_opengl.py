@@ -188,6 +188,13 @@ def test_what_cannot_get_new_storage_is_refused_before_the_call(opengl: OpenGLAp
     opengl.gl("glUnmapNamedBuffer", mapped, returns=ctypes.c_ubyte)
 
 
+@pytest.mark.parametrize("array", [np.ma.zeros(4), np.zeros((0, 3))], ids=["masked", "empty"])
+def test_an_array_that_no_buffer_can_be_is_refused(opengl: OpenGLApplication, array: Any) -> None:
+    with pytest.raises(gi.InvalidArgumentError) as caught:
+        gi.opengl.import_array(array)
+    assert caught.value.argument == "array"
+
+
 def test_an_imported_array_is_the_buffer(opengl: OpenGLApplication, device: gi.Device) -> None:
     with device.allocate(1 << 16) as allocation:
         array = allocation.view((64, 4), "float32", 8192)

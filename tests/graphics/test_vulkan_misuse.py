@@ -199,6 +199,8 @@ def test_bad_arguments_are_named(application: Application, device: gi.Device) ->
         ("allow", lambda: g.share_handoff(vk, dev, allow="timeline")),
         ("allow", lambda: g.share_handoff(vk, dev, allow=("telepathy",))),
         ("array", lambda: g.import_array(vk, 3)),
+        ("array", lambda: g.import_array(vk, np.zeros((0, 3)))),
+        ("array", lambda: g.import_array(vk, np.ma.zeros(4))),
         ("usage", lambda: g.import_array(vk, np.zeros(4), usage=0)),
         ("handle_type", lambda: g.export_memory(vk, 1, size=1, dedicated=False, handle_type=gi.D3D12Heap)),
         *(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -150,6 +151,8 @@ def test_exports_of_the_applications_own_objects(application: Application, devic
         )
         assert handle.origin is not None
         assert handle.origin.size == shared.allocation_size
+        assert isinstance(handle, gi.OpaqueFd)
+        assert not os.get_inheritable(handle.fd)
         with device.import_memory(handle, size=shared.allocation_size) as memory, memory.map_buffer() as buffer:
             buffer.fill(3)
         host = np.zeros(4096, np.uint8)

@@ -42,6 +42,36 @@ class Tensor:
 tensor = Tensor(array)
 other = gi.share(tensor)
 """
+TORCH: Final = """
+from types import ModuleType, SimpleNamespace
+torch, reductions = ModuleType("torch"), ModuleType("torch.multiprocessing.reductions")
+reductions.reduce_tensor = reductions.rebuild_cuda_tensor = lambda *_: None
+torch.multiprocessing = SimpleNamespace(reductions=reductions)
+torch.utils = SimpleNamespace(hooks=SimpleNamespace(warn_if_has_hooks=lambda _: None))
+torch.UntypedStorage, torch.empty = None, lambda count, device: np.empty(count)
+sys.modules.update({"torch": torch, "torch.multiprocessing": torch.multiprocessing})
+import gpuinterop.sharing.torch
+
+class Storage:
+    device, _cdata = "cpu", 1
+    resizable = is_shared = lambda _: False
+    data_ptr = lambda self: self.bytes.ctypes.data
+    nbytes = lambda self: self.bytes.nbytes
+
+class Tensor:
+    requires_grad, is_leaf, is_cuda, is_cpu, dtype = False, True, False, True, "uint8"
+    size = stride = storage_offset = is_conj = is_neg = lambda _: 0
+    untyped_storage = lambda _: storage
+
+storage = Storage()
+
+def sent(bytes):
+    # The place of the storage's bytes in their block, the block, their number, and the storage's slot.
+    storage.bytes = bytes
+    _, arguments = reductions.reduce_tensor(Tensor())
+    slot, _, offset, ((block, *_), *_) = arguments[12]
+    return offset, block, arguments[8], slot
+"""
 
 
 def attach(reader: Shell, exporter: Shell, name: str) -> None:
@@ -70,6 +100,30 @@ def test_arrays_of_more_allocations_than_one_answer_has_descriptors_for() -> Non
         exporter("many = gi.share(all)")
         attach(reader, exporter, "many")
         assert reader("[int(np.asarray(many[str(one)])[9]) for one in range(300)]") == [one % 251 for one in range(300)]
+
+
+def test_a_share_attached_twice_has_its_bytes_in_both() -> None:
+    """Parts of two allocations: while both attachments live, after the first has ended, and after both have."""
+    with pair() as (exporter, reader):
+        exporter("whole = np.asarray(gi.device().allocate(8192).buffer.view(8192))")
+        exporter("array[:], whole[:] = np.arange(4096) % 251, np.arange(8192) % 241")
+        exporter("parts = gi.share({'low': array[100:103], 'high': whole[5000:5003]})")
+        reader("def seen(one): return [np.asarray(one[name]).tolist() for name in ('low', 'high')]")
+        reader(f"parts = {exporter.descriptor('parts')}; first, second = gi.attach(parts), gi.attach(parts)")
+        assert reader("[seen(first), seen(second)]") == [[[100, 101, 102], [180, 181, 182]]] * 2
+        reader("np.asarray(second['high'])[0] = 7; np.asarray(first['low'])[1] = 8")
+        assert exporter("[array[99:104].tolist(), whole[4999:5004].tolist()]") == [
+            [99, 100, 8, 102, 103], [179, 7, 181, 182, 183],
+        ]  # fmt: skip
+        for first, second in (("first", "second"), ("second", "first")):
+            reader(f"{first}.close()")
+            assert reader(f"seen({second})") == [[100, 8, 102], [7, 181, 182]]
+            reader(f"{first} = gi.attach(parts)")
+            assert reader(f"seen({first})") == [[100, 8, 102], [7, 181, 182]]
+        reader("first.close(); second.close(); gi.device().drain()")
+        exporter("array[100] = whole[5002] = 9")
+        reader("first, second = gi.attach(parts), gi.attach(parts)")
+        assert reader("[seen(first), seen(second)]") == [[[9, 8, 102], [7, 181, 9]]] * 2
 
 
 def test_version_0_is_behind_the_stream() -> None:
@@ -110,6 +164,22 @@ def test_an_array_that_has_other_memory_now() -> None:
         with pytest.raises(Raised, match=r"ResourceClosedError: array '19' .*other memory"):
             exporter("for _ in range(3): several.acquire(timeout=5); several.release()")
         exporter("several.close(); tensor.place = 8; other.acquire(timeout=5); other.release()")
+
+
+def test_a_torch_storage_that_was_resized_is_another_one() -> None:
+    """A stand-in of torch's: its bytes are elsewhere, or fewer, or in another block, when it is sent again."""
+    with Shell() as one:
+        one(TORCH)
+        one("first, second = array(), array()")
+        parts = "first[1024:2048]", "first[1024:2048]", "first[2048:3072]", "first[2048:2560]", "second[2048:2560]"
+        found = [one(f"sent({part})") for part in parts]
+        assert [(offset, count) for offset, _, count, _ in found] == [
+            (1024, 1024), (1024, 1024), (2048, 1024), (2048, 512), (2048, 512),
+        ]  # fmt: skip
+        blocks, slots = [[told[at] for told in found] for at in (1, 3)]
+        assert blocks[0] == blocks[3] != blocks[4]
+        assert slots[0] == slots[1]
+        assert len({*slots}) == 4
 
 
 @pytest.mark.parametrize("side", ["exporter", "reader"])

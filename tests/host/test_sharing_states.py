@@ -242,12 +242,23 @@ def test_each_exit_releases() -> None:
 
 
 def test_one_share_writes_bytes() -> None:
-    """A second one whose bytes overlap is refused, until the first is closed; one beside it is not."""
+    """A second one whose bytes overlap is refused each time, until the first is closed; one beside it is not."""
     with Shell() as one:
         one("whole = array(); first, second, beside = (gi.share(whole[at : at + 1024]) for at in (0, 1023, 2048))")
         one("first.acquire(); first.release(); beside.acquire(); beside.release()")
+        for _ in range(3):
+            with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*ArrayShare"):
+                one("second.acquire(timeout=20)")
+        one(
+            "part = gi.share(whole[1100:1200]); part.acquire(timeout=20); part.release(); part.close()"
+        )  # of the second
+        one("class Interrupt(dict):\n def values(self): raise KeyboardInterrupt")
+        one("server = rendezvous.server(); offers, server.offers = server.offers, Interrupt()")
+        with pytest.raises(Raised, match="KeyboardInterrupt"):  # in the check itself
+            one("second.acquire(timeout=20)")
+        one("server.offers = offers")
         with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*ArrayShare"):
-            one("second.acquire()")
+            one("second.acquire(timeout=20)")
         one("first.close(); second.acquire(); second.release(); second.close(); beside.close()")
 
 

@@ -6,6 +6,7 @@ process, has written.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -46,6 +47,16 @@ def test_both_granularities_are_the_drivers(simulator: Simulator, devices: list[
     assert devices[1].allocation_granularity() == gi.Granularity(2 * MIB, 4 * MIB)
     call = f"{VENDOR.prefix}MemGetAllocationGranularity"
     assert simulator.trace(call) == [call, call]
+
+
+def test_no_program_inherits_an_exported_descriptor(simulator: Simulator, device: gi.Device) -> None:
+    """Neither that of an allocation nor that of an array's memory; the driver returns descriptors that they would."""
+    driver: Any = device.driver
+    with device.allocate(1) as allocation:
+        block = driver.find_blocks()(allocation.buffer.ptr)
+        for handle in (exported(allocation), driver.export_block(device._handle, block)):
+            with handle:
+                assert not os.get_inheritable(handle.fd)
 
 
 # -- devices without access ----------------------------------------------------------------------------------

@@ -128,6 +128,16 @@ def test_a_part_of_a_range_of_several_blocks(simulator: Simulator, reader: Side)
             shared.close(timeout=20)
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_an_array_without_bytes_has_no_address(simulator: Simulator, reader: Side, copy: bool) -> None:
+    """Its interface says 0, by which no driver finds a device."""
+    with gi.share(Foreign("legacy", 0, 0, lambda: None), copy=copy) as shared:
+        assert shared.device == gi.device()
+        assert reader(f"with gi.attach({str(shared)!r}) as one: seen = one.view.shape") is None
+        assert reader("seen") == [0]
+    shared.close(timeout=20)
+
+
 def test_transports_mix(simulator: Simulator, reader: Side) -> None:
     with memory("legacy", SIZE) as it, gi.device().allocate(4096) as ours:
         mine = ours.buffer.view(4096)
