@@ -34,14 +34,15 @@ from .results import (
     exercised,
     reason_of,
 )
+from .suites.base import LIMIT
 
 if TYPE_CHECKING:
     from ..exporters.base import Exporter
 
 __all__ = ["Kit"]
 
-_TIMEOUT: Final = 90
-"""Seconds after which a test is ended and every thread's stack shown. No test needs a tenth of that."""
+_TIMEOUT: Final = max(90.0, 3 * LIMIT)
+"""Seconds after which a test is ended and every thread's stack shown: more than its longest wait."""
 
 _HOME: Final = Path(__file__).parent
 # Cells whose operation the exporter must support as well.

@@ -21,10 +21,10 @@ from gpuinterop import system
 from gpuinterop.backend import Behind, Block
 from gpuinterop.sharing import rendezvous
 from gpuinterop.sharing.loop import loop
+from tests.limits import LIMIT
 
 from .claims import REQUIRED, load
 
-LIMIT: Final = 60.0
 SIZE: Final = 65536
 TAKE: Final = "kept.append((lambda make, given: make(*given))(*pickle.loads({!r})))"
 """What a reader does with plain pickle's bytes."""

@@ -12,6 +12,7 @@ from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
 from gpuinterop.handles import Binary, OriginKind, Timeline
+from tests.limits import LIMIT
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> No
             assert handle.origin.kind is OriginKind.BINARY
         for _ in range(3):
             semaphore.signal()
-            assert semaphore.wait(timeout=30)
+            assert semaphore.wait(timeout=LIMIT)
         assert not semaphore.wait(timeout=0.05)
         semaphore.signal()  # past the queue that the wait above holds up
         assert signalling.submit().done(30)
-        assert semaphore.wait(timeout=30)  # that wait has taken the signal, and is this one
+        assert semaphore.wait(timeout=LIMIT)  # that wait has taken the signal, and is this one
         assert not semaphore.wait(timeout=0.05)
 
 
@@ -115,7 +116,7 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(signalling: VulkanExporter)
         for _ in range(3):
             assert not semaphore.wait(timeout=0.02)  # "not signalled yet": that must not cost the next signal
         semaphore.signal()
-        assert semaphore.wait(timeout=30)
+        assert semaphore.wait(timeout=LIMIT)
         assert not semaphore.wait(timeout=0.02)
         memory.write(0, bytes(64))
         work = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
@@ -144,7 +145,7 @@ def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypat
             signalling.submit(wait=[(semaphore, 0)], signal=[(gone, 0)])
         assert len(signalling._fences) == 1
         semaphore.signal()
-        assert semaphore.wait(timeout=30)
+        assert semaphore.wait(timeout=LIMIT)
 
 
 def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
@@ -155,10 +156,10 @@ def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
         submission = exporter.submit(wait=[(semaphore, 3)], fill=fill, signal=[(semaphore, 7)])
         assert not submission.done(0.05)
         semaphore.signal(2)
-        assert semaphore.wait(2, timeout=30)
+        assert semaphore.wait(2, timeout=LIMIT)
         assert not submission.done(0.05)
         semaphore.signal(3)
-        assert semaphore.wait(7, timeout=30)
+        assert semaphore.wait(7, timeout=LIMIT)
         assert submission.done(30)
         assert memory.read(0, 4) == b"\5\0\0\0"
         assert not semaphore.wait(8, timeout=0.05)

@@ -14,6 +14,7 @@ from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 from gpuinterop.vulkan._query import PhysicalDevice
 from tests.cli.invoke import invoke
+from tests.limits import LIMIT
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -309,7 +310,7 @@ def test_a_bridge_of_the_callers(application: Application, device: gi.Device) ->
             assert not bridge.closed
         with gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=bridge) as semaphore:
             semaphore.semaphore.signal(stream, 7)
-            semaphore.semaphore.host_wait(7, timeout=30)
+            semaphore.semaphore.host_wait(7, timeout=LIMIT)
             assert semaphore.counter() == 7
             with pytest.raises(gi.InvalidArgumentError, match=r"\bat 7\b"):
                 semaphore.semaphore.host_signal(7)

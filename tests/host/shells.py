@@ -21,8 +21,8 @@ from typing import Any, Final, Self
 import pytest
 
 from gpuinterop import system
+from tests.limits import LIMIT
 
-LIMIT: Final = 30.0
 needs_root: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of other users")
 
 PROGRAM: Final = r"""

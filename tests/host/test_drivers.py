@@ -16,6 +16,7 @@ from gpuinterop.handles import OpaqueFd
 from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe as lavapipe_format, swiftshader as swiftshader_format
+from tests.limits import LIMIT
 
 from . import peers
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .software_vulkan import Driver
 
 SIZE = 64 * 1024
-LIMIT = 30.0
 
 
 def test_a_bare_number_of_our_own_driver_is_not_said_to_be_another_process_s(swiftshader: Driver) -> None:

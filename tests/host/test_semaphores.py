@@ -22,11 +22,11 @@ from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
 from tests.core.forged import GROW, SHRINK, forge, put
+from tests.limits import LIMIT
 
 from . import peers
 
 Kind = type[OpaqueFd] | type[TimelineFd]
-LIMIT = 30.0
 BOTH = pytest.mark.parametrize("kind", [OpaqueFd, TimelineFd])
 
 
@@ -515,7 +515,7 @@ def mapped():
 def in_child(*semaphores):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(300)
         for semaphore in semaphores:
             backend.destroy_semaphore(semaphore)
         os._exit(mapped())
@@ -535,10 +535,10 @@ if signaller == 0:
     theirs = TimelineSemaphore.load(shared, trusted=True)
     inside, go_on = threading.Event(), threading.Event()
     fence = system.fence
-    system.fence = lambda: (inside.set(), go_on.wait(20), fence())
+    system.fence = lambda: (inside.set(), go_on.wait(300), fence())
     thread = threading.Thread(target=theirs.signal, args=(5,))
     thread.start()
-    inside.wait(20)
+    inside.wait(300)
     if (worker := os.fork()) == 0:  # it lives on
         os.read(reading, 1)
         os._exit(0)

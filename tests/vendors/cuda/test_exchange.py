@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gpuinterop.testing.simulated import assert_simulated
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 pytestmark = [
@@ -194,7 +195,7 @@ def _start(command: list[str]) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=LIMIT,
         check=False,
     )
 

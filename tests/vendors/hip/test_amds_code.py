@@ -20,13 +20,13 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.bridge import Bridge
 from tests.beside import beside
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 from tests.simulated.stand_in import StandIn
 
 from ..parties import PARTIES, open_party
 from .runtime import Runtime, word
 
-LIMIT = 20.0
 ROUNDS = int(os.environ.get("GPUINTEROP_TEST_ROUNDS", "200"))
 
 
