@@ -145,7 +145,7 @@ class _Commands:
 
     def attach(self, descriptor: bytes, name: str) -> None:
         """Attach to shared arrays; `read` and `fill` then use the memory of the array `name`, from its start."""
-        self._arrays = attach(descriptor, device=self._device)
+        self._arrays = attach(descriptor, timeout=_LIMIT, device=self._device)
         self._buffer = _Placed(*self._arrays._place(name), self._stream)
 
     def acquire(self) -> None:
@@ -166,7 +166,7 @@ class _Commands:
         self._stream.synchronize(_LIMIT)
 
     def subscribe(self, name: str) -> None:
-        self._camera = self._scope.enter_context(subscribe(name, device=self._device))
+        self._camera = self._scope.enter_context(subscribe(name, timeout=_LIMIT, device=self._device))
 
     def take(self, timeout: float) -> tuple[int, int, bool]:
         """Take the newest frame and start to read it on the stream, for `read`; return its number and reports."""

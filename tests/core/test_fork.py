@@ -49,7 +49,7 @@ def everything():
             bridged.wait(stream, 1)
             stream.synchronize(300)
     device.synchronize(300)
-    device.drain(20)
+    device.drain(300)
 
 everything()
 device.create_semaphore(gi.TimelineFd).close()  # its page was never exported: it is kept

@@ -73,7 +73,7 @@ def test_fill(writing: VulkanExporter) -> None:
             Fill(memory=memory, offset=4092, size=4, word=0xFFFFFFFF),
         ]
         with writing.submit(fill=fills) as submission:
-            assert submission.done(30)
+            assert submission.done(LIMIT)
         expected = bytearray(4096)
         expected[4:12] = bytes([4, 3, 2, 1] * 2)
         expected[4092:] = b"\xff" * 4
@@ -106,7 +106,7 @@ def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> No
             assert semaphore.wait(timeout=LIMIT)
         assert not semaphore.wait(timeout=0.05)
         semaphore.signal()  # past the queue that the wait above holds up
-        assert signalling.submit().done(30)
+        assert signalling.submit().done(LIMIT)
         assert semaphore.wait(timeout=LIMIT)  # that wait has taken the signal, and is this one
         assert not semaphore.wait(timeout=0.05)
 
@@ -122,7 +122,7 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(signalling: VulkanExporter)
         work = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
         assert not work.done(0.02)
         semaphore.signal()  # one signal, for the wait of the submission
-        assert work.done(30)
+        assert work.done(LIMIT)
         assert memory.read(0, 4) == b"\1\0\0\0"
         assert not semaphore.wait(timeout=0.02)
         (left,) = semaphore.unheard
@@ -160,7 +160,7 @@ def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
         assert not submission.done(0.05)
         semaphore.signal(3)
         assert semaphore.wait(7, timeout=LIMIT)
-        assert submission.done(30)
+        assert submission.done(LIMIT)
         assert memory.read(0, 4) == b"\5\0\0\0"
         assert not semaphore.wait(8, timeout=0.05)
 
@@ -189,7 +189,7 @@ def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, d
                 with pytest.raises(gi.ArgumentTypeError, match=r"of another|objects of this exporter") as caught:
                     exporter.submit(**wrong)
                 assert caught.value.argument == "submit"
-        assert exporter.submit().done(30)
+        assert exporter.submit().done(LIMIT)
 
 
 def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExporter) -> None:
@@ -199,7 +199,7 @@ def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExp
         signalling.create_semaphore(Binary).close()
         assert not submission.done(0.05)
         semaphore.signal()
-        assert submission.done(30)
+        assert submission.done(LIMIT)
 
 
 def test_closing_what_is_stuck_behind_another_wait_returns(

@@ -234,7 +234,7 @@ def test_a_handoff_keeps_both_sides_in_step(
             handoff.acquire(stream)
             shared.fill(frame + 1, size=4, stream=stream)
             handoff.release(stream)
-            handoff.wait_host(30)
+            handoff.wait_host(LIMIT)
             shared.copy_to_host(seen)
             assert seen[8] == frame * 0x01010101
         application.idle()
@@ -257,7 +257,7 @@ def test_wait_host_waits_for_the_release(application: Application, device: gi.De
         with pytest.raises(TimeoutError):
             handoff.wait_host(0)
         hold.host_signal(1)
-        handoff.wait_host(30)
+        handoff.wait_host(LIMIT)
         application.idle()
 
 
@@ -305,7 +305,7 @@ def test_a_bridge_of_the_callers(application: Application, device: gi.Device) ->
                 handoff.submit()
                 handoff.acquire(stream)
                 handoff.release(stream)
-                handoff.wait_host(30)
+                handoff.wait_host(LIMIT)
                 application.idle()
             assert not bridge.closed
         with gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=bridge) as semaphore:

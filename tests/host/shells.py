@@ -80,6 +80,8 @@ def clear(room=99):
     for one in kept[:room]: os.close(one)
     del kept[:room]
 
+for call in gi.attach, gi.subscribe:  # where a line gives no time-out
+    call.__kwdefaults__["timeout"] = 300.0
 scope = globals()
 for line in sys.stdin:
     try:

@@ -51,7 +51,7 @@ def attach(*descriptors):
         for view in views:
             ctypes.memset(view.ptr, 0xAB, 1)
         del views, view
-    gi.device().drain(20)
+    gi.device().drain(300)
     return seen, places, driver.trace()
 """
 
@@ -275,7 +275,7 @@ def test_each_call_of_an_attachment_fails_once(simulator: Simulator, reader: Sid
             except Raised as error:
                 made, told = True, str(error)
             assert not made or (told.startswith("DriverError: ") and call in told)
-            assert reader("(driver.clear_faults(), gi.device().drain(20), driver.left())[-1]") == {}
+            assert reader("(driver.clear_faults(), gi.device().drain(300), driver.left())[-1]") == {}
         assert reader.attach(shared)[0] == ["ab000000"]
     shared.close(timeout=LIMIT)
 
