@@ -325,7 +325,7 @@ class Connection(NoCopy):
 
             def send(fds: Sequence[int], data: memoryview = data) -> int:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                return self.socket.sendmsg([data], rights, socket.MSG_DONTWAIT)
+                return self.socket.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
             try:
                 sent = send([one.fd for one in beside]) if owned else use_all(beside, send)

@@ -285,13 +285,22 @@ def _is_left_over(address: str) -> bool:
     return found == errno.ECONNREFUSED and address[0] != "\0" and stat.S_ISSOCK(os.lstat(address).st_mode)
 
 
+class _Link(Connection):
+    """Its other end may go away, even if SIGPIPE ends this process: Connection itself calls `os.write`."""
+
+    def _send(self, data: bytes, *_: object) -> None:
+        with socket.fromfd(self.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.setblocking(True)  # the program may have set a default time-out
+            link.sendall(data, socket.MSG_NOSIGNAL)
+
+
 def _link(connection: socket.socket) -> Connection[Any, Any]:
     """Wrap a socket for whole messages, after checking the user at the other end."""
     with connection:
         if not is_our_user(connection):
             raise PeerError("a process of another user is at this path.")
         connection.setblocking(True)
-        return Connection(connection.detach())
+        return _Link(connection.detach())
 
 
 def _await(link: Connection[Any, Any], deadline: float) -> None:

@@ -54,6 +54,7 @@ class Ranks:
             return child
         try:
             signal.alarm(int(LIMIT))
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in programs that embed Python
             before = named_fds()
             try:
                 result = body(rank)

@@ -41,6 +41,19 @@ def test_others_are_served_beside_readers_that_are_stuck() -> None:
         exporter.until(f"leases() == 0 and grown({before}) == []")
 
 
+def test_a_reader_that_goes_away_before_its_answer_ends_no_process() -> None:
+    """Not even one in which SIGPIPE has its default action: one that embeds Python."""
+    with pair() as (exporter, reader):
+        exporter("signal.signal(signal.SIGPIPE, signal.SIG_DFL)")
+        reader("from tests.host import links; from gpuinterop.sharing.descriptor import ATTACH, HELLO")
+        for kinds in ("HELLO", "HELLO, ATTACH"):
+            stop(process := int(exporter("os.getpid()")))
+            reader(f"links.connected(descriptor, {kinds}).socket.close()")
+            os.kill(process, signal.SIGCONT)
+            reader("gi.attach(descriptor).close()")
+        exporter.until("leases() == 0")
+
+
 def test_a_stopped_process_holds_up_no_other() -> None:
     """Nor does an answer that comes after its call has given up, or was interrupted."""
     with pair() as (exporter, reader), Shell() as other:
