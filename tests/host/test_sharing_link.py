@@ -264,7 +264,7 @@ def tries(count):
 
 
 @pytest.mark.parametrize("side", ["exporter", "reader"])
-@pytest.mark.timeout(120 + MESSAGES / 20)
+@pytest.mark.timeout(1000 + MESSAGES / 20)
 def test_mutated_messages(side: str) -> None:
     """An error of ours or none; the other side serves on, and neither keeps a descriptor."""
     with pair() as (exporter, reader), Shell() as other:

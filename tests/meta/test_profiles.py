@@ -14,7 +14,6 @@ from gpuinterop.capabilities import read_verified
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the host backend is for Linux")
 
 
-@pytest.mark.timeout(300)
 def test_the_suites_pass(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """What they exercise is what is left. Where semaphores cannot be imported, timelines are words of streams."""
     report = tmp_path / "verified.toml"

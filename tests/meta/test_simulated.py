@@ -23,7 +23,6 @@ def _need_swiftshader() -> None:
         give_up("there is no SwiftShader")
 
 
-@pytest.mark.timeout(300)
 def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """Every suite, with a memfd and a Vulkan driver; and it is not reported."""
     _need_swiftshader()

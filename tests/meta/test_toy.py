@@ -20,7 +20,6 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "backend"
 HERE = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here")
 
 
-@pytest.mark.timeout(300)
 def test_the_example_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """In one process and across processes, with no skip but the gaps that it declares; and it is reported."""
     report = tmp_path / "verified.toml"

@@ -23,8 +23,6 @@ from tests.simulated.amd import amd_library
 
 from .steps import ROOT, Done, Runner, inputs, read, variables
 
-pytestmark = pytest.mark.timeout(600)
-
 FALLBACK: Final = "wait_on_host()"
 HANGS: Final = """
 import threading

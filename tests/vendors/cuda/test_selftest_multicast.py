@@ -30,8 +30,6 @@ from tests.limits import LIMIT
 from tests.programs import python, runs
 from tests.simulated.driver import Simulator
 
-pytestmark = pytest.mark.timeout(150)
-
 CHILD, PEER, BOTH = "child", "peer", "child, peer"
 SIZE = 2 << 20
 HUNG = "10"

@@ -51,7 +51,6 @@ def test_it_does_abort(simulator: Simulator) -> None:
             assert "hipErrorNotSupported" in done.stderr
 
 
-@pytest.mark.timeout(300)
 def test_arrays_where_the_runtime_has_them() -> None:
     """ROCm/hip #3779: AMD's library for Linux does not export the call, as the table says. Here is one that does."""
     if os.environ.get(MIPMAP):
