@@ -574,7 +574,7 @@ def test_another_user(place: str, victim: int) -> None:
                 os.geteuid = lambda: user + 1
             with pytest.raises(gi.PeerError, match=r"gives no handle: .*(another user|the peer closed)"):
                 Team(transport, timeout=LIMIT).gather_handles(mine)
-            SocketTransport(place, rank, 2, timeout=0.5)
+            SocketTransport(place, rank, 2, timeout=4.0)
 
     first, second = Ranks(2, body).end()
     assert isinstance(first, gi.PeerError)
