@@ -286,12 +286,17 @@ def _is_left_over(address: str) -> bool:
 
 
 class _Link(Connection):
-    """Its other end may go away, even if SIGPIPE ends this process: Connection itself calls `os.write`."""
+    """A link whose other end may go away. Connection calls `os.write`, which ends a process that takes SIGPIPE."""
 
-    def _send(self, data: bytes, *_: object) -> None:
-        with socket.fromfd(self.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link:
-            link.setblocking(True)  # the program may have set a default time-out
-            link.sendall(data, socket.MSG_NOSIGNAL)
+    def __init__(self, link: socket.socket) -> None:
+        self._socket = link
+        super().__init__(link.fileno())
+
+    def _close(self) -> None:
+        self._socket.close()
+
+    def _send(self, data: bytes) -> None:
+        self._socket.sendall(data, socket.MSG_NOSIGNAL)
 
 
 def _link(connection: socket.socket) -> Connection[Any, Any]:
@@ -300,7 +305,7 @@ def _link(connection: socket.socket) -> Connection[Any, Any]:
         if not is_our_user(connection):
             raise PeerError("a process of another user is at this path.")
         connection.setblocking(True)
-        return _Link(connection.detach())
+        return _Link(connection.dup())
 
 
 def _await(link: Connection[Any, Any], deadline: float) -> None:

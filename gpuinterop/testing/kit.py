@@ -131,7 +131,7 @@ class Kit(Participants):
 
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
         """Set time-outs, and make leaks errors. Returns a further test if one must fail."""
-        from .suites.base import LIMIT  # loaded by now, or by no test of this run
+        from .suites.base import LIMIT  # not before conftests have told pytest to rewrite the suites
 
         seconds = max(_TIMEOUT, 3 * LIMIT)  # more than the longest wait
         alone: dict[str, None] = {}
