@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-LIMIT = 20.0
-"""Seconds in which a thread ends."""
+from tests.limits import LIMIT
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import pytest
 
 from gpuinterop.testing.missing_vulkan import WITHOUT
 from tests import leftovers
+from tests.limits import LIMIT
 from tests.progress import Progress
 
 # A run by plain pytest after `. .vulkan/env` has the fetched drivers and no others, as make's runs have.
@@ -28,6 +29,9 @@ if "GPUINTEROP_TEST_DRIVERS" not in os.environ:
         os.environ["__EGL_VENDOR_LIBRARY_FILENAMES"] = vendors.rpartition(":")[2]
         os.environ["LIBGL_DRIVERS_PATH"] = os.environ.get("LIBGL_DRIVERS_PATH", "").partition(":")[0]
         os.environ.update(__GLX_VENDOR_LIBRARY_NAME="mesa", LIBGL_ALWAYS_SOFTWARE="1")
+
+# Here too a limit only ends a hang.
+os.environ.setdefault("GPUINTEROP_KIT_LIMIT", f"{LIMIT:g}")
 
 _ORDER = os.environ.get("GPUINTEROP_TEST_ORDER")
 """The seed of a random order; without one, tests run as they are collected."""

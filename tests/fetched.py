@@ -10,10 +10,8 @@ import subprocess
 from collections.abc import Iterator
 
 from gpuinterop.testing.missing_vulkan import give_up
+from tests.limits import LIMIT
 from tools.fetch_vulkan import TREE
-
-LIMIT = 20.0
-"""Seconds in which Xvfb has a display."""
 
 
 def newer_lavapipe() -> dict[str, str]:

@@ -39,13 +39,12 @@ from gpuinterop.opengl._context import Context
 from gpuinterop.sharing.loop import Loop
 from gpuinterop.sharing.rendezvous import Server
 from gpuinterop.testing.kit import Kit
+from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LIMIT: Final = 5.0
-"""Seconds in which what ends by itself has ended: threads, work that was enqueued, and a dead process's connection."""
 _MOMENT: Final = 0.05
 kept_by_drivers: Final = [
     r"descriptor \d+ of /memfd:(swiftshader_jit|gpuinterop\.simulated\.allocation)",

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from tests.limits import LIMIT
+
 LAYER_INFO: Final = re.compile(r"^Validation Layer Info - Logging .*\n", re.MULTILINE)
 """What newer validation layers print, wherever they log to."""
 
 
 def python(
-    *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = 60, fds: Any = (), **variables: str
+    *arguments: str, cwd: Any = None, env: Any = os.environ, seconds: Any = LIMIT, fds: Any = (), **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run this Python, with these variables beside those of `env` and with these descriptors, until it ends."""
     done = subprocess.run(

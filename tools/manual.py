@@ -49,7 +49,7 @@ EXAMPLES = DOCS / "examples"
 RECORD = DOCS / "recorded.toml"
 KINDS = {"host", "cuda", "hip", "gpu"}
 """Where a block runs. ``any`` means each of them."""
-LIMIT_S = 240
+LIMIT_S = 300
 SOURCES = (".py", ".comp", ".spv")
 FRAMEWORKS = ("cupy", "jax", "numba", "numpy", "torch", "warp")
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)

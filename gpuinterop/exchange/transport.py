@@ -285,13 +285,27 @@ def _is_left_over(address: str) -> bool:
     return found == errno.ECONNREFUSED and address[0] != "\0" and stat.S_ISSOCK(os.lstat(address).st_mode)
 
 
+class _Link(Connection):
+    """A link whose other end may go away. Connection calls `os.write`, which ends a process that takes SIGPIPE."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._socket = link
+        super().__init__(link.fileno())
+
+    def _close(self) -> None:
+        self._socket.close()
+
+    def _send(self, data: bytes) -> None:
+        self._socket.sendall(data, socket.MSG_NOSIGNAL)
+
+
 def _link(connection: socket.socket) -> Connection[Any, Any]:
     """Wrap a socket for whole messages, after checking the user at the other end."""
     with connection:
         if not is_our_user(connection):
             raise PeerError("a process of another user is at this path.")
         connection.setblocking(True)
-        return Connection(connection.detach())
+        return _Link(connection.dup())
 
 
 def _await(link: Connection[Any, Any], deadline: float) -> None:

@@ -42,9 +42,7 @@ from .base import Exporter, ExporterImage, ExporterMemory, ExporterSemaphore, Su
 
 __all__ = ["ProcessExporter", "Wire"]
 
-_START_LIMIT = 60.0  # for an interpreter, a Vulkan loader and its drivers, on a busy machine
-_REPLY_LIMIT = 30.0
-_END_LIMIT = 20.0
+_LIMIT = 300.0  # seconds for an answer or an exit; it only ends a hang, also on a machine that does other work
 _MAX_THREADS = 1 << 16  # enough for every blocking call, or the call that would end a wait could not run
 
 
@@ -163,7 +161,7 @@ class _Child:
                 signal.pthread_sigmask(signal.SIG_SETMASK, held)
             left.pop_all()
         try:
-            self.start = self.call(0, "open", inner, limit=_START_LIMIT, **options)
+            self.start = self.call(0, "open", inner, **options)
         except BaseException:
             self.close()
             raise
@@ -184,7 +182,7 @@ class _Child:
 
     def call(self, number: int, method: str, *arguments: Any, limit: float | None = None, **keywords: Any) -> Any:
         """Call a method of the child's object with this number; the exporter has number 0."""
-        limit = _REPLY_LIMIT if limit is None else limit
+        limit = _LIMIT if limit is None else limit
         turn = next(self._numbers)
         future: Future[Any] = Future()
         with self._lock:
@@ -209,12 +207,12 @@ class _Child:
 
     def _send(self, message: tuple[Any, ...]) -> None:
         try:
-            self._wire.send(message, _REPLY_LIMIT)
+            self._wire.send(message, _LIMIT)
         except TimeoutError:
             # After half a message, the child could not find the beginning of the next.
             self.process.kill()
             raise PeerError(
-                f"the exporter's process {self.process.pid} read nothing for {_REPLY_LIMIT:g} s, and was killed."
+                f"the exporter's process {self.process.pid} read nothing for {_LIMIT:g} s, and was killed."
             ) from None
         except OSError:  # the reader sees the end, and reports it
             pass
@@ -243,7 +241,7 @@ class _Child:
 
     def _death(self) -> PeerError:
         try:
-            status = self.process.wait(_END_LIMIT)
+            status = self.process.wait(_LIMIT)
         except subprocess.TimeoutExpired:
             return PeerError(f"the exporter's process {self.process.pid} closed its connection but did not exit.")
         how = f"{signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
@@ -251,8 +249,8 @@ class _Child:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(_END_LIMIT)
-        self._reader.join(_END_LIMIT)
+        self.process.wait(_LIMIT)
+        self._reader.join(_LIMIT)
 
     def close(self) -> None:
         if self._closing:
@@ -268,11 +266,11 @@ class _Child:
         with contextlib.suppress(OSError):
             self._wire.socket.shutdown(socket.SHUT_RDWR)
         try:
-            self.process.wait(_END_LIMIT)
+            self.process.wait(_LIMIT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._reader.join(_END_LIMIT)
+        self._reader.join(_LIMIT)
         self._wire.socket.close()
 
 
@@ -328,7 +326,7 @@ class ProcessSemaphore(_Remote, ExporterSemaphore):
     export, signal, hold_lock = map(_called, ("export", "signal", "hold_lock"))
 
     def wait(self, value: int = 0, *, timeout: float) -> bool:
-        return bool(self.call("wait", value, timeout=timeout, limit=timeout + _REPLY_LIMIT))
+        return bool(self.call("wait", value, timeout=timeout, limit=timeout + _LIMIT))
 
     def endpoint(self) -> Endpoint:
         if self.kind is not Timeline:
@@ -347,7 +345,7 @@ class ProcessSubmission(_Remote, Submission):
     _finished = False
 
     def done(self, timeout: float = 0.0) -> bool:
-        if not self._finished and self.call("done", timeout, limit=timeout + _REPLY_LIMIT):
+        if not self._finished and self.call("done", timeout, limit=timeout + _LIMIT):
             self._finished = self.closed = True
         return self._finished
 

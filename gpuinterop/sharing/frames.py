@@ -392,9 +392,7 @@ class Subscription(NoCopy):
                 raise ResourceClosedError(f"{self!r}; subscribe again.")
             rest = left()
             limit = 10.0 if rest is None else max(_ANSWER_S, rest)
-            why = (
-                f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
-            )
+            why = f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
             if descriptor := _published(self._path):
                 try:
                     found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)

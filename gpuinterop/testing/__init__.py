@@ -22,9 +22,9 @@ With the plugin's fixtures, a library that uses gpuinterop runs its own tests on
         theirs, ours = gpuinterop_harness.buffer(4096)    # the same bytes, the exporter's and the device's
 
 The plugin is installed with the package, and is active only if such tests are collected. If pytest-timeout is
-installed, it ends each of these tests after 90 seconds and shows every thread's stack; your own time-out settings
-replace this one (for the suites, only ``--timeout`` does). A test that leaks a handle fails. A ``unittest.TestCase``
-cannot use the fixtures. The options:
+installed, it ends each of these tests after 90 seconds (three times ``GPUINTEROP_KIT_LIMIT``, if that is longer) and
+shows every thread's stack; your own time-out settings replace this one (for the suites, only ``--timeout`` does). A
+test that leaks a handle fails. A ``unittest.TestCase`` cannot use the fixtures. The options:
 
 ``--gpuinterop-backend=NAME``
     Test this backend (repeatable). A backend that does not work is skipped with its reason. Without this option and

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Kit"]
 
 _TIMEOUT: Final = 90
-"""Seconds after which a test is ended and every thread's stack shown. No test needs a tenth of that."""
+"""Seconds, at least, after which a test is ended and every thread's stack shown. No test needs a tenth of that."""
 
 _HOME: Final = Path(__file__).parent
 # Cells whose operation the exporter must support as well.
@@ -131,10 +131,13 @@ class Kit(Participants):
 
     def prepare(self, items: list[pytest.Item], session: pytest.Session) -> list[pytest.Item]:
         """Set time-outs, and make leaks errors. Returns a further test if one must fail."""
+        from .suites.base import LIMIT  # not before conftests have told pytest to rewrite the suites
+
+        seconds = max(_TIMEOUT, 3 * LIMIT)  # more than the longest wait
         alone: dict[str, None] = {}
         for item in items:
             if item.get_closest_marker("timeout") is None and self._hangs_for_ever(item):
-                item.add_marker(pytest.mark.timeout(_TIMEOUT, method="thread"))
+                item.add_marker(pytest.mark.timeout(seconds, method="thread"))
             item.add_marker(pytest.mark.filterwarnings("error::gpuinterop.errors.LeakedResourceWarning"))
             item.add_marker(pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning"))
             spec, party = _specs(item)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["multimem_add", "multimem_store"]
 
-_LIMIT: Final = 60.0
+_LIMIT: Final = 300.0
 
 
 def multimem_store(

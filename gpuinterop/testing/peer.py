@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BackendPeer"]
 
-_REPLY_LIMIT = 60.0
+_LIMIT = 300.0  # seconds; it only ends a hang
 
 
 class BackendPeer:
@@ -44,7 +44,7 @@ class BackendPeer:
     within `reply_limit` seconds; None waits for ever.
     """
 
-    def __init__(self, device: Device, *, reply_limit: float | None = _REPLY_LIMIT) -> None:
+    def __init__(self, device: Device, *, reply_limit: float | None = 2 * _LIMIT) -> None:
         ours, theirs = socket.socketpair()
         self._wire, self._limit = Wire(ours), reply_limit
         with theirs:
@@ -60,7 +60,7 @@ class BackendPeer:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def close(self, limit: float | None = 20.0) -> None:
+    def close(self, limit: float | None = _LIMIT) -> None:
         """Close the connection, at which the child exits; kill it after `limit` seconds."""
         self._wire.socket.close()
         try:
@@ -102,7 +102,7 @@ class _Placed:
         self._buffer.fill(byte, offset=self._start + offset, size=size, stream=self._stream)
 
     def copy_to_host(self, target: Any, *, offset: int) -> None:
-        self._stream.synchronize(20)
+        self._stream.synchronize(_LIMIT)
         self._buffer.copy_to_host(target, offset=self._start + offset)
 
 
@@ -145,7 +145,7 @@ class _Commands:
 
     def attach(self, descriptor: bytes, name: str) -> None:
         """Attach to shared arrays; `read` and `fill` then use the memory of the array `name`, from its start."""
-        self._arrays = attach(descriptor, device=self._device)
+        self._arrays = attach(descriptor, timeout=_LIMIT, device=self._device)
         self._buffer = _Placed(*self._arrays._place(name), self._stream)
 
     def acquire(self) -> None:
@@ -163,10 +163,10 @@ class _Commands:
         """Publish a frame filled with a byte, and wait until it is written."""
         with self._publisher.write(self._stream) as frame:
             _Placed(frame._buffer, frame._start, self._stream).fill(byte, offset=0, size=frame.nbytes)
-        self._stream.synchronize(20)
+        self._stream.synchronize(_LIMIT)
 
     def subscribe(self, name: str) -> None:
-        self._camera = self._scope.enter_context(subscribe(name, device=self._device))
+        self._camera = self._scope.enter_context(subscribe(name, timeout=_LIMIT, device=self._device))
 
     def take(self, timeout: float) -> tuple[int, int, bool]:
         """Take the newest frame and start to read it on the stream, for `read`; return its number and reports."""
@@ -181,7 +181,7 @@ class _Commands:
         self._access.__exit__(None, None, None)
 
     def detach(self) -> None:
-        self._arrays.close(timeout=20)
+        self._arrays.close(timeout=_LIMIT)
 
     def import_semaphore(self, handle: Any) -> None:
         self._semaphore = self._scope.enter_context(self._device.import_semaphore(handle))
@@ -195,7 +195,7 @@ class _Commands:
     def signal(self, value: int) -> None:
         """Signal on a stream, and wait until that is done."""
         self.enqueue(signal=value)
-        self._stream.synchronize(20)
+        self._stream.synchronize(_LIMIT)
 
     def host_signal(self, value: int) -> None:
         """Signal from the calling thread."""
@@ -249,7 +249,7 @@ class _Commands:
         """Store a word `count` times through the mapping, and wait until that is done."""
         multimem_store(self._stream, self._mapping, value, count, first=first, timeout=None)
 
-    def close_multicast(self, timeout: float = 20.0) -> None:
+    def close_multicast(self, timeout: float = _LIMIT) -> None:
         """Close the multicast object and its bound memory; raises if something was not released."""
         with leaks_raised():
             self._object.close(timeout=timeout)

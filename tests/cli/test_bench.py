@@ -149,7 +149,7 @@ def test_frames_between_processes() -> None:
         "all calls for a frame, of the writer and the reader": ["gpuinterop"],
         "1080p at 60 a second, beside a reader that takes 1 s for each": ["gpuinterop"],
     }
-    assert [one["problem"] for one in found[:3]] == [None] * 3
+    assert all(one["problem"] is None or " rounds, in " in one["problem"] for one in found[:3])
     assert re.fullmatch(r"[\d.]+ a second; of 6 the fast reader missed \d, the slow one \d", found[3]["problem"])
     assert all(one["median"] > 0 for figure in found for one in figure["times"])
 

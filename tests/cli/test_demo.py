@@ -18,6 +18,7 @@ from gpuinterop.cli.demo import consumer
 from gpuinterop.cli.demo.command import DAMPING
 from gpuinterop.cli.demo.picture import render
 from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
+from tests.limits import LIMIT
 from tests.programs import python
 
 from .invoke import Done, invoke
@@ -32,12 +33,12 @@ SHORT = ("--exporter", "process", "--frames", "4", "--json")
 
 def demo(folder: Path, *arguments: str) -> Done:
     with contextlib.chdir(folder):
-        return invoke("demo", "--size", "64x48", *arguments)
+        return invoke("demo", "--size", "64x48", "--timeout", f"{LIMIT}", *arguments)
 
 
 def demo_process(folder: Path, *arguments: str, **environment: str) -> Done:
-    command = ("-W", "error", "-m", "gpuinterop", "demo", "--size", "64x48", *arguments)
-    done = python(*command, cwd=folder, seconds=100, **environment)
+    command = ("-W", "error", "-m", "gpuinterop", "demo", "--size", "64x48", "--timeout", f"{LIMIT}", *arguments)
+    done = python(*command, cwd=folder, **environment)
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -145,8 +146,8 @@ def test_the_exit_status_tells(sabotage: str, party: str, tmp_path: Path) -> Non
     """Each of the four waits and signals is taken out in turn: the field is wrong, every time."""
     if party != "process":
         require_driver(PARTIES[party][1])
-    timeout = "0.2" if "signal" in sabotage else "20"
-    result = demo(tmp_path, *PARTIES[party], "--frames", "4", "--json", "--sabotage", sabotage, "--timeout", timeout)
+    short = ["--timeout", "0.2"] if "signal" in sabotage else []
+    result = demo(tmp_path, *PARTIES[party], "--frames", "4", "--json", "--sabotage", sabotage, *short)
     assert result.exit_code == 1
     found = parsed(result)
     assert found["correct"] is False

@@ -20,7 +20,7 @@ from .parties import require_driver, require_opengl
 
 def info(**environment: str) -> tuple[dict[str, Any], str]:
     """What it prints as JSON, in a process of its own; and what it says."""
-    done = python("-W", "error", "-m", "gpuinterop", "info", "--json", seconds=100, **environment)
+    done = python("-W", "error", "-m", "gpuinterop", "info", "--json", **environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

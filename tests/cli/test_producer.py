@@ -12,12 +12,12 @@ from gpuinterop.cli.demo.producer import Producer
 from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.exporters.base import Exporter, Submission
 from gpuinterop.handles import Binary, Timeline
+from tests.limits import LIMIT
 from tests.validation import _validation, validation  # noqa: F401 - fixtures
 
 from .parties import open_party
 
 SMALL = WaveParameters(width=50, height=37)
-LIMIT = 30.0
 HANDLES: dict[type, Any] = {Binary: gi.OpaqueFd, Timeline: gi.TimelineFd}
 
 

@@ -35,12 +35,11 @@ import pytest
 from gpuinterop import _core, system
 from gpuinterop._core import gate, known_stream, lifetime, monitor
 from gpuinterop._core.device import Device
+from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages
 
 from .fake import FakeDriver, table
 
-LIMIT = 20.0
-"""Real seconds after which a thread that has not come back blocks outside of the explorer."""
 MOST_POINTS = 20_000
 
 _now: Run | None = None

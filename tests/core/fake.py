@@ -46,8 +46,8 @@ from gpuinterop.handles import (
     MemoryHandle,
     VmmFd,
 )
+from tests.limits import LIMIT
 
-LIMIT = 20.0
 VIOLATIONS: list[str] = []
 """Of all backends since the last test; a test that provokes some takes them out."""
 

@@ -88,10 +88,10 @@ class World:
         self.made[:0] = [self.__dict__.pop(name) for name in THINGS if name in self.__dict__]
         while self.made:
             getattr(self.made.pop(), "close", lambda: None)()
-        self.device.synchronize(timeout=1.0)
+        self.device.synchronize(timeout=300)
         if self._left():  # a cycle may keep it; without the GIL a collection takes longer than the schedule
             gc.collect()
-            self.device.synchronize(timeout=1.0)
+            self.device.synchronize(timeout=300)
         self._look()
         assert self._left() == [], "not released"
         assert self.backend.count("pin") <= 2, "pages are left that are not used again"

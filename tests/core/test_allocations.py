@@ -12,10 +12,10 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.capabilities import Operation, Scope
 from gpuinterop.handles import HandleOrigin, OriginKind
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, FakeMulticast, fake_team
 
-LIMIT = 20.0
 STEP = FakeMulticast.ALLOCATIONS.minimum
 SIZE = 4 * STEP
 Devices = list[Device]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
 from .fake import FakeEverything, fake_device, memory_of, semaphore_of
 
@@ -56,7 +57,7 @@ def first(a: Any, call: Callable[[], object]) -> int:
 
 def counts(a: Any, signal: Callable[[], object]) -> int:
     signal()
-    a.stream.synchronize(20)
+    a.stream.synchronize(LIMIT)
     return int(a.timeline.value)
 
 

@@ -17,8 +17,9 @@ from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.gate import MANY
 from tests.beside import elsewhere
+from tests.limits import LIMIT
 
-from .fake import LIMIT, FakeDriver, fake_device, memory_of, semaphore_of
+from .fake import FakeDriver, fake_device, memory_of, semaphore_of
 
 
 @pytest.fixture

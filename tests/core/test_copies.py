@@ -18,6 +18,7 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.lifetime import alive
 from gpuinterop.exporters.memfd import MemfdExporter
 from gpuinterop.handles import HandleOrigin, OriginKind
+from tests.limits import LIMIT
 
 WAYS: Final[tuple[Callable[[Any], object], ...]] = (copy.copy, copy.deepcopy, pickle.dumps)
 
@@ -65,9 +66,9 @@ def test_the_end_of_a_copy_ends_nothing(host: Device, tmp_path: Path) -> None:
         assert len(alive()) == there
         assert [owner for owner in owners if getattr(owner, "closed", False)] == []
         bridged.signal(stream)
-        bridged.host_wait(timeout=20)
+        bridged.host_wait(timeout=LIMIT)
         batch.signal(stream, [1])
-        stream.synchronize(20)
+        stream.synchronize(LIMIT)
         assert event.done
         team.vote("ready")
         memory.write(0, b"there")

@@ -16,7 +16,7 @@ from .scenes import SCENES
 MORE = int(os.environ.get("GPUINTEROP_EXPLORE", "0"))
 """Pre-emptions above those of a scene."""
 
-pytestmark = [pytest.mark.timeout(3000 if MORE else 300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(3000), pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("name", SCENES)

@@ -24,13 +24,11 @@ import gpuinterop as gi
 from gpuinterop import ipc, system
 from gpuinterop._core import handle_checks, ownership
 from gpuinterop.bridge import Bridge
+from tests.limits import LIMIT
 
 from .fake import fake_team
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors over sockets, /proc, FUSE")
-
-LIMIT = 20.0
-"""Seconds for what takes none."""
 
 
 class Mute:

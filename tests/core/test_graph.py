@@ -11,10 +11,9 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.backend import SemaphoreNode
 from gpuinterop.capabilities import Operation
+from tests.limits import LIMIT
 
 from .fake import FakeEverything, FakeGraphs, fake_device, memory_of, semaphore_of
-
-LIMIT = 20.0
 
 
 @pytest.fixture

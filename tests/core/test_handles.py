@@ -17,6 +17,7 @@ from gpuinterop import handles
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind, handle_types
 from tests.beside import elsewhere
 from tests.descriptors import is_open
+from tests.limits import LIMIT
 
 
 @pytest.fixture
@@ -243,10 +244,10 @@ def test_a_handle_is_an_argument_of_a_process(fd: int, method: str) -> None:
 
 def check_answer(process: Any, answers: Any, fd: int, origin: HandleOrigin | None) -> None:
     try:
-        assert answers.poll(60)
+        assert answers.poll(LIMIT)
         assert answers.recv() == (True, os.fstat(fd).st_ino, origin and origin.untrusted())
         assert os.pread(fd, 4, 0) == b"seen"
-        process.join(60)
+        process.join(LIMIT)
         assert process.exitcode == 0
     finally:
         process.kill()

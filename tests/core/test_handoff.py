@@ -8,6 +8,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.handoff import HandoffStep
+from tests.limits import LIMIT
 
 from .fake import FakeBackend
 
@@ -34,7 +35,7 @@ def test_binary_takes_one_each_way(device: gi.Device, backend: FakeBackend) -> N
         handoff = gi.Handoff(to_compute, to_graphics)
         assert handoff.mode == "binary"
         assert handoff.next_submit() == HandoffStep(0, None, 0)
-        handoff.acquire(stream, timeout=2)
+        handoff.acquire(stream, timeout=LIMIT)
         handoff.release(stream)
         assert [call[0] for call in backend.calls[-2:]] == ["wait", "signal"]
         assert handoff.next_submit() == HandoffStep(1, 0, 0)
@@ -101,14 +102,14 @@ def frames(handoff: gi.Handoff, stream: gi.Stream, count: int, graphics: Callabl
 def host(host: gi.Device) -> Iterator[tuple[gi.Stream, Any]]:
     with host.create_stream() as stream, host.create_semaphore(gi.TimelineFd) as timeline:
         yield stream, timeline
-        stream.synchronize(10)
+        stream.synchronize(LIMIT)
 
 
 def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Stream, Any]) -> None:
     stream, timeline = host
 
     def graphics(step: HandoffStep) -> None:
-        timeline.host_wait(step.wait_value or 0, timeout=10)
+        timeline.host_wait(step.wait_value or 0, timeout=LIMIT)
         timeline.host_signal(step.signal_value)
 
     frames(gi.Handoff(timeline), stream, 3, graphics)
@@ -118,12 +119,12 @@ def test_a_second_handoff_goes_on_where_the_first_has_ended(host: tuple[gi.Strea
         handoff.acquire(stream)
     assert handoff.next_submit() == HandoffStep(3, 6, 7)
     handoff.acquire(stream)
-    timeline.host_wait(6, timeout=10)
+    timeline.host_wait(6, timeout=LIMIT)
     assert not stream.query(), "it must wait for what nobody has submitted"
     timeline.host_signal(7)
     handoff.release(stream)
-    stream.synchronize(10)
-    timeline.host_wait(8, timeout=10)
+    stream.synchronize(LIMIT)
+    timeline.host_wait(8, timeout=LIMIT)
 
 
 def test_a_forgotten_submit_is_asked_for(host: tuple[gi.Stream, Any]) -> None:
@@ -135,7 +136,7 @@ def test_a_forgotten_submit_is_asked_for(host: tuple[gi.Stream, Any]) -> None:
     with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ to reach 15 \(of a handoff: was frame 7 submitted\?\)"):
         stream.synchronize(0)
     timeline.host_signal(15)
-    stream.synchronize(10)
+    stream.synchronize(LIMIT)
     timeline.wait(stream, 16)  # as the graphics side does before frame 8
     with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ to reach 16 \(of a handoff: was frame 7 released\?\)"):
         stream.synchronize(0)
@@ -147,12 +148,12 @@ def test_a_forgotten_submit_is_asked_for(host: tuple[gi.Stream, Any]) -> None:
         with pytest.raises(gi.SemaphoreTimeoutError, match=r"#\d+ \(of a handoff\b"):
             stream.synchronize(0)
         ready.host_signal()
-        stream.synchronize(10)
+        stream.synchronize(LIMIT)
         done.wait(stream)
         with pytest.raises(gi.SemaphoreTimeoutError, match=r"waiting for opaque_fd semaphore #\d+\. If"):
             stream.synchronize(0)
         done.host_signal()
-        stream.synchronize(10)
+        stream.synchronize(LIMIT)
 
 
 @pytest.mark.parametrize("stands", [1, 2, 5, 6, 1000, 1001, 2**40 + 1, 2**62])
@@ -164,7 +165,7 @@ def test_the_counter_says_the_frame_where_it_can_be_seen(host: tuple[gi.Stream, 
     assert handoff.frame == stands // 2
     handoff.acquire(stream)
     if stands % 2:
-        stream.synchronize(10)
+        stream.synchronize(LIMIT)
     else:
         assert not stream.query()
         timeline.host_signal(stands + 1)

@@ -79,7 +79,7 @@ def test_a_wrong_backend_breaks_no_other_pytest_run(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_nothing():\n    pass\n")
     wrong = {"GPUINTEROP_BACKEND": "nonsense", "GPUINTEROP_DISABLE": "no_such_thing"}
     run = ("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
-    assert "1 passed" in printed(*run, cwd=tmp_path, seconds=120, **wrong)
+    assert "1 passed" in printed(*run, cwd=tmp_path, **wrong)
 
 
 def test_every_public_name_resolves() -> None:

@@ -17,6 +17,7 @@ from gpuinterop import system
 from gpuinterop.handles import FdHandle, Handle
 from tests.beside import beside
 from tests.descriptors import open_fds
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, fake_device
 
@@ -99,8 +100,8 @@ def test_what_ends_a_handle_during_its_import_takes_effect_afterwards(
 
     backend.on_import = importing
     with contextlib.suppress(gi.DriverError):
-        device.import_memory(handle, size=4096).close(timeout=5)
-    thread.join(10)
+        device.import_memory(handle, size=4096).close(timeout=LIMIT)
+    thread.join(LIMIT)
     assert not thread.is_alive()
     assert handle.closed
     mine = fails and (end == "detach" or not owned)  # it was the import's, or it is the caller's
@@ -160,7 +161,7 @@ def test_a_number_that_is_about_to_be_duplicated_is_not_closed_before(
         else:
             with pytest.raises(gi.DriverError):
                 device.import_memory(handle, size=4096)
-    thread.join(10)
+    thread.join(LIMIT)
     assert seen == [wanted]
     strangers.leave()
 
@@ -193,11 +194,11 @@ def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -
 
     def handler(lent: FdHandle) -> None:
         backend.on_import = lambda lent: os.close(lent.fd)
-        device.import_memory(gi.OpaqueFd(os.dup(fd)), size=4096).close(timeout=5)
+        device.import_memory(gi.OpaqueFd(os.dup(fd)), size=4096).close(timeout=LIMIT)
         os.close(lent.fd)
 
     backend.on_import = handler
-    device.import_memory(handle, size=4096).close(timeout=5)
+    device.import_memory(handle, size=4096).close(timeout=LIMIT)
     assert handle.closed
 
     def closing(lent: FdHandle) -> None:
@@ -205,7 +206,7 @@ def test_a_signal_handler_that_comes_into_an_import_waits_for_nothing(fd: int) -
         os.close(lent.fd)
 
     backend.on_import = closing
-    device.import_memory(borrowed, size=4096).close(timeout=5)
+    device.import_memory(borrowed, size=4096).close(timeout=LIMIT)
     assert inode(number) == inode(fd)
     os.close(number)
     assert open_fds() == before
@@ -218,14 +219,14 @@ def test_a_forked_child_waits_for_no_import_of_its_parents_threads(fd: int) -> N
 
     def wait(_fd: int) -> None:
         begun.set()
-        forked.wait(20)
+        forked.wait(LIMIT)
 
     with beside(lambda: handle._use(wait)):
-        assert begun.wait(20)
+        assert begun.wait(LIMIT)
         pid = os.fork()
         if pid == 0:
             with contextlib.suppress(BaseException):
-                threading.Timer(20, os._exit, (1,)).start()
+                threading.Timer(LIMIT, os._exit, (1,)).start()
                 os._exit(7 if handle.detach() == fd else 2)
             os._exit(3)
         forked.set()

@@ -18,6 +18,7 @@ from gpuinterop import ipc, system
 from gpuinterop.handles import HandleOrigin, OriginKind
 from tests.beside import beside, elsewhere
 from tests.descriptors import is_open, open_fds
+from tests.limits import LIMIT
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -25,8 +26,8 @@ Pair = tuple[socket.socket, socket.socket]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     here, there = socket.socketpair()
-    here.settimeout(10)
-    there.settimeout(10)
+    here.settimeout(LIMIT)
+    there.settimeout(LIMIT)
     before = open_fds()
     with here, there:
         yield here, there
@@ -259,7 +260,7 @@ def test_a_handle_that_another_thread_closes_meanwhile_sends_no_other_file(
         with contextlib.suppress(BlockingIOError):
             while True:
                 filling += here.send(bytes(4096))
-        here.settimeout(10)
+        here.settimeout(LIMIT)
     monkeypatch.setattr(module, at, interfere)
     if at == "poll":
         with pytest.raises(gi.HandleError, match="is closed"):

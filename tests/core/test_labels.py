@@ -14,6 +14,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
+from tests.limits import LIMIT
 from tests.programs import python
 
 from .fake import FakeEverything, fake_team
@@ -53,7 +54,7 @@ def device() -> Iterator[Device]:
     backend.pass_all()
     gc.collect()
     for one in (found, host()):
-        one.drain(timeout=10)
+        one.drain(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("what", MAKES)

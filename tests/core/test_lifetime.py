@@ -27,9 +27,10 @@ from gpuinterop._core.known_stream import Wait, fail_wait
 from gpuinterop._core.monitor import locked
 from gpuinterop._core.resource import Resource
 from tests.beside import beside, elsewhere
+from tests.limits import LIMIT
 from tests.programs import python
 
-from .fake import LIMIT, FakeBackend, FakeEverything, FakeGraphs, Handle, Pinned, fake_device, memory_of, semaphore_of
+from .fake import FakeBackend, FakeEverything, FakeGraphs, Handle, Pinned, fake_device, memory_of, semaphore_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning")
@@ -189,7 +190,7 @@ def test_whatever_fails_in_a_release_is_reported_and_masks_nothing(
         warnings.simplefilter("error")
         with pytest.raises(ValueError, match="the real error"), memory:
             raise ValueError("the real error")
-    memory.close(timeout=5)
+    memory.close(timeout=LIMIT)
     assert called == ["bad", "good"]
     assert all(any(error in text for text in shown) for error in ("a callback's own", "the driver is gone"))
 
@@ -197,8 +198,8 @@ def test_whatever_fails_in_a_release_is_reported_and_masks_nothing(
 def test_a_stream_that_can_record_nothing_is_closed_all_the_same(device: Device, backend: FakeBackend) -> None:
     stream, memory = device.create_stream(), memory_of(device)
     backend.on_record = _fail
-    stream.close(timeout=5)
-    memory.close(timeout=5)
+    stream.close(timeout=LIMIT)
+    memory.close(timeout=LIMIT)
     assert (backend.count("stream"), backend.count("memory")) == (0, 0)
 
 
@@ -214,12 +215,12 @@ def test_nothing_waits_for_what_can_never_be_released(monkeypatch: pytest.Monkey
     backend.arrive(semaphore._handle, 1)
     device.synchronize()
     assert backend.count("stream") == 1
-    device.drain(timeout=5)
-    device.synchronize(timeout=5)
+    device.drain(timeout=LIMIT)
+    device.synchronize(timeout=LIMIT)
     device.synchronize()
-    semaphore.close(timeout=5)
+    semaphore.close(timeout=LIMIT)
     with pytest.raises(gi.ResourceBusyError, match="could not be released"):
-        stream.close(timeout=5)
+        stream.close(timeout=LIMIT)
 
 
 def test_a_capture_that_could_not_be_ended_leaves_no_stream_pending() -> None:
@@ -230,8 +231,8 @@ def test_a_capture_that_could_not_be_ended_leaves_no_stream_pending() -> None:
     with pytest.raises(gi.DriverError), stream.capture():
         pass
     backend.at = lambda *_: None
-    stream.close(timeout=1.0)
-    memory_of(device).close(timeout=1.0)
+    stream.close(timeout=LIMIT)
+    memory_of(device).close(timeout=LIMIT)
 
 
 def test_a_stream_that_is_captured_is_refused_not_ignored() -> None:
@@ -259,7 +260,7 @@ def test_a_follow_that_fails_leaves_the_follower_out_of_the_capture(monkeypatch:
                 with pytest.raises(gi.DriverError):
                     follower.wait_stream(stream)
             seen = [follower.capturing]
-            follower.synchronize(5)
+            follower.synchronize(LIMIT)
             follower.wait_stream(stream)
             seen.append(follower.capturing)
         assert [*seen, follower.capturing] == [False, True, False]
@@ -296,11 +297,11 @@ def test_a_chain_of_callbacks_does_not_nest(host: Device) -> None:
     def next_one(number: int) -> None:
         told.append(number)
         if number + 1 < len(chain):
-            chain[number + 1].close(timeout=5)
+            chain[number + 1].close(timeout=LIMIT)
 
     for number, semaphore in enumerate(chain):
         semaphore.on_released(functools.partial(next_one, number))
-    chain[0].close(timeout=5)
+    chain[0].close(timeout=LIMIT)
     assert told == list(range(len(chain)))
 
 
@@ -310,11 +311,11 @@ def test_a_device_drains_what_is_its_own(device: Device) -> None:
     used = memory_of(other)
     held = used.map_buffer().hold()
     used.close()
-    device.drain(timeout=5)
+    device.drain(timeout=LIMIT)
     with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
         other.drain(timeout=0)
     del held
-    other.drain(timeout=5)
+    other.drain(timeout=LIMIT)
     assert theirs.count("memory") == 0
 
 
@@ -342,7 +343,7 @@ def test_what_is_closed_behind_a_stream_that_hangs(device: Device, backend: Fake
     with pytest.raises(gi.SemaphoreTimeoutError, match=r"Stream #\d+, which is closed, is not idle"):
         device.synchronize(timeout=0)
     backend.blocked.clear()
-    device.synchronize(timeout=5)
+    device.synchronize(timeout=LIMIT)
 
 
 def test_streams_0_and_1_are_one() -> None:
@@ -381,7 +382,7 @@ def test_a_keepalive_lives_as_long_as_what_was_imported(device: Device) -> None:
     del owner
     gc.collect()
     assert alive() is not None
-    memory.close(timeout=5)
+    memory.close(timeout=LIMIT)
     del memory
     gc.collect()
     assert alive() is None
@@ -432,7 +433,7 @@ def test_a_capsule_that_nobody_takes_destroys_no_error_and_no_memory(device: Dev
     with pytest.raises(gi.ResourceBusyError, match="1 exported array"):
         memory.close(timeout=0)
     del capsule
-    memory.close(timeout=5)
+    memory.close(timeout=LIMIT)
     assert not backend.count("memory")
 
 
@@ -459,7 +460,7 @@ def test_what_is_closed_is_no_garbage(kind: str) -> None:
     def use() -> list[weakref.ref[Resource]]:
         made = KINDS[kind](device)
         for one in made:
-            one.close(timeout=5)
+            one.close(timeout=LIMIT)
         return [weakref.ref(one) for one in made]
 
     use()  # what is made once
@@ -648,7 +649,7 @@ def test_waits_that_stay_pending_are_not_asked_for_at_each_call() -> None:
             device.drain()
         assert 1 <= backend.count("event") <= 10
         backend.arrive(semaphore._handle, 1100)
-        memory.close(timeout=5)
+        memory.close(timeout=LIMIT)
         assert not stream._known_as().waits
 
 
@@ -699,7 +700,7 @@ def test_the_exit_waits_for_work_and_not_for_arrays(
     assert backend.count("memory") == 1
     del array
     gc.collect()
-    memory.close(timeout=5)
+    memory.close(timeout=LIMIT)
 
 
 def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -751,11 +752,11 @@ found, call = calls[name]
 def at(what, place, handles):
     if (what, place) == (name, "inside") and threading.current_thread() is thread:
         inside.set()
-        go_on.wait(60)
+        go_on.wait(300)
 found.at = at
 thread = threading.Thread(target=call, daemon=True)
 thread.start()
-assert inside.wait(30)
+assert inside.wait(300)
 ownership._import_lock.acquire(blocking=False)
 def hold():
     for lock in (registry._lock, monitor._lock):
@@ -763,13 +764,13 @@ def hold():
     taken.set()
     threading.Event().wait()
 threading.Thread(target=hold).start()
-assert taken.wait(30)
+assert taken.wait(300)
 child = os.fork()
 if not child:
-    signal.alarm(10)
+    signal.alarm(300)
     for use in (call, memory.close, allocation.close, semaphore.close, stream.close, device.drain,
                 lambda: fresh.create_stream(), lambda: device.import_memory(gi.OpaqueWin32(handle=8), size=64),
-                lambda: gi.get_backend("host").device().allocate(4096).close(timeout=5)):
+                lambda: gi.get_backend("host").device().allocate(4096).close(timeout=300)):
         try:
             use()
         except gi.ResourceClosedError as error:

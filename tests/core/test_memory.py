@@ -21,6 +21,7 @@ from hypothesis import given, settings, strategies as st
 import gpuinterop as gi
 from gpuinterop._core import lifetime
 from tests.beside import elsewhere
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, FakeDriver, FakeEverything, Pinned, fake_device, memory_of, semaphore_of
 
@@ -85,7 +86,7 @@ def test_a_copy_comes_after_all_earlier_work_on_its_bytes(
         backend.on_synchronize = go_on  # the copy waits for the stream of ours that it is on
         other.copy_to_host(out, offset=offset)
         assert (out.tolist(), done[0]) == (found, 1 not in found)
-        held.synchronize(20)
+        held.synchronize(LIMIT)
     assert set(backend.memory.raw[filled[0] : sum(filled)]) == {1}
 
 
@@ -266,7 +267,7 @@ def test_a_view_is_a_buffer(device: gi.Device, backend: FakeBackend) -> None:
         memory.close(timeout=0.01)
     assert last[0] == theirs[0]
     del last
-    memory.close(timeout=10)
+    memory.close(timeout=LIMIT)
     with pytest.raises(gi.ResourceClosedError):
         buffer.view(16).__buffer__(0)
 
@@ -646,7 +647,7 @@ def test_an_image_is_released_after_the_copies_of_its_levels(device: gi.Device, 
         image.close()
         assert backend.count("array") == 1
         backend.blocked.clear()
-        image.close(timeout=5)
+        image.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("to_buffer", [False, True])

@@ -16,10 +16,10 @@ from gpuinterop._core.device import Device
 from gpuinterop.capabilities import Operation
 from gpuinterop.handles import HandleOrigin, OriginKind
 from tests.beside import beside
+from tests.limits import LIMIT
 
 from .fake import FakeMulticast, fake_team
 
-LIMIT = 20.0
 STEP, GOOD = FakeMulticast.GROUPS
 SIZE = 8 * STEP
 Devices = list[Device]

@@ -11,6 +11,7 @@ import gpuinterop as gi
 from gpuinterop._core import ownership
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind
 from tests.descriptors import open_fds
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, fake_device
 
@@ -29,7 +30,7 @@ def test_success_consumes_whether_the_driver_closes_or_not(device: gi.Device, ba
         before = open_fds()
         backend.on_import = on_import
         handle = gi.OpaqueFd.adopt(os.dup(fd))
-        device.import_memory(handle, size=4096).close(timeout=5)
+        device.import_memory(handle, size=4096).close(timeout=LIMIT)
         assert handle.closed
         assert open_fds() == before
         with pytest.raises(gi.HandleError, match=r"consumed.*duplicate"):
@@ -57,7 +58,7 @@ def test_failure_leaves_the_fd_open_and_nothing_leaks(fd: int, failure: object, 
     assert open_fds() == before
     os.write(handle.fd, b"still ours")
     backend.on_import = lambda handle: os.close(handle.fd)
-    device.import_memory(handle, size=4096).close(timeout=5)  # and it can be tried again
+    device.import_memory(handle, size=4096).close(timeout=LIMIT)  # and it can be tried again
 
 
 @pytest.mark.parametrize("failure", [None, fail_keeping, fail_closing])
@@ -70,7 +71,7 @@ def test_the_owner_of_a_number_keeps_its_file(fd: int, kind: Any, failure: Any) 
     with kind.adopt_duplicate(fd, trusted=True) as handle:
         size = {} if kind is gi.TimelineFd else {"size": 4096}
         with pytest.raises(gi.DriverError) if failure else contextlib.nullcontext():
-            getattr(device, "import_memory" if size else "import_semaphore")(handle, **size).close(timeout=5)
+            getattr(device, "import_memory" if size else "import_semaphore")(handle, **size).close(timeout=LIMIT)
         assert (os.fstat(fd).st_ino, handle.trusted) == (file, True)
     with pytest.raises(gi.ArgumentTypeError, match="trusted"):
         kind.adopt_duplicate(fd, trusted="yes")
@@ -160,12 +161,12 @@ def test_what_the_origin_contradicts_is_refused(device: gi.Device, backend: Fake
     same = gi.DeviceIdentity(name="the same, less known", pci_bus_id="0000:01:00.0")
     device.import_memory(
         gi.OpaqueFd(os.dup(fd), origin=HandleOrigin(kind=OriginKind.MEMORY, device=same, dedicated=True)), size=1
-    ).close(timeout=5)
+    ).close(timeout=LIMIT)
     assert backend.calls[0] == ("import_memory", "OpaqueFd", 1, True)
 
 
 def test_direct3d_resources_are_always_dedicated(device: gi.Device, backend: FakeBackend) -> None:
-    device.import_memory(gi.D3D12Resource(handle=8), size=64).close(timeout=5)
+    device.import_memory(gi.D3D12Resource(handle=8), size=64).close(timeout=LIMIT)
     assert backend.calls[0] == ("import_memory", "D3D12Resource", 64, True)
     with pytest.raises(gi.InvalidArgumentError, match="dedicated"):
         device.import_memory(gi.D3D11ResourceKmt(handle=8), size=64, dedicated=False)

@@ -26,6 +26,7 @@ from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing.descriptor import Contents, Placed, Region
 from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader
 from gpuinterop.sharing.origin import describe
+from tests.limits import LIMIT
 
 ADD_SEALS = 1033
 
@@ -95,11 +96,11 @@ def test_many_are_acquired_at_once(host: Device) -> None:
     with host.allocate(4096) as memory, ExitStack() as stack:
         arrays = (memory.buffer.view(4, offset=4 * one) for one in range(100))
         many = [stack.enter_context(gi.share(one)) for one in arrays]
-        gi.sharing.acquire(many[:1], timeout=5)
+        gi.sharing.acquire(many[:1], timeout=LIMIT)
         many[0].release()
         stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
         sys.setrecursionlimit(len(inspect.stack(0)) + 100)
-        gi.sharing.acquire(many, timeout=5)
+        gi.sharing.acquire(many, timeout=LIMIT)
         for one in many:
             one.release()
 
@@ -113,22 +114,22 @@ def test_the_last_version_comes_before_the_end(host: Device) -> None:
         def looks() -> tuple[int, int]:
             found = newest()
             if not shared.closed:
-                shared.acquire(timeout=5)
+                shared.acquire(timeout=LIMIT)
                 shared.release()
                 shared.close()
             return found
 
         page.newest = looks  # type: ignore[method-assign]
-        assert attached.wait(newer_than=0, timeout=5) == 1
+        assert attached.wait(newer_than=0, timeout=LIMIT) == 1
 
 
 def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
-        attached.acquire(timeout=5)
+        attached.acquire(timeout=LIMIT)
         attached.release()
         shared._turns().own.host_signal(POISON)
         with pytest.raises(gi.PeerError, match="has ended"):
-            attached.acquire(timeout=5)
+            attached.acquire(timeout=LIMIT)
 
 
 def test_a_stream_that_fails_skips_its_releases_and_the_end_makes_up_for_them(host: Device) -> None:
@@ -146,9 +147,9 @@ def test_a_stream_that_fails_skips_its_releases_and_the_end_makes_up_for_them(ho
         with pytest.raises(gi.ResourceBusyError):
             gate.close(timeout=0)
         with pytest.raises(gi.ResourceClosedError):
-            stream.synchronize(timeout=10)
+            stream.synchronize(timeout=LIMIT)
         attached.close()
-        shared.acquire(timeout=10)
+        shared.acquire(timeout=LIMIT)
         shared.release()
 
 
@@ -196,8 +197,8 @@ def test_an_interrupt_leaves_a_turn_that_goes_on(host: Device, of: str, struck: 
             with suppress(gi.InvalidArgumentError):  # it is in
                 one.acquire(stream)
             one.release(stream)
-            stream.synchronize(timeout=10)
-            other.acquire(timeout=10)
+            stream.synchronize(timeout=LIMIT)
+            other.acquire(timeout=LIMIT)
             other.release()
         if not found:
             break

@@ -14,6 +14,7 @@ from gpuinterop._core.lifetime import Lifetime, State, alive
 from gpuinterop._core.stream import check_stream
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, FakeDriver, FakeEverything, fake_device, memory_of, semaphore_of
 
@@ -117,7 +118,7 @@ def test_events_are_done_waited_for_awaited_and_freed(device: gi.Device, backend
         with pytest.raises(gi.SemaphoreTimeoutError, match="did not reach"):
             event.wait(timeout=0)
 
-        assert asyncio.run(asyncio.wait_for(watch(event, backend), 30)) == "done"
+        assert asyncio.run(asyncio.wait_for(watch(event, backend), LIMIT)) == "done"
         event.wait()
         del event
     device.synchronize()
@@ -178,7 +179,7 @@ def test_no_release_blocks_behind_a_wait_that_another_devices_stream_hands_on() 
     assert backend.count("mapping") == 1
     backend.blocked.clear()
     for one in (buffer, memory, mine, theirs):
-        one.close(timeout=20)
+        one.close(timeout=LIMIT)
     assert not backend.live
 
 
@@ -355,7 +356,7 @@ def test_a_wait_that_is_inherited_twice_is_noted_until_the_second_event() -> Non
         assert [str(wait) for wait in behind._known_as().pending()] == [f"{semaphore.label} to reach 1"]
         backend.arrive(semaphore._handle, 1)
         assert behind.query()
-        semaphore.close(timeout=5)
+        semaphore.close(timeout=LIMIT)
 
 
 def test_a_wait_that_is_done_is_nobodys_any_more(device: gi.Device, backend: FakeBackend) -> None:

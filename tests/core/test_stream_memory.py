@@ -23,13 +23,13 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.stream_memory import SPARE, PinnedWords
 from gpuinterop.backend import leave_to_core
 from gpuinterop.handles import HandleOrigin, OriginKind
+from tests.limits import LIMIT
 
 from .fake import FakeWords, fake_device
 from .forged import GROW, PAGE, SHRINK, forge, put
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
-LIMIT = 20.0
 MAX = 2**63 - 1
 GET_SEALS = 1034
 
@@ -259,7 +259,7 @@ def test_no_capture(device: Device, backend: FakeWords, stream: Any) -> None:
             with pytest.raises(gi.InvalidArgumentError, match=r"^stream: .* outside of the graph"):
                 call()
         with pytest.raises(gi.InvalidArgumentError, match=r"^stream: .* is being captured"):
-            made.wait(stream, 1, timeout=10)
+            made.wait(stream, 1, timeout=LIMIT)
         backend.capturing.clear()
         assert operations(backend) == []
         assert counter(handle.fd) == 0

@@ -16,8 +16,9 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.lifetime import alive
 from gpuinterop.exporters import open_exporter
+from tests.limits import LIMIT
 
-from .bridge.scripted import LIMIT, Scripted
+from .bridge.scripted import Scripted
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts threads and descriptors in /proc")
 

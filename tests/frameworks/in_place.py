@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
-from .parties import BEHIND, COUNT, LIMIT, Party
+from .parties import BEHIND, COUNT, Party
 
 
 def check_in_place(

@@ -18,8 +18,8 @@ from gpuinterop.exporters.memfd import MemfdExporter
 from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import Timeline
 from gpuinterop.testing.missing_vulkan import give_up
+from tests.limits import LIMIT
 
-LIMIT = 30.0
 SIZE = 1 << 16
 COUNT = 256
 """Elements of a view; the bytes behind them must stay as they are."""

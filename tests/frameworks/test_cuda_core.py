@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.limits import LIMIT
+
 from .claims import claim, load
 from .in_place import check_in_place
-from .parties import COUNT, LIMIT, Party
+from .parties import COUNT, Party
 
 
 @pytest.fixture

@@ -21,15 +21,15 @@ from gpuinterop import system
 from gpuinterop.backend import Behind, Block
 from gpuinterop.sharing import rendezvous
 from gpuinterop.sharing.loop import loop
+from tests.limits import LIMIT
 
 from .claims import REQUIRED, load
 
-LIMIT: Final = 60.0
 SIZE: Final = 65536
 TAKE: Final = "kept.append((lambda make, given: make(*given))(*pickle.loads({!r})))"
 """What a reader does with plain pickle's bytes."""
 
-pytestmark = [pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="memfds"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="memfds")
 
 
 def made(count: int = 16, dtype: str = "float32") -> Any:

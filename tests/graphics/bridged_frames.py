@@ -25,11 +25,11 @@ from gpuinterop.backend import StreamMemoryBackend
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanMemory, VulkanSemaphore
 from gpuinterop.exporters.vulkan.staging import Staging
 from gpuinterop.vulkan import _api as c
+from tests.limits import LIMIT
 
 FRAMES: Final = int(os.environ.get("GPUINTEROP_TEST_FRAMES", "300"))
 SIZE: Final = 1 << 16
 IN_FLIGHT: Final = 6
-LIMIT: Final = 60.0
 
 
 def word(frame: int) -> int:

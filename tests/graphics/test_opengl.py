@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.opengl_application import Doubled, OpenGLApplication, with_extensions
@@ -402,7 +403,7 @@ def test_an_image_of_vulkan_is_a_texture(
             np.asarray(image.view())[:] = texels
         else:
             image.array.level(0).copy_from_host(texels, stream=stream)
-            stream.synchronize(timeout=60)
+            stream.synchronize(timeout=LIMIT)
         opengl.gl("glGetTextureImage", texture.name, 0, *args, found.nbytes, found.ctypes.data)
         assert (found == texels).all()
         texels += 1
@@ -412,7 +413,7 @@ def test_an_image_of_vulkan_is_a_texture(
             found = np.array(image.view())
         else:
             image.array.level(0).copy_to_host(found, stream=stream)
-            stream.synchronize(timeout=60)
+            stream.synchronize(timeout=LIMIT)
         assert (found == texels).all()
     if not software:
         linear = gi.vulkan.share_image(application.vk, device, (24, 10), format_, tiling="linear", initial=1)
@@ -527,7 +528,7 @@ class HeldOpenGL:
 
 def words(shared: gi.opengl.SharedBuffer, stream: gi.Stream) -> set[int]:
     found = np.zeros(SlowDraw.WORDS, "uint32")
-    stream.synchronize(timeout=60)
+    stream.synchronize(timeout=LIMIT)
     shared.copy_to_host(found)
     return set(found.tolist())
 
@@ -593,7 +594,7 @@ def test_opengl_sees_what_the_stream_has_written(
             if not waits:
                 held.host_signal(frame)
             assert set(found.tolist()) == {frame if waits else frame - 1}
-            stream.synchronize(timeout=60)
+            stream.synchronize(timeout=LIMIT)
 
 
 def test_a_call_out_of_turn_raises(opengl: OpenGLApplication, device: gi.Device, stream: gi.Stream) -> None:
@@ -684,7 +685,7 @@ class SemaphoresOfGL:
         self.calls.append((what, *values, buffers[:count], textures[:some], layouts[:some]))
         semaphore = self.imported[name]
         if what == "wait":
-            semaphore.host_wait(*values, timeout=20)
+            semaphore.host_wait(*values, timeout=LIMIT)
         else:
             semaphore.host_signal(*values)
 
@@ -724,7 +725,7 @@ def test_semaphores_of_both_kinds_order_both_sides(
         shared.copy_to_host(found, stream=stream)
         shared.fill(frame + 1, stream=stream)
         handoff.release(stream)
-        stream.synchronize(timeout=20)
+        stream.synchronize(timeout=LIMIT)
         assert set(found.tolist()) == {frame + 100} if draws_first else {frame + 99 if frame else 0}
         if not draws_first:
             draw(frame + 1)
@@ -759,7 +760,7 @@ def in_thread(call: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join(60)
+    thread.join(LIMIT)
     return found[0]
 
 
@@ -896,7 +897,7 @@ for one in (first, second, handoff): one.close()
 
 def test_what_is_closed_after_the_context_is_told_once(opengl: OpenGLApplication) -> None:
     done = subprocess.run(
-        [sys.executable, "-Xfaulthandler", "-c", _LATE], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-Xfaulthandler", "-c", _LATE], capture_output=True, text=True, timeout=LIMIT, check=False
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("OpenGL object(s)") == 1, done.stderr

@@ -21,6 +21,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.vulkan._query import PhysicalDevice
+from tests.limits import LIMIT
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -328,7 +329,7 @@ def test_a_call_that_fails(application: Application, device: gi.Device, calls: C
         gi.vulkan.import_array(application.vk, allocation.buffer.view(SIZE))
     assert calls.level()
     assert descriptors() == before
-    allocation.close(timeout=10)
+    allocation.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("way", ["imported", "shared"])

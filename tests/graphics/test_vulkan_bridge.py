@@ -16,6 +16,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.lifetime import LIVE
 from gpuinterop.vulkan._api import NOT_READY
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -23,8 +24,6 @@ else:
     from vulkan_application import Application
 
 pytestmark = pytest.mark.signals_beside
-
-LIMIT = 30.0
 
 
 @pytest.fixture
@@ -264,7 +263,7 @@ def test_a_childs_context_waits_for_no_thread_of_the_parent(context: gi.vulkan.V
     assert inside.wait(LIMIT)
     child = os.fork()
     if not child:
-        signal.alarm(20)
+        signal.alarm(300)
         context.close()
         os._exit(0)
     go_on.set()

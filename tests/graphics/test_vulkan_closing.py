@@ -11,11 +11,10 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.lifetime import LIVE
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
-
-LIMIT = 20.0
 
 
 class Functions:

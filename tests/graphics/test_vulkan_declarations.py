@@ -13,6 +13,7 @@ from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.testing.simulated.build import compiler
 from gpuinterop.vulkan import _api
 from gpuinterop.vulkan._declarations import ffi
+from tests.limits import LIMIT
 
 HEADER = "#include <vulkan/vulkan_core.h>\n"
 DECLARATIONS = (files("gpuinterop.vulkan") / "declarations.h").read_text(encoding="ascii")
@@ -44,7 +45,7 @@ def complaint(source: str, output: Path) -> str:
         command = [*compiler(), "-std=c11", "-Wall", "-Werror", "-c", "-o", str(output), "-xc", "-"]
     except BackendUnavailableError as error:
         return str(error)
-    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=LIMIT, check=False)
     return done.stderr if done.returncode else ""
 
 

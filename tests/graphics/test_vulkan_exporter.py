@@ -12,6 +12,7 @@ from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.exporters.base import Fill
 from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
 from gpuinterop.handles import Binary, OriginKind, Timeline
+from tests.limits import LIMIT
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def test_fill(writing: VulkanExporter) -> None:
             Fill(memory=memory, offset=4092, size=4, word=0xFFFFFFFF),
         ]
         with writing.submit(fill=fills) as submission:
-            assert submission.done(30)
+            assert submission.done(LIMIT)
         expected = bytearray(4096)
         expected[4:12] = bytes([4, 3, 2, 1] * 2)
         expected[4092:] = b"\xff" * 4
@@ -102,11 +103,11 @@ def test_a_binary_semaphore_carries_one_signal(signalling: VulkanExporter) -> No
             assert handle.origin.kind is OriginKind.BINARY
         for _ in range(3):
             semaphore.signal()
-            assert semaphore.wait(timeout=30)
+            assert semaphore.wait(timeout=LIMIT)
         assert not semaphore.wait(timeout=0.05)
         semaphore.signal()  # past the queue that the wait above holds up
-        assert signalling.submit().done(30)
-        assert semaphore.wait(timeout=30)  # that wait has taken the signal, and is this one
+        assert signalling.submit().done(LIMIT)
+        assert semaphore.wait(timeout=LIMIT)  # that wait has taken the signal, and is this one
         assert not semaphore.wait(timeout=0.05)
 
 
@@ -115,13 +116,13 @@ def test_a_wait_that_ran_out_of_time_keeps_its_place(signalling: VulkanExporter)
         for _ in range(3):
             assert not semaphore.wait(timeout=0.02)  # "not signalled yet": that must not cost the next signal
         semaphore.signal()
-        assert semaphore.wait(timeout=30)
+        assert semaphore.wait(timeout=LIMIT)
         assert not semaphore.wait(timeout=0.02)
         memory.write(0, bytes(64))
         work = signalling.submit(wait=[(semaphore, 0)], fill=[Fill(memory=memory, offset=0, size=4, word=1)])
         assert not work.done(0.02)
         semaphore.signal()  # one signal, for the wait of the submission
-        assert work.done(30)
+        assert work.done(LIMIT)
         assert memory.read(0, 4) == b"\1\0\0\0"
         assert not semaphore.wait(timeout=0.02)
         (left,) = semaphore.unheard
@@ -144,7 +145,7 @@ def test_a_failed_submission_takes_nothing(signalling: VulkanExporter, monkeypat
             signalling.submit(wait=[(semaphore, 0)], signal=[(gone, 0)])
         assert len(signalling._fences) == 1
         semaphore.signal()
-        assert semaphore.wait(timeout=30)
+        assert semaphore.wait(timeout=LIMIT)
 
 
 def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
@@ -155,11 +156,11 @@ def test_a_timeline_orders_submissions(exporter: VulkanExporter) -> None:
         submission = exporter.submit(wait=[(semaphore, 3)], fill=fill, signal=[(semaphore, 7)])
         assert not submission.done(0.05)
         semaphore.signal(2)
-        assert semaphore.wait(2, timeout=30)
+        assert semaphore.wait(2, timeout=LIMIT)
         assert not submission.done(0.05)
         semaphore.signal(3)
-        assert semaphore.wait(7, timeout=30)
-        assert submission.done(30)
+        assert semaphore.wait(7, timeout=LIMIT)
+        assert submission.done(LIMIT)
         assert memory.read(0, 4) == b"\5\0\0\0"
         assert not semaphore.wait(8, timeout=0.05)
 
@@ -188,7 +189,7 @@ def test_the_objects_of_another_exporter_are_refused(exporter: VulkanExporter, d
                 with pytest.raises(gi.ArgumentTypeError, match=r"of another|objects of this exporter") as caught:
                     exporter.submit(**wrong)
                 assert caught.value.argument == "submit"
-        assert exporter.submit().done(30)
+        assert exporter.submit().done(LIMIT)
 
 
 def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExporter) -> None:
@@ -198,7 +199,7 @@ def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExp
         signalling.create_semaphore(Binary).close()
         assert not submission.done(0.05)
         semaphore.signal()
-        assert submission.done(30)
+        assert submission.done(LIMIT)
 
 
 def test_closing_what_is_stuck_behind_another_wait_returns(

@@ -112,7 +112,7 @@ def test_a_program_without_pypis_vulkan(driver: str) -> None:
             with gi.vulkan.share_buffer(vk, device, 4096) as shared, exporter.create_memory(4096) as memory:
                 assert type(shared.vk_buffer) is int
                 memory.write(0, bytes(range(256)) * 16)
-                exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=0x01010101)]).done(30)
+                exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=0x01010101)]).done(300)
                 with device.import_memory(memory.export(), size=memory.size) as theirs:
                     theirs.map_buffer().copy_to_host(found := np.empty(4096, np.uint8))
             print((found[:4] == 1).all() and (found[4:] == np.arange(4, 4096) % 256).all())

@@ -23,6 +23,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.handles import Binary, Timeline
 from tests.beside import beside
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import (
@@ -37,8 +38,6 @@ else:
     from vulkan_application import Application, Calls, HeldQueue, match, require_allocations, semaphores_missing
 
 pytestmark = pytest.mark.signals_beside
-
-LIMIT = 30.0
 
 
 class Program:

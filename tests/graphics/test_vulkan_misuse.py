@@ -11,6 +11,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handles import Binary, Timeline
 from gpuinterop.vulkan._query import PhysicalDevice, Support
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application, semaphores_missing
@@ -140,7 +141,7 @@ def test_a_failed_submission_can_be_repeated(
         handoff.undo_submit()  # as somebody does whose own vkQueueSubmit failed
         handoff.submit()
         handoff.acquire(stream)
-        stream.synchronize(30)
+        stream.synchronize(LIMIT)
         with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .* undo_submit;"):
             handoff.undo_submit()
     application.idle()

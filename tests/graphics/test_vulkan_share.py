@@ -15,6 +15,7 @@ from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 from gpuinterop.vulkan._query import PhysicalDevice
 from tests.cli.invoke import invoke
+from tests.limits import LIMIT
 from tests.validation import descriptors
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ def test_a_handoff_keeps_both_sides_in_step(
             handoff.acquire(stream)
             shared.fill(frame + 1, size=4, stream=stream)
             handoff.release(stream)
-            handoff.wait_host(30)
+            handoff.wait_host(LIMIT)
             shared.copy_to_host(seen)
             assert seen[8] == frame * 0x01010101
         application.idle()
@@ -259,7 +260,7 @@ def test_wait_host_waits_for_the_release(application: Application, device: gi.De
         with pytest.raises(TimeoutError):
             handoff.wait_host(0)
         hold.host_signal(1)
-        handoff.wait_host(30)
+        handoff.wait_host(LIMIT)
         application.idle()
 
 
@@ -307,12 +308,12 @@ def test_a_bridge_of_the_callers(application: Application, device: gi.Device) ->
                 handoff.submit()
                 handoff.acquire(stream)
                 handoff.release(stream)
-                handoff.wait_host(30)
+                handoff.wait_host(LIMIT)
                 application.idle()
             assert not bridge.closed
         with gi.vulkan.share_semaphore(application.vk, device, Timeline, bridge=bridge) as semaphore:
             semaphore.semaphore.signal(stream, 7)
-            semaphore.semaphore.host_wait(7, timeout=30)
+            semaphore.semaphore.host_wait(7, timeout=LIMIT)
             assert semaphore.counter() == 7
             with pytest.raises(gi.InvalidArgumentError, match=r"\bat 7\b"):
                 semaphore.semaphore.host_signal(7)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application
@@ -54,11 +55,11 @@ class Frames:
         self._handoff.submit(command_buffers=commands, **options)
         self._handoff.acquire(self._stream)
         found = np.zeros(NBYTES // 4, np.uint32)
-        self._stream.synchronize(timeout=60)
+        self._stream.synchronize(timeout=LIMIT)
         self._shared.copy_to_host(found)
         self._shared.fill(0, stream=self._stream)
         self._handoff.release(self._stream)
-        self._stream.synchronize(timeout=60)
+        self._stream.synchronize(timeout=LIMIT)
         assert (found == found[0]).all()
         return int(found[0])
 
@@ -122,7 +123,7 @@ def test_two_calls_never_share_a_submission(frames: Frames, handoff: Any, device
                 handoff.acquire(other)
                 handoff.release(other)
                 handoff.submit()
-                other.synchronize(timeout=60)
+                other.synchronize(timeout=LIMIT)
         return code
 
     monkeypatch.setitem(functions.__dict__, "vkQueueSubmit", overtaken)
@@ -155,7 +156,7 @@ def test_lists_of_an_earlier_frame_are_changed_in_place(handoff: Any, device: gi
             handoff.submit()
             handoff.acquire(stream)
             handoff.release(stream)
-            stream.synchronize(timeout=60)
+            stream.synchronize(timeout=LIMIT)
             handoff.vulkan_submit(into=what)
         handoff.undo_submit()
 

@@ -23,6 +23,7 @@ from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import DmaBufFd, MemoryHandle, OpaqueFd
 from gpuinterop.vulkan import _context
 from gpuinterop.vulkan._memory import Bound
+from tests.limits import LIMIT
 
 if TYPE_CHECKING:
     from tests.graphics.vulkan_application import Application, HeldQueue, open_exporter, require_allocations
@@ -291,7 +292,7 @@ def test_the_exporters_memory(staged: VulkanExporter, watched: Recorder) -> None
             copied = there_and_back(handles[0], TRANSFER, TRANSFER_READ_WRITE, "vkCmdCopyBuffer", TO_HOST)
             assert watched.take() == [*copied, "vkQueueSubmit"]
         fills = [Fill(memory=memory, offset=16, size=32, word=1) for memory in (first, second)]
-        assert staged.submit(fill=fills).done(30)
+        assert staged.submit(fill=fills).done(LIMIT)
         filled = [there_and_back(handle, TRANSFER, TRANSFER_WRITE, "vkCmdFillBuffer") for handle in handles]
         assert watched.take() == [*filled[0], *filled[1], "vkQueueSubmit"]
 
@@ -321,7 +322,7 @@ def test_the_exporters_kernels(staged: VulkanExporter, watched: Recorder) -> Non
         stepped = there_and_back(staged.vk.api.address(memory.vk_buffer), COMPUTE, SHADER_READ_WRITE, "vkCmdDispatch")
         watched.seen.clear()
         for number in range(3):
-            assert producer.submit(number).done(30)
+            assert producer.submit(number).done(LIMIT)
             assert watched.take() == [*stepped, "vkQueueSubmit"]
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import random
 import socket
-from typing import Final
 
 from gpuinterop.ipc import HEAD, MAGIC, VERSION, Connection
 from gpuinterop.sharing.counts import Words
 from gpuinterop.sharing.descriptor import ATTACH, HELLO, Descriptor
-
-LIMIT: Final = 20.0
+from tests.limits import LIMIT
 
 
 def connected(descriptor: bytes, *kinds: int) -> Connection:

@@ -14,9 +14,8 @@ from gpuinterop.handles import OpaqueFd, TimelineFd
 from gpuinterop_host.backend import HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
+from tests.limits import LIMIT
 from tests.programs import python
-
-LIMIT = 30.0
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

@@ -21,8 +21,8 @@ from typing import Any, Final, Self
 import pytest
 
 from gpuinterop import system
+from tests.limits import LIMIT
 
-LIMIT: Final = 30.0
 needs_root: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root starts programs of other users")
 
 PROGRAM: Final = r"""
@@ -80,6 +80,8 @@ def clear(room=99):
     for one in kept[:room]: os.close(one)
     del kept[:room]
 
+for call in gi.attach, gi.subscribe:  # where a line gives no time-out
+    call.__kwdefaults__["timeout"] = 300.0
 scope = globals()
 for line in sys.stdin:
     try:

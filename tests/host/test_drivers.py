@@ -16,6 +16,7 @@ from gpuinterop.handles import OpaqueFd
 from gpuinterop_host import semaphores
 from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import lavapipe as lavapipe_format, swiftshader as swiftshader_format
+from tests.limits import LIMIT
 
 from . import peers
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from .software_vulkan import Driver
 
 SIZE = 64 * 1024
-LIMIT = 30.0
 
 
 def test_a_bare_number_of_our_own_driver_is_not_said_to_be_another_process_s(swiftshader: Driver) -> None:
@@ -76,7 +76,7 @@ def test_swiftshader_signals_us(backend: HostBackend, device: Device, stream: An
     assert fcntl.fcntl(fd, system.F_GET_SEALS) == system.SEAL_SEAL
     semaphore: Any = backend.import_semaphore(device, OpaqueFd(fd, trusted=True))
     assert semaphore._page.references.value == 2
-    backend.wait(backend.prepare([semaphore]), stream, [0], 30_000)
+    backend.wait(backend.prepare([semaphore]), stream, [0], 300_000)
     event = backend.record(stream)
     swiftshader.submit(signal=native)
     assert backend.wait_done(event, LIMIT)
@@ -99,7 +99,7 @@ def test_we_signal_swiftshader(backend: HostBackend, device: Device, stream: Any
     for _ in range(20):
         swiftshader.submit(wait=native, signal=back)
         backend.signal(backend.prepare([semaphore]), stream, [0])
-        backend.wait(backend.prepare([answer]), stream, [0], 30_000)
+        backend.wait(backend.prepare([answer]), stream, [0], 300_000)
         backend.synchronize(stream)
         swiftshader.idle()
     swiftshader.destroy(native)

@@ -19,7 +19,7 @@ device = gi.device()
 party, (here, there) = open_exporter("memfd").__enter__(), socket.socketpair()
 memory, allocation, timeline = party.create_memory(4096), device.allocate(4096), device.create_semaphore(gi.TimelineFd)
 bridge, shared = gi.bridge.Bridge(device), gi.share(allocation.view(8))
-here.settimeout(5)
+here.settimeout(300)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
 """
 CALLS = {

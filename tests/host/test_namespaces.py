@@ -8,6 +8,8 @@ from typing import Final
 
 import pytest
 
+from tests.limits import LIMIT
+
 from .shells import Raised, Shell, needs_root
 from .test_frames import FRAMES, PUBLISH
 
@@ -21,7 +23,7 @@ UNSHARE: Final = (
 def there_are_some(sockets: object) -> None:
     """GPUINTEROP_REQUIRE_NAMESPACES=1 fails the test, and does not skip it, where none can be made."""
     try:
-        problem = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=30, check=False).stderr
+        problem = subprocess.run([*UNSHARE, "true"], capture_output=True, text=True, timeout=LIMIT, check=False).stderr
     except OSError as error:
         problem = str(error)
     if problem:
@@ -35,20 +37,20 @@ def test_containers() -> None:
             assert len({each(f"os.readlink('/proc/self/ns/{kind}')") for each in (exporter, one, two)}) == 3
         for reader in (one, two):
             assert reader("os.getpid()") == exporter("os.getpid()") == 1
-            reader(f"attached = gi.attach({exporter.descriptor('share')}, timeout=10)")
+            reader(f"attached = gi.attach({exporter.descriptor('share')}, timeout=300)")
         for number in range(2, 9):
-            exporter(f"share.acquire(timeout=10); array[:] = {number}; share.release()")
+            exporter(f"share.acquire(timeout=300); array[:] = {number}; share.release()")
             for reader in (one, two):
-                assert reader("attached.acquire(timeout=10) or np.unique(attached.view).tolist()") == [number]
+                assert reader("attached.acquire(timeout=300) or np.unique(attached.view).tolist()") == [number]
                 reader("attached.release()")
-        one("attached.acquire(timeout=10)")
+        one("attached.acquire(timeout=300)")
         one.kill()
-        exporter("share.acquire(timeout=10); share.release()")
+        exporter("share.acquire(timeout=300); share.release()")
         exporter.until("leases() == 1")
         exporter.kill()
-        two.until("attached._turns().failure is not None", 5)
+        two.until("attached._turns().failure is not None")
         with pytest.raises(Raised, match=r"PeerError: .*has ended"):
-            two("attached.acquire(timeout=5)")
+            two("attached.acquire(timeout=300)")
 
 
 def test_frames_in_containers() -> None:
@@ -57,7 +59,7 @@ def test_frames_in_containers() -> None:
             each(FRAMES)
         writer(PUBLISH)
         for each in (one, two):
-            each("camera = gi.subscribe('camera', timeout=20)")
+            each("camera = gi.subscribe('camera', timeout=300)")
         for value in range(1, 5):
             writer(f"write({value})")
             for each in (one, two):
@@ -84,4 +86,4 @@ def test_a_user_that_the_namespace_does_not_map() -> None:
         reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
         reader("os.setgroups([]); os.setuid(1234)")
         with pytest.raises(Raised, match=r"user 65534\b.*namespaces"):
-            reader("gi.attach(descriptor, timeout=5, users=(0,))")
+            reader("gi.attach(descriptor, timeout=300, users=(0,))")

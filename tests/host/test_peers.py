@@ -31,14 +31,27 @@ def test_others_are_served_beside_readers_that_are_stuck() -> None:
         other(STUCK)
         stop(other("os.getpid()"))
         reader("""for _ in range(50):
-            with gi.attach(descriptor, timeout=5) as attached:
-                attached.acquire(timeout=5)
+            with gi.attach(descriptor, timeout=300) as attached:
+                attached.acquire(timeout=300)
                 assert (np.asarray(attached.view) == 7).all()
                 attached.release()
         """)
         exporter.until("leases() == 1")
         other.kill()
         exporter.until(f"leases() == 0 and grown({before}) == []")
+
+
+def test_a_reader_that_goes_away_before_its_answer_ends_no_process() -> None:
+    """Not even one in which SIGPIPE has its default action: one that embeds Python."""
+    with pair() as (exporter, reader):
+        exporter("signal.signal(signal.SIGPIPE, signal.SIG_DFL)")
+        reader("from tests.host import links; from gpuinterop.sharing.descriptor import ATTACH, HELLO")
+        for kinds in ("HELLO", "HELLO, ATTACH"):
+            stop(process := int(exporter("os.getpid()")))
+            reader(f"links.connected(descriptor, {kinds}).socket.close()")
+            os.kill(process, signal.SIGCONT)
+            reader("gi.attach(descriptor).close()")
+        exporter.until("leases() == 0")
 
 
 def test_a_stopped_process_holds_up_no_other() -> None:
@@ -52,13 +65,13 @@ def test_a_stopped_process_holds_up_no_other() -> None:
         before = reader("left()")
         reader("attached = gi.attach(descriptor)")
         stop(process := exporter("os.getpid()"))
-        reader("late = []; thread = threading.Thread(target=lambda: late.append(gi.attach(more, timeout=20)))")
+        reader("late = []; thread = threading.Thread(target=lambda: late.append(gi.attach(more, timeout=300)))")
         reader("thread.start()")
         with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
             reader("gi.attach(more, timeout=0.1)")
-        reader(f"gi.attach({other.descriptor('share')}, timeout=5).close()")
+        reader(f"gi.attach({other.descriptor('share')}, timeout=300).close()")
         os.kill(process, signal.SIGCONT)
-        reader("thread.join(); late.pop().close(); attached.acquire(timeout=5); attached.release()")
+        reader("thread.join(); late.pop().close(); attached.acquire(timeout=300); attached.release()")
         reader("from gpuinterop.ipc import Connection; part = Connection.part")
         reader("def strikes(*_): Connection.part = part; raise KeyboardInterrupt\nConnection.part = strikes")
         with pytest.raises(Raised, match="KeyboardInterrupt"):
@@ -78,7 +91,7 @@ def test_a_process_of_another_version_is_told_so(side: str) -> None:
         with pytest.raises(
             Raised, match=r"PeerError: .*version [29], got magic b'GIPH', version [29], .*; install one"
         ):
-            reader("gi.attach(descriptor, timeout=5)")
+            reader("gi.attach(descriptor, timeout=300)")
         other("ipc.VERSION = 2")
         for one, had in zip((exporter, reader), before, strict=True):
             one.until(f"grown({had}) == []")
@@ -110,11 +123,11 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
                 assert str(user) in reader("got[16:].decode()")
             if words:
                 with pytest.raises(Raised, match=f"PeerError: .*{words}"):
-                    reader("gi.attach(descriptor, timeout=5, users=(0,))")
+                    reader("gi.attach(descriptor, timeout=300, users=(0,))")
                 assert exporter("leases()") == 0
                 assert exporter("len(rendezvous.server()._sums._each)") == 1  # it has not got the page of counts
                 return
             with pytest.raises(Raised, match=r"PeerError: .*user 1234\b.*user 0\b"):
-                reader("gi.attach(descriptor, timeout=5)")
-            reader("attached = gi.attach(descriptor, timeout=5, users=(0,)); attached.acquire(timeout=5)")
+                reader("gi.attach(descriptor, timeout=300)")
+            reader("attached = gi.attach(descriptor, timeout=300, users=(0,)); attached.acquire(timeout=300)")
             assert reader("int(np.asarray(attached.view).sum(dtype=int))") == 7 * 4096

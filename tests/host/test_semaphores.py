@@ -22,11 +22,11 @@ from gpuinterop_host.backend import Device, HostBackend
 from gpuinterop_host.formats import swiftshader
 from gpuinterop_host.semaphores import BinarySemaphore
 from tests.core.forged import GROW, SHRINK, forge, put
+from tests.limits import LIMIT
 
 from . import peers
 
 Kind = type[OpaqueFd] | type[TimelineFd]
-LIMIT = 30.0
 BOTH = pytest.mark.parametrize("kind", [OpaqueFd, TimelineFd])
 
 
@@ -181,7 +181,7 @@ def test_a_timeline_lock_held_by_the_living(
     backend: HostBackend, create: Any, export: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an error while it lasts, and no longer."""
-    monkeypatch.setattr(timeline, "LOCK_LIMIT", 0.02)
+    monkeypatch.setattr(timeline.patience, "seconds", 0.02)
     semaphore = create(TimelineFd)
     with open(f"/proc/self/fd/{export(semaphore).fd}", "rb+", buffering=0) as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
@@ -287,7 +287,6 @@ def test_a_dead_lock_poisons(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A peer killed in the lock: a pending wait notices, and everything after it raises the same."""
-    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)
     semaphore = backend.create_semaphore(device, OpaqueFd)
     handle = export(semaphore)
     stream = backend.create_stream(device)
@@ -296,6 +295,7 @@ def test_a_dead_lock_poisons(
     pid = process.pid
     process.join()
     assert process.exitcode == -9
+    monkeypatch.setattr(semaphores, "LOCK_LIMIT", 0.1)  # only now: until then it may have lived in the lock
     with pytest.raises(PeerError, match=f"thread {pid}.*no longer exists"):
         backend.synchronize(stream)
     for operation in (backend.host_signal, lambda s, v: backend.host_wait(s, v, None)):
@@ -457,7 +457,7 @@ def other():
     return semaphore
 
 system.fence = fence
-timeline.LOCK_LIMIT = 20.0
+type(timeline.patience).seconds = 300.0  # of every thread
 lock = timeline.Lock._wait
 reading, writing = os.pipe()
 begins, begin = os.pipe()
@@ -515,7 +515,7 @@ def mapped():
 def in_child(*semaphores):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
+        signal.alarm(300)
         for semaphore in semaphores:
             backend.destroy_semaphore(semaphore)
         os._exit(mapped())
@@ -535,10 +535,10 @@ if signaller == 0:
     theirs = TimelineSemaphore.load(shared, trusted=True)
     inside, go_on = threading.Event(), threading.Event()
     fence = system.fence
-    system.fence = lambda: (inside.set(), go_on.wait(20), fence())
+    system.fence = lambda: (inside.set(), go_on.wait(300), fence())
     thread = threading.Thread(target=theirs.signal, args=(5,))
     thread.start()
-    inside.wait(20)
+    inside.wait(300)
     if (worker := os.fork()) == 0:  # it lives on
         os.read(reading, 1)
         os._exit(0)

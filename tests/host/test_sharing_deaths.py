@@ -11,13 +11,13 @@ import pytest
 from .shells import Raised, Shell, pair
 
 POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "50"))
-ATTACH: Final = "attached = gi.attach(descriptor, timeout=10)"
+ATTACH: Final = "attached = gi.attach(descriptor, timeout=300)"
 ENROL: Final = f"{ATTACH}; attached._turns()"
-ACQUIRE: Final = f"{ATTACH}; attached.acquire(timeout=10)"
+ACQUIRE: Final = f"{ATTACH}; attached.acquire(timeout=300)"
 DIED: Final = "PeerError: the process that shared the arrays has ended"
 CLOSED: Final = "PeerError: the (sharing process is not there|process that shared)"
-ACQUIRES: Final = "attached.acquire(timeout=10)"
-IN: Final = "share.acquire(timeout=10)"
+ACQUIRES: Final = "attached.acquire(timeout=300)"
+IN: Final = "share.acquire(timeout=300)"
 DIES: Final = "rendezvous.Connection.send = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
 TABLE: Final = {
     "shared": ("", "", ATTACH, "PeerError: the process that listened at .* has ended"),
@@ -26,7 +26,7 @@ TABLE: Final = {
     "enrolling": (ATTACH, DIES, ACQUIRES, CLOSED),
     "enrolled at": (ENROL, "", ACQUIRES, DIED),
     "acquired": (ENROL, IN, ACQUIRES, DIED),
-    "acquired, a stream waits": (ENROL, IN, "stream.synchronize(10)", DIED),
+    "acquired, a stream waits": (ENROL, IN, "stream.synchronize(300)", DIED),
     "released": (ENROL, f"{IN}; share.release()", ACQUIRES, DIED),
     "read from": (ACQUIRE, "", "attached.release()", DIED),
     "closed, and attached": (ENROL, "share.close()", ACQUIRES, DIED),
@@ -48,7 +48,7 @@ def test_an_exporter_dies(sockets: Path, step: str) -> None:
             reader.give(call)
         if then != DIES:
             exporter.kill()
-        if words == DIED and not {step, call} & {"acquired", "stream.synchronize(10)"}:
+        if words == DIED and not {step, call} & {"acquired", "stream.synchronize(300)"}:
             reader.until("attached._turns().failure is not None")
         with pytest.raises(Raised, match=words):
             reader.answer() if step == "acquired" else reader(call)
@@ -135,7 +135,7 @@ def dies(run, at):
     # In a child, which is killed at that call of the library, or after the last one.
     if child := os.fork():
         return child
-    signal.alarm(60)
+    signal.alarm(300)
     calls[0] = 0
 
     def seen(frame, event, _):
@@ -151,8 +151,8 @@ def dies(run, at):
         os.kill(os.getpid(), signal.SIGKILL)
 
 def reads():
-    with gi.attach(descriptor, timeout=10) as attached:
-        attached.acquire(timeout=10)
+    with gi.attach(descriptor, timeout=300) as attached:
+        attached.acquire(timeout=300)
         attached.release()
 
 def serves():
@@ -169,13 +169,13 @@ def serves():
 
 def test_a_reader_dies_at_many_calls() -> None:
     with pair() as (exporter, reader):
-        exporter("share.acquire(timeout=10); share.release()")
+        exporter("share.acquire(timeout=300); share.release()")
         before = exporter("left()")
         reader(MANY)
         reader("os.waitpid(dies(reads, 0), 0)")
         for point in points(reader("int(calls[0])")):
             reader(f"os.waitpid(dies(reads, {point}), 0)")
-            exporter("share.acquire(timeout=20); share.release()")
+            exporter("share.acquire(timeout=300); share.release()")
         exporter.until(f"leases() == 0 and grown({before}) == []")
 
 

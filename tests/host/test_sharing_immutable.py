@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
 
 class Jaxs:
@@ -42,8 +43,8 @@ def test_the_writer_of_what_is_immutable_is_refused() -> None:
                     assert np.asarray(view).flags.writeable is np.from_dlpack(view).flags.writeable is (name is None)
                 refused = pytest.raises(gi.InvalidArgumentError, match=rf"^{name}: .*immutable.*copy=True")
                 with refused if name else nullcontext():
-                    shared.acquire(timeout=10)
+                    shared.acquire(timeout=LIMIT)
                     shared.release()
-                attached.acquire(timeout=10)
+                attached.acquire(timeout=LIMIT)
                 attached.release()
         del array, fixed, given, view

@@ -80,7 +80,7 @@ def _child(mode: str, expected: int, **variables: str) -> None:
     for name in ("LD_LIBRARY_PATH", "PYTHONPATH"):
         variables[name] = os.pathsep.join(filter(None, (variables.get(name), os.environ.get(name))))
     program = ("-X", "faulthandler", "-W", "error", "-m", "tests.manual.examples", mode)
-    assert printed(*program, cwd=ROOT, seconds=100, **variables).count(": passed\n") == expected
+    assert printed(*program, cwd=ROOT, **variables).count(": passed\n") == expected
 
 
 def test_on_cuda() -> None:

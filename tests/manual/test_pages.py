@@ -47,7 +47,6 @@ def _runs() -> Iterator[ParameterSet]:
 # The host has waited for the last signal, so the queue is done with the handoff's semaphores. The layer takes them for
 # pending until Vulkan itself waits.
 @pytest.mark.unjustified("VUID-vkDestroySemaphore-semaphore-01137")
-@pytest.mark.timeout(manual.LIMIT_S + 30)
 @pytest.mark.parametrize(("kind", "page"), list(_runs()))
 def test_a_page_runs(kind: str, page: str) -> None:
     if "vulkan_application" in _code(page, kind):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.limits import LIMIT
 from tests.programs import python
 
 TOY = Path(__file__).parent / "toy"
@@ -46,7 +47,7 @@ def run_pytest(tmp_path: Path) -> Callable[..., Outcome]:
         environment: dict[str, str] | None = None,
         kit: bool = True,
         limit: str = "1",
-        seconds: int = 100,
+        seconds: float = LIMIT,
     ) -> Outcome:
         site, work = tmp_path / "site", tmp_path / "work"
         work.mkdir(exist_ok=True)

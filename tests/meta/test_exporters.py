@@ -26,10 +26,10 @@ from gpuinterop.exporters import open_exporter, process
 from gpuinterop.exporters.base import Exporter, ExporterMemory, Fill, Kernel
 from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.handles import Binary, Timeline
+from tests.limits import LIMIT
 from tests.programs import runs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
-LIMIT = 20.0
 KINDS = pytest.mark.parametrize("kind", [Binary, Timeline], ids=["binary", "timeline"])
 
 
@@ -108,10 +108,10 @@ def test_errors_cross_processes() -> None:
 
 
 def test_a_stopped_child_holds_nobody_up_and_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_REPLY_LIMIT", 1.0)
     exporter = open_exporter("memfd", process=True)
     assert isinstance(exporter, ProcessExporter)
     memory = exporter.create_memory(8 << 20)
+    monkeypatch.setattr(process, "_LIMIT", 1.0)
     os.kill(exporter.pid, signal.SIGSTOP)
     with pytest.raises(PeerError, match="did not answer"):
         memory.read(0, 4)

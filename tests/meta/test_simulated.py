@@ -23,14 +23,13 @@ def _need_swiftshader() -> None:
         give_up("there is no SwiftShader")
 
 
-@pytest.mark.timeout(300)
 def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """Every suite, with a memfd and a Vulkan driver; and it is not reported."""
     _need_swiftshader()
     reports = tmp_path / "verified.toml", tmp_path / "exporters.toml"
     options = (f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}")
     parties = "--gpuinterop-exporter=@here"
-    done = run_pytest(*SIMULATED, *options, parties, toy="toybackend:ToyArrays", limit="20", seconds=280)
+    done = run_pytest(*SIMULATED, *options, parties, toy="toybackend:ToyArrays", limit="20")
     assert done.status == 0, done.output[-4000:]
     assert "0 unexpected skips" in done.output
     assert "toy:0 (simulated): " in done.output

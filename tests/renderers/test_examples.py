@@ -14,11 +14,10 @@ from PIL import Image
 
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.fetched import newer_lavapipe
+from tests.limits import LIMIT
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SHARING = ("moderngl_attractor", "pyglet_tiles", "pyopengl_ink", "slangpy_glass", "vispy_beads", "vtk_knot")
-LIMIT = 80
-"""Seconds for a process: then it prints all its stacks, and ends."""
 RUN = """
 import faulthandler, os, runpy, sys
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from tests.fetched import x11
+from tests.limits import LIMIT
 from tools.fetch_vulkan import TREE
 
 PROGRAM = """
@@ -32,5 +33,5 @@ print(context.info["GL_RENDERER"])
 def test_a_context_of_glx_shares_a_buffer() -> None:
     with x11() as environment:
         command = [sys.executable, "-c", PROGRAM, str(TREE)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert "llvmpipe" in done.stdout, done.stderr

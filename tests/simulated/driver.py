@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 import gpuinterop as gi
 from gpuinterop.testing.simulated.build import LIBRARIES
 from tests.kept_streams import count_kept_streams
+from tests.limits import LIMIT
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
@@ -245,7 +246,7 @@ class Simulator:
         self._call("delay", call.encode(), microseconds / 1e6)
 
     @contextlib.contextmanager
-    def block(self, call: str, *, nth: int = 1, limit: float = 10.0) -> Iterator[Gate]:
+    def block(self, call: str, *, nth: int = 1, limit: float = LIMIT) -> Iterator[Gate]:
         """Hold the `nth` call from now on, before it looks at its arguments, until the block ends.
 
         `limit` seconds at most.
@@ -270,7 +271,7 @@ class Simulator:
         self._call("clear_operations")
         return int(self._call("clear"))
 
-    def settle(self, device: int = 0, timeout: float = 5.0) -> bool:
+    def settle(self, device: int = 0, timeout: float = LIMIT) -> bool:
         """Wait until the device has done all that was enqueued."""
         return bool(self._call("settle", device, timeout))
 

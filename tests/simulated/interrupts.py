@@ -184,7 +184,7 @@ class Round(Run):
 
 
 def _soon(condition: Callable[..., bool]) -> bool:
-    return system.until(condition, 10.0)
+    return system.until(condition, STANDSTILL)
 
 
 _RLOCK: Final = type(threading.RLock())

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from typing import Final
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages
 
 _SONAME: Final = "libhsa-runtime64.so.1"
-_LIMIT: Final = 10.0
 
 _KEPT: Final = ("interop_mapping", "ipc_mapping", "mapping", "registration")
 """Objects that no test may leave behind. Of handles AMD's runtime keeps those that were imported (clr #193), of queues
@@ -65,7 +65,7 @@ class StandIn:
         self.clear_faults()
         gc.collect()
         # AMD's runtime gives back what a command has used when it retires the command, which a later call finds out.
-        limit = time.monotonic() + _LIMIT
+        limit = time.monotonic() + LIMIT
         while (after := self._settled()) != before and time.monotonic() < limit:
             time.sleep(0.001)
         assert after == before, f"expected {before}, got {after}"

@@ -40,6 +40,7 @@ import gpuinterop as gi
 from gpuinterop.capabilities import Operation
 from gpuinterop.exporters import open_exporter
 from gpuinterop.testing.simulated import build
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator, hide_rocm, preload
 from tests.simulated.stand_in import StandIn
 from tests.spare_pages import unpin_spare_pages
@@ -48,7 +49,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SIZE: Final = 1 << 16
 POOL: Final = 24
 """How many objects of a kind are open at once, about."""
-STANDSTILL: Final = 30.0
+STANDSTILL: Final = LIMIT
 """Seconds without an operation after which the run is stuck; every wait here has a time-out."""
 ALLOWED: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (gi.ResourceClosedError, ""),
@@ -592,7 +593,7 @@ class Run:
         backend = gi.get_backend(given.backend)
         self.devices = list(backend.devices())
         for device in self.devices:  # opened, so that what the process keeps is there before the first count
-            device.create_stream().close(timeout=10)
+            device.create_stream().close(timeout=LIMIT)
         self.before = self.live()
         self.failures: list[str] = []
 
@@ -669,7 +670,7 @@ class Run:
         os._exit(3)
 
     def _check_left(self) -> None:
-        limit = time.monotonic() + 20
+        limit = time.monotonic() + LIMIT
         while True:
             gc.collect()
             for device in self.devices:

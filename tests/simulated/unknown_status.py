@@ -29,13 +29,13 @@ from gpuinterop.exporters import open_exporter
 from gpuinterop.testing.simulated import assert_simulated
 from tests.beside import elsewhere
 from tests.kept_streams import destroy_kept_streams
+from tests.limits import LIMIT
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
 
 from .driver import Simulator
 
 CODE: Final = 12345
-LIMIT: Final = 20.0
 SIZE: Final = 1 << 16
 GLOBAL: Final = 0
 
@@ -375,7 +375,7 @@ class Check:
 def run(vendor: str, environment: Mapping[str, str]) -> Any:
     """What the program prints, in a process that finds the simulated driver."""
     root = Path(__file__).resolve().parents[2]
-    return json.loads(printed("-X", "faulthandler", "-m", __name__, vendor, cwd=root, env=environment, seconds=110))
+    return json.loads(printed("-X", "faulthandler", "-m", __name__, vendor, cwd=root, env=environment))
 
 
 def main() -> None:

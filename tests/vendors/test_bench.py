@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import Any
 
@@ -97,7 +98,11 @@ def test_every_figure_has_its_yardsticks(simulator: Simulator) -> None:
         name: [one["name"] for one in figure["times"]] for name, figure in found.items() if figure["times"]
     } == TIMES
     assert all(one["median"] > 0 for figure in found.values() for one in figure["times"])
-    problems = {name: figure["problem"] for name, figure in found.items() if figure["problem"]}
+    # On a slow machine a figure has fewer rounds, and says so.
+    said = {
+        name: re.sub(r"(; )?\d+ of \d+ rounds, in 2 s$", "", figure["problem"] or "") for name, figure in found.items()
+    }
+    problems = {name: words for name, words in said.items() if words}
     assert problems.keys() == REASONS.keys()
     for name, reason in REASONS.items():
         assert reason in problems[name]

@@ -29,7 +29,7 @@ PROGRAM = textwrap.dedent(
             semaphore.wait(stream, 3)
             print(struct.unpack("=Q", os.pread(page.fd, 8, 16))[0], stream.query(), stream.record().done)
         allocation.buffer.fill(7, stream=stream)
-        stream.synchronize(10)
+        stream.synchronize(300)
         print(os.pread(enter(allocation.export()).fd, 2, 0))
     """
 )

@@ -12,13 +12,13 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.suites.base import fds
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from .table import ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY, VENDOR
 
 pytestmark = pytest.mark.usefixtures("simulator")
 
-LIMIT = 20.0
 UNNAMED = 12345
 
 

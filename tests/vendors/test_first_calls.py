@@ -17,6 +17,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.interchange import layout_of
 from gpuinterop._core.lifetime import alive
+from tests.limits import LIMIT
 
 DATA: Final = np.arange(64, dtype=np.uint8)
 LAYOUTS: Final[dict[str, tuple[tuple[int, ...], str, int, tuple[int, ...] | None]]] = {
@@ -60,7 +61,7 @@ def test_a_copy_comes_after_what_a_stream_waits_for(device: gi.Device) -> None:
         thread = threading.Thread(target=target.copy_from, args=[source])
         thread.start()
         semaphore.host_signal(1)
-        thread.join(20)
+        thread.join(LIMIT)
         assert (target.to_numpy().tolist(), source.to_numpy().tolist()) == ([7] * 4, [7] * 4)
 
 
@@ -75,7 +76,7 @@ def test_views_are_copied_that_fill_their_bytes_alike(device: gi.Device) -> None
         view(0).copy_from(wanted)
         view(64).copy_from(np.asfortranarray(wanted), stream=stream)
         view(128, (1, 3)).copy_from(view(64, (1, 3)), stream=stream)
-        stream.synchronize(20)
+        stream.synchronize(LIMIT)
         view(192).copy_from(view(128))
         for at in (0, 64, 128, 192):
             assert (view(at).to_numpy() == wanted).all()

@@ -14,6 +14,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.graphics.opengl_application import Doubled, OpenGLApplication, OpenGLMissingError
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import memory
@@ -158,7 +159,7 @@ def test_without_semaphores_a_handoff_is_bridged_by_name(simulator: Simulator, o
     ):
         assert handoff.mode == "bridged"
         for _ in range(3):
-            handoff.acquire(stream, timeout=20)
+            handoff.acquire(stream, timeout=LIMIT)
             handoff.release(stream)
             with handoff.gl():
                 pass

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 
 from .table import VENDOR
-
-LIMIT = 20.0
 
 
 class Gate:

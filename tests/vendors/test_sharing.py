@@ -21,6 +21,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.capabilities import Operation
 from tests.host.shells import Raised, Shell
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import STEP, Foreign, Kind, current, make, memory
@@ -43,14 +44,14 @@ def attach(*descriptors):
     # What is seen of each array, where, relative to the first, and the driver's calls.
     driver.forget_log()
     with contextlib.ExitStack() as scope:
-        shares = [scope.enter_context(gi.attach(bytes.fromhex(one), timeout=20)) for one in descriptors]
+        shares = [scope.enter_context(gi.attach(bytes.fromhex(one), timeout=300)) for one in descriptors]
         views = [shared[name] for shared in shares for name in shared]
         seen = [ctypes.string_at(view.ptr, 4).hex() for view in views]
         places = [view.ptr - views[0].ptr for view in views]
         for view in views:
             ctypes.memset(view.ptr, 0xAB, 1)
         del views, view
-    gi.device().drain(20)
+    gi.device().drain(300)
     return seen, places, driver.trace()
 """
 
@@ -103,7 +104,7 @@ def test_the_drivers_calls_do_not_grow_with_the_arrays(simulator: Simulator, rea
                 with gi.share({"one": it.part(256, 512), "all": it}) as other:
                     seen, again, calls = reader.attach(shared, other, shared)
                 assert (again, opened(calls)) == ([*places, 0, -256, *places], pieces)
-            shared.close(timeout=20)
+            shared.close(timeout=LIMIT)
         assert made[1] <= made[0]
 
 
@@ -125,7 +126,7 @@ def test_a_part_of_a_range_of_several_blocks(simulator: Simulator, reader: Side)
             seen, _, calls = reader.attach(first, whole)
             assert (seen, opened(calls)) == (["ab010101"] * 2, 5)
         for shared in (first, last, whole):
-            shared.close(timeout=20)
+            shared.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("copy", [False, True])
@@ -147,7 +148,7 @@ def test_transports_mix(simulator: Simulator, reader: Side) -> None:
                 assert shared.way == shared.transport
             assert len(reader.attach(shared)[0]) == 2
             assert ctypes.string_at(mine.ptr, 1) == ctypes.string_at(it.ptr + 64, 1) == b"\xab"
-        shared.close(timeout=20)
+        shared.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["pool", "managed"])
@@ -164,7 +165,7 @@ def test_what_does_not_travel_is_refused_in_words(simulator: Simulator, reader: 
             assert reader.attach(shared)[0] == ["09090909"]
             assert ctypes.string_at(shared.view.ptr, 1) == b"\xab"
             assert ctypes.string_at(it.ptr, 1) == b"\x09"
-        shared.close(timeout=20)
+        shared.close(timeout=LIMIT)
     assert simulator.calls(VENDOR.call("IpcGetMemHandle")) == exported
 
 
@@ -178,7 +179,7 @@ def test_memory_that_was_freed_is_not_shared_on(simulator: Simulator, reader: Si
             with pytest.raises(Raised, match="ResourceClosedError"):
                 reader.attach(shared)
             again.free()
-        shared.close(timeout=20)
+        shared.close(timeout=LIMIT)
 
 
 @pytest.mark.skipif(not SEVERAL, reason="needs two devices")
@@ -196,8 +197,8 @@ def test_arrays_and_streams_of_other_devices_are_refused_before_anything_changes
                     shared.acquire(wrong)
             shared.acquire(stream)
             shared.release(stream)
-            stream.synchronize(20)
-        shared.close(timeout=20)
+            stream.synchronize(LIMIT)
+        shared.close(timeout=LIMIT)
 
 
 @pytest.mark.skipif(not CUDA, reason="captures are CUDA's")
@@ -209,8 +210,8 @@ def test_a_capture_is_refused(simulator: Simulator) -> None:
         graph.close()
         shared.acquire(stream)
         shared.release(stream)
-        stream.synchronize(20)
-    shared.close(timeout=20)
+        stream.synchronize(LIMIT)
+    shared.close(timeout=LIMIT)
 
 
 class Theirs:
@@ -238,7 +239,7 @@ def test_a_stream_is_resolved_once(simulator: Simulator) -> None:
             arrays.release(theirs)
         del theirs
         assert kept() is not None, "its number could be another's"
-        ours.synchronize(20)
+        ours.synchronize(LIMIT)
         for arrays in (shared, attached):
             simulator.forget_log()
             arrays.acquire(Theirs(ours))
@@ -246,8 +247,8 @@ def test_a_stream_is_resolved_once(simulator: Simulator) -> None:
             made = Counter(simulator.trace())
             assert made.pop(VENDOR.call("StreamWaitValue64"), 0) <= 1
             assert made == {VENDOR.call("StreamIsCapturing"): 2, VENDOR.call("StreamWriteValue64"): 1}
-            ours.synchronize(20)
-    shared.close(timeout=20)
+            ours.synchronize(LIMIT)
+    shared.close(timeout=LIMIT)
     assert kept() is None
 
 
@@ -271,7 +272,7 @@ def test_each_call_of_an_export_fails_once(simulator: Simulator, reader: Side, k
                     reader.attach(shared)
             assert reader.attach(shared)[0] == ["00000000"]
             assert simulator.left() == before
-        shared.close(timeout=20)
+        shared.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -284,9 +285,9 @@ def test_each_call_of_an_attachment_fails_once(simulator: Simulator, reader: Sid
             except Raised as error:
                 made, told = True, str(error)
             assert not made or (told.startswith("DriverError: ") and call in told)
-            assert reader("(driver.clear_faults(), gi.device().drain(20), driver.left())[-1]") == {}
+            assert reader("(driver.clear_faults(), gi.device().drain(300), driver.left())[-1]") == {}
         assert reader.attach(shared)[0] == ["ab000000"]
-    shared.close(timeout=20)
+    shared.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("kind", SHARED)
@@ -320,7 +321,7 @@ def test_a_copy_is_there_on_return(simulator: Simulator) -> None:
         with gi.share(it, copy=True, stream=stream) as shared:
             assert ctypes.string_at(shared.view.ptr, 1) == b"\x09"
         timer.join()
-        shared.close(timeout=20)
+        shared.close(timeout=LIMIT)
 
 
 @pytest.mark.parametrize("kind", SHARED)

@@ -43,7 +43,7 @@ def test_a_stream_waits_for_another(gpuinterop_device):
         copied = bytearray(4096)
         memory.buffer.fill(7, stream=writes)
         semaphore.signal(writes, 1)
-        reads.synchronize(20)
+        reads.synchronize(300)
         memory.buffer.copy_to_host(copied)
         assert copied == b"\\7" * 4096
 

@@ -15,6 +15,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.exporters.vulkan import VulkanExporter
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import STEP, Kind, memory
@@ -39,7 +40,7 @@ def ours_still_works(vulkan: VulkanExporter) -> None:
         with vulkan.import_array(allocation.buffer.view(SIZE)) as theirs:
             theirs.write(0, b"good")
         assert ctypes.string_at(allocation.buffer.ptr, 4) == b"good"
-    allocation.close(timeout=10)
+    allocation.close(timeout=LIMIT)
 
 
 @pytest.mark.skipif(not CUDA, reason="HIP asks no handle of memory that others mapped")

@@ -18,13 +18,13 @@ import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop.testing.simulated import build
 from gpuinterop.testing.suites.base import held
+from tests.limits import LIMIT
 
 from .parties import WITHOUT_GPU
 from .table import VENDOR
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
-LIMIT = 20.0
 SHORT = 0.05
 ROUNDS = 200
 VALUE = 16  # where the page has it

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import yaml
 
+from tests.limits import LIMIT
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 WORKFLOWS: Final = ROOT / ".github" / "workflows"
 _EXPRESSION: Final = re.compile(r"\$\{\{\s*(.*?)\s*\}\}")
@@ -73,7 +75,7 @@ class Runner:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=300,
+                timeout=LIMIT,
                 check=False,
             )
             yield Done(step.get("name", step["run"]), done.returncode, done.stdout)

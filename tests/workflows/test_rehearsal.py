@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import pytest
 
+from tests.limits import LIMIT
 from tests.simulated.amd import amd_library
 
 from .steps import ROOT, Done, Runner, inputs, read, variables
-
-pytestmark = pytest.mark.timeout(600)
 
 FALLBACK: Final = "wait_on_host()"
 HANGS: Final = """
@@ -68,7 +67,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with gpuinterop's wheel, which pip looks into."""
     folder = tmp_path_factory.mktemp("index")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(command, check=True, timeout=200)
+    subprocess.run(command, check=True, timeout=LIMIT)
     return folder
 
 

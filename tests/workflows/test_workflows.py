@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.limits import LIMIT
+
 from .steps import ROOT, WORKFLOWS, Runner, read, variables
 
 FILES = sorted(file.name for file in WORKFLOWS.glob("*.yml"))
@@ -42,7 +44,12 @@ def test_no_script_has_an_expression(name: str) -> None:
 def _targets(name: str) -> set[str]:
     """What a target of the Makefile runs."""
     printed = subprocess.run(
-        ["make", "--print-data-base", "--question"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        ["make", "--print-data-base", "--question"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     ).stdout
     (targets,) = re.findall(rf"^{name}: (.*)$", printed, re.MULTILINE)
     return set(targets.split())

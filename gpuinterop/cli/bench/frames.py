@@ -33,7 +33,7 @@ MODES: Final = ("timeline", "binary", "bridged")
 AHEAD: Final = 200
 """Frames that are queued ahead."""
 SIZES: Final = {"no work": 0, "1 MiB": 1 << 20}
-PATIENCE_S: Final = 30
+PATIENCE_S: Final = 300
 """Longest time for frames to finish."""
 _AT_ONCE: Final = 0x4  # VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT
 

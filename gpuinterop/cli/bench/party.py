@@ -26,12 +26,10 @@ from .camera import Camera
 from .clock import OURS, NotMeasured, Times, why
 from .rig import Bench
 
-__all__ = ["BY_HAND", "BY_NAME", "START_S", "TORCH", "Party"]
+__all__ = ["BY_HAND", "BY_NAME", "TORCH", "Party"]
 
-PATIENCE_S: Final = 10.0
+PATIENCE_S: Final = 300.0
 """Seconds until an answer. A process that takes longer prints its stacks and exits."""
-START_S: Final = 60.0
-"""Seconds until an answer if the process starts, or imports torch."""
 TURNS: Final = 50
 """Calls on arrays per time of `Work.turns`."""
 BY_HAND, BY_NAME, TORCH = "by hand", "shared_memory", "torch"
@@ -71,7 +69,7 @@ class Party:
 
 def _start(backend: str, common: Sequence[Any]) -> None:
     global _work  # noqa: PLW0603 - what a process has one of
-    faulthandler.dump_traceback_later(START_S, exit=True)
+    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
     if sys.platform != "win32":
         import resource
 

@@ -18,7 +18,7 @@ from ...vulkan._buffer import import_array
 from ...vulkan._device import Device as VulkanDevice, Instance
 from .camera import LOCK, PIPE, RATE, SMALL, WORDS
 from .clock import OURS, Figure, Spread, Times
-from .party import START_S, TORCH, Party
+from .party import TORCH, Party
 
 if TYPE_CHECKING:
     from .rig import Bench
@@ -37,7 +37,7 @@ def _start(scope: ExitStack, bench: Bench, count: int, *common: object) -> list[
 
 def _begin(parties: Sequence[Party], what: str, *arguments: object) -> None:
     """Run a slow method in all processes at the same time."""
-    for answer in [party.ask(what, *arguments, seconds=START_S) for party in parties]:
+    for answer in [party.ask(what, *arguments) for party in parties]:
         answer.result()
 
 
@@ -62,7 +62,7 @@ def tensors(bench: Bench) -> Iterator[Figure]:
         times.update(setting)
         for name, (party, _) in pairs.items():
             with times.measuring(name):
-                times.update(party("pool", name == OURS, bench.rounds(200), seconds=START_S))
+                times.update(party("pool", name == OURS, bench.rounds(200)))
         yield times.figure("pool", "torch: a pool's task with a tensor each way", "task")
 
 
@@ -88,7 +88,7 @@ def _share_many(bench: Bench, few: int, many: int, parts: int, nbytes: int) -> I
         count, times = blocks * parts, Times()
         with ExitStack() as scope, times.measuring(OURS):
             sender, receiver = _start(scope, bench, 2)
-            sender("make", blocks, parts, nbytes, seconds=START_S)
+            sender("make", blocks, parts, nbytes)
             times.update(sender("shares", rounds))
             times.update(receiver("opens", "", sender("share"), sender("handles"), rounds))
         name = OURS if blocks == many else f"gpuinterop, {count:,} arrays"
@@ -114,7 +114,7 @@ def one(bench: Bench) -> Iterator[Figure]:
         times = Times()
         with ExitStack() as scope, times.measuring(OURS):
             sender, receiver = _start(scope, bench, 2)
-            sender("make", 3, 2, nbytes, seconds=START_S)
+            sender("make", 3, 2, nbytes)
             receiver("hold", sender("share", "0.0"))
             handles = sender("handles")[2:]
             for key, name in ((" another", "1.0"), (" the same", "0.1")):
@@ -130,8 +130,8 @@ def order(bench: Bench) -> Iterator[Figure]:
     with ExitStack() as scope:
         sender, receiver = _start(scope, bench, 2)
         with setting.measuring(OURS):
-            sender("make", 1, 1, PART, seconds=START_S)
-            receiver("hold", sender("share", "0.0"), seconds=START_S)
+            sender("make", 1, 1, PART)
+            receiver("hold", sender("share", "0.0"))
         if not bench.device.info.is_cpu:
             with setting.measuring(f"{TORCH}'s IPC event"):
                 _begin([sender, receiver], "torch", False)
@@ -140,7 +140,7 @@ def order(bench: Bench) -> Iterator[Figure]:
             times = Times()
             times.update(setting)
             with times.measuring(OURS):
-                times.update(party("turns", its, bench.rounds(100), seconds=START_S))
+                times.update(party("turns", its, bench.rounds(100)))
             yield times.figure("acquire", f"acquire, the {side}")
             yield times.figure("release", f"release, the {side}")
 
@@ -152,7 +152,7 @@ def frames(bench: Bench) -> Iterator[Figure]:
         common = RawArray("q", WORDS), RawArray("c", SMALL), [scope.enter_context(end) for end in Pipe(duplex=False)]
         sender, reader, own = _start(scope, bench, 3, *common)
         for party in (sender, reader):
-            party("camera", party is sender, name, SMALL, seconds=START_S)
+            party("camera", party is sender, name, SMALL)
         first = 1
         for key, until, theirs, rounds, pause in (
             ("frame", "until another process has read it", LOCK, 500, 0.0),
@@ -169,17 +169,17 @@ def frames(bench: Bench) -> Iterator[Figure]:
         times = Times()
         if not bench.device.info.is_cpu:
             with times.measuring(f"{TORCH}'s IPC event"):
-                own("torch", False, seconds=START_S)
+                own("torch", False)
                 own("event")
         with times.measuring(OURS):
             for writes in (True, False):
-                own("camera", writes, f"{name}-own", SMALL, seconds=START_S)
-            times.update(own("turns", None, bench.rounds(1000), 2, seconds=START_S))
+                own("camera", writes, f"{name}-own", SMALL)
+            times.update(own("turns", None, bench.rounds(1000), 2))
         yield times.figure("frame", "all calls for a frame, of the writer and the reader", "frame")
     with ExitStack() as scope:
         sender, *readers = _start(scope, bench, 3)
         for party in (sender, *readers):
-            party("camera", party is sender, name, 1080, 1920, 4, seconds=START_S)
+            party("camera", party is sender, name, 1080, 1920, 4)
         count = bench.rounds(3 * RATE)
         watched = [one.ask("watches", seconds) for one, seconds in zip(readers, (0.0, 1.0), strict=True)]
         took = sender("films", count)

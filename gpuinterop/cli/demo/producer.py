@@ -13,7 +13,7 @@ from .simulation import WaveParameters
 __all__ = ["Producer", "step"]
 
 GROUP = 16  # local_size in wave.comp
-_FIRST_STEP_S = 30.0
+_FIRST_STEP_S = 300.0
 
 
 def step(slots: Any, width: int, height: int, courant2: float, damping: float, current: int, following: int) -> None:

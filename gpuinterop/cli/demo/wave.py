@@ -187,7 +187,7 @@ def run_wave(
     frames: int,
     *,
     sync: Sync | None = None,
-    timeout: float = 10.0,
+    timeout: float = 300.0,
     staging: bool = True,
     tick: Callable[[int, int], object] | None = None,
     sabotage: Sabotage | None = None,
@@ -451,11 +451,12 @@ class Run:
 
     def _release_all(self) -> None:
         """Signal every pending wait so that nothing hangs: no GPU cancels a wait."""
+        limit = max(self.timeout, 10.0)  # tests have a shorter one, for a signal that never comes
         if self.bridge is not None:
             _close_in_time(self.bridge, 0)  # releases every stream, and the stream fails
             with contextlib.suppress(GpuInteropError):
-                self.stream.synchronize(self.timeout)
-            _close_in_time(self.bridge, self.timeout)  # the watcher does not read the exporter's semaphore any more
+                self.stream.synchronize(limit)
+            _close_in_time(self.bridge, limit)  # the watcher does not read the exporter's semaphore any more
         with contextlib.suppress(GpuInteropError):
             self.producer.abort()
         if self.bridge is not None or self.shared is None or self._awaited is None:
@@ -467,7 +468,7 @@ class Run:
             for attempt in range(_RESCUES):
                 forth.signal(rescue, *(() if back is not None else (2 * self._awaited + 1 + attempt,)))
                 with contextlib.suppress(SemaphoreTimeoutError):
-                    self.stream.synchronize(min(self.timeout, 1.0))
+                    self.stream.synchronize(1.0)
                     return
 
     def draw(self, field: Field) -> NDArray[np.uint8] | None:

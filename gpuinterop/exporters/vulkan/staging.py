@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "Staging", "map_memory"]
 
 TRANSFERS = c.ACCESS_TRANSFER_READ | c.ACCESS_TRANSFER_WRITE
-_LIMIT = 30.0
+_LIMIT = 300.0
 
 
 def map_memory(vk: VulkanContext, memory: Any, size: int) -> Any:

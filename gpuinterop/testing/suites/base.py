@@ -315,7 +315,8 @@ def raises(
     """Check that `call` raises a gpuinterop error that names the argument; returns the error."""
     with pytest.raises(error, match=match) as caught:
         call()
-    found: Any = caught.value
+    found: Any = caught.value.with_traceback(None)
+    del caught  # their cycle with this frame would keep what `call` refers to, and `end` would wait for it
     if argument is not None:
         named = getattr(found, "argument", None) or str(found).partition(":")[0]
         assert named == argument, f"{found!r} names {named!r}, not {argument!r}"

@@ -91,7 +91,7 @@ class SharedArrays(Suite):
             assert peer.read(0, SIZE) == bytes([turn]) * SIZE
             assert held(stream)
             peer.release()
-            stream.synchronize(20)
+            stream.synchronize(LIMIT)
             assert read(buffer, start, SIZE) == b"\xee" * SIZE
 
     @requires(ORDER)
@@ -120,7 +120,7 @@ class SharedArrays(Suite):
         shared.acquire(stream)
         assert held(stream)
         peer.kill()
-        stream.synchronize(20)
+        stream.synchronize(LIMIT)
         shared.release(stream)
 
     @requires(ORDER)
@@ -139,7 +139,7 @@ class SharedArrays(Suite):
             with share({"array": array}) as found:
                 peer.attach(bytes(found), "array")
                 peer.detach()
-                found.close(timeout=20)
+                found.close(timeout=LIMIT)
             gc.collect()
 
         leaves_nothing(round_trip)

@@ -17,10 +17,10 @@ from gpuinterop.backend import DriverHandle
 from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Timeline
 from gpuinterop.system import PAGE
+from tests.limits import LIMIT
 
 from ..fake import FakeWords
 
-LIMIT = 20.0
 RELEASED = 2**63 - 1
 Script = Callable[[], object]
 

@@ -13,8 +13,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, Script, Scripted, bridged, end, fails, until
+from .scripted import Script, Scripted, bridged, end, fails, until
 
 
 class Noting:

@@ -15,8 +15,9 @@ from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge, SemaphoreEndpoint, _endpoints
 from gpuinterop.handles import Binary
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, blocked, count_of, end, until
+from .scripted import blocked, count_of, end, until
 
 
 def test_an_eventfd_adds_one_and_takes_one() -> None:

@@ -16,8 +16,9 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, Scripted, end, until
+from .scripted import Scripted, end, until
 
 
 def share_of(thread: system.Thread, seconds: float) -> float:

@@ -13,9 +13,10 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import KnownStream
 from gpuinterop.bridge import Bridge
+from tests.limits import LIMIT
 
 from ..fake import fake_device
-from .scripted import LIMIT, Script, Scripted, WordsBackend, bridged, fails, lane_of, until
+from .scripted import Script, Scripted, WordsBackend, bridged, fails, lane_of, until
 
 
 def breaks(endpoint: Scripted, semaphore: Any) -> Callable[[], None]:

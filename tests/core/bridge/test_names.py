@@ -11,8 +11,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge, SemaphoreEndpoint
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, Scripted, bridged, until, word_of
+from .scripted import Scripted, bridged, until, word_of
 
 
 @pytest.mark.parametrize("of", ["scripted", "timeline"])

@@ -17,8 +17,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, WordsBackend, blocked, bridged, end, lane_of, until, word_of
+from .scripted import WordsBackend, blocked, bridged, end, lane_of, until, word_of
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_the_interpreter_exits_while_a_stream_waits() -> None:
         last.append(lambda: refused(
             "the interpreter is exiting", lambda: bridge.from_endpoint(Watched()),
             lambda: bridge.import_semaphore(handle),
-            lambda: early.wait(stream, 1), lambda: early.host_wait(1, timeout=20),
+            lambda: early.wait(stream, 1), lambda: early.host_wait(1, timeout=300),
         ))
         """
     ) == ["idle False", "refused the interpreter is exiting while a stream still waits."]
@@ -70,15 +70,15 @@ def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
             refused(  # new semaphores neither: no thread would see to them
                 "made before the fork",
                 lambda: semaphore.wait(other, 1), lambda: semaphore.signal(other, 1),
-                lambda: semaphore.host_wait(1, timeout=20),
+                lambda: semaphore.host_wait(1, timeout=300),
                 lambda: bridge.from_endpoint(Watched()), lambda: bridge.import_semaphore(handle),
             )
             with gi.bridge.Bridge(device) as anew:  # one of its own works
                 again = anew.import_semaphore(gi.EventFd(os.dup(fd)))
                 again.wait(other)
                 os.write(fd, struct.pack("=Q", 1))
-                other.synchronize(20)
-                again.close(timeout=20)
+                other.synchronize(300)
+                again.close(timeout=300)
             second.close()
             semaphore.close()
             device.drain()
@@ -90,8 +90,8 @@ def test_a_fork_leaves_the_bridge_to_the_parent() -> None:
             print("it has called nothing")
         print("word", semaphore._handle.words.load(0), "idle", stream.query())
         semaphore.endpoint.reached = True
-        stream.synchronize(20)  # the parent's goes on
-        bridge.close(timeout=20)
+        stream.synchronize(300)  # the parent's goes on
+        bridge.close(timeout=300)
         stream.close()
         print(sorted(os.read(heard, 9).decode()))
         """

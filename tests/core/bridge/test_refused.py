@@ -14,9 +14,9 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Binary, Timeline
+from tests.limits import LIMIT
 
 from .scripted import (
-    LIMIT,
     RELEASED,
     Scripted,
     WordsBackend,

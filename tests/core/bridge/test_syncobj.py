@@ -14,8 +14,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge, SyncobjEndpoint, _endpoints
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, until
+from .scripted import until
 
 
 def iowr(number: int, size: int) -> int:

@@ -13,8 +13,9 @@ from gpuinterop._core.device import Device
 from gpuinterop._core.semaphore import SemaphoreBatch
 from gpuinterop.handles import Binary
 from tests.beside import beside
+from tests.limits import LIMIT
 
-from .scripted import LIMIT, WordsBackend, bridged, end, fails, lane_of, until, word_of
+from .scripted import WordsBackend, bridged, end, fails, lane_of, until, word_of
 
 
 def test_values_may_be_skipped_and_signals_are_told_once(

@@ -13,9 +13,10 @@ import gpuinterop as gi
 from gpuinterop._core.device import Device
 from gpuinterop.bridge import Bridge
 from gpuinterop.capabilities import Operation
+from tests.limits import LIMIT
 
 from ..fake import fake_device
-from .scripted import LIMIT, Scripted, bridged, end, fails, lane_of, until, word_of
+from .scripted import Scripted, bridged, end, fails, lane_of, until, word_of
 
 
 def test_an_endpoint_that_exits_the_interpreter_fails_its_streams_alone(
@@ -76,7 +77,7 @@ def test_an_endpoint_that_is_stuck_cannot_keep_a_stream(host: Device, stream: gi
 
     def block() -> None:
         inside.set()
-        stuck.wait(60)
+        stuck.wait(LIMIT)
         fails()
 
     endpoint.on_wait = block

@@ -26,10 +26,10 @@ from gpuinterop.exchange import MpiTransport, SocketTransport, Team, TorchTransp
 from gpuinterop.handles import AllocationHandle
 from gpuinterop.testing.simulated import assert_simulated
 from tests.descriptors import named_fds
+from tests.limits import LIMIT
 from tests.simulated.driver import STAY, Simulator
 
 SIZE = 4
-LIMIT = 60.0
 DRIVER = "cuda.bindings.driver"
 
 

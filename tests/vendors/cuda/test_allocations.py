@@ -11,9 +11,10 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop_cuda.backend import CudaBackend
+from tests.limits import LIMIT
 
 from ..parties import PARTIES, open_party
-from ..test_allocations import LIMIT, MIB, content, exported
+from ..test_allocations import MIB, content, exported
 
 
 @pytest.mark.parametrize("party", PARTIES)

@@ -10,6 +10,7 @@ import gpuinterop as gi
 from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.cli.demo.wave import Sync, run_wave
 from tests.cli.sabotage_cases import Party, SabotageCases
+from tests.limits import LIMIT
 
 from ..parties import REAL, open_party
 
@@ -35,7 +36,7 @@ class TestSabotage(SabotageCases):
 
 def test_the_field_is_right(party: Party) -> None:
     exporter, device, how = party
-    run = run_wave(exporter, device, WaveParameters(width=128, height=96), 60, sync=how, timeout=20.0)
+    run = run_wave(exporter, device, WaveParameters(width=128, height=96), 60, sync=how, timeout=LIMIT)
     assert run.problem == ""
     assert run.correct
     assert run.sync.name == how.name
@@ -47,5 +48,5 @@ def test_the_field_is_right(party: Party) -> None:
 @pytest.mark.skipif(not REAL, reason="a simulated GPU has no array library")
 def test_an_array_library_works_in_place(party: Party) -> None:
     exporter, device, how = party
-    run = run_wave(exporter, device, WaveParameters(width=64, height=64), 10, sync=how, timeout=20.0)
+    run = run_wave(exporter, device, WaveParameters(width=64, height=64), 10, sync=how, timeout=LIMIT)
     assert "in place" in run.consumer, f"CuPy or torch is to be installed: {run.consumer}"

@@ -21,12 +21,10 @@ from typing import Any, NoReturn
 import pytest
 
 from gpuinterop.testing.simulated import assert_simulated
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="memfds, and libraries preloaded by name"),
-    pytest.mark.timeout(280, method="thread"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds, and libraries preloaded by name")
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "mpi.py"
@@ -194,7 +192,7 @@ def _start(command: list[str]) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=LIMIT,
         check=False,
     )
 

@@ -26,12 +26,11 @@ from gpuinterop.testing.missing_vulkan import give_up
 from tests.beside import beside, elsewhere
 from tests.core.forged import forge
 from tests.descriptors import is_open
+from tests.limits import LIMIT
 from tests.programs import python
 
 from ..parties import REAL
 
-LIMIT = 20.0
-"""Seconds for what is to happen."""
 SHORT = 0.1
 """And for what is not."""
 

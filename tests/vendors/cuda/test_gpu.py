@@ -14,11 +14,11 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.exporters import open_exporter
 from gpuinterop.exporters.vulkan import list_drivers
+from tests.limits import LIMIT
 
 from ..parties import REAL, native
 
 pytestmark = pytest.mark.skipif(not REAL, reason="a simulated GPU runs no kernels")
-LIMIT = 20.0
 LIBRARIES = pytest.mark.parametrize("library", ["torch", "cupy"])
 SHAPE = (256, 256)
 SIZE = 4 * SHAPE[0] * SHAPE[1]

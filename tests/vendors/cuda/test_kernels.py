@@ -21,12 +21,12 @@ from cuda.bindings import driver as cuda
 import gpuinterop as gi
 from gpuinterop_cuda import multicast
 from gpuinterop_cuda.backend import CudaBackend
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import REAL, native
 
 STORE, ADD = b"multimem.st.relaxed.sys.global.u32", b"multimem.ld_reduce.relaxed.sys.global.add.u32"
-LIMIT = 20.0
 MASK = (1 << 32) - 1
 ENTRIES = ("gpuinterop_multimem_store", "gpuinterop_multimem_add")
 
@@ -121,7 +121,7 @@ def test_it_assembles(target: str, tmp_path: Path) -> None:
         [assembler, f"-arch={target}", "-o", str(tmp_path / "kernels.cubin"), str(text)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT,
         check=False,
     )
     assert done.returncode == 0, done.stderr

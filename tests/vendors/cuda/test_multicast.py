@@ -23,13 +23,13 @@ from gpuinterop.testing.simulated import assert_simulated
 from gpuinterop_cuda import capabilities
 from gpuinterop_cuda.backend import CudaBackend
 from tests.beside import beside
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import REAL, native, watch
 
 pytestmark = pytest.mark.skipif(REAL, reason="multicast is never run on a real driver")
 
-LIMIT = 20.0
 MIB = 1 << 20
 SIZE = 4 * MIB
 SECOND = hasattr(cuda, "cuMulticastBindMem_v2") and os.environ.get("GPUINTEROP_SIM_CUDA_VERSION", "13010") >= "13010"

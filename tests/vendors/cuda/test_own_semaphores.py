@@ -18,13 +18,13 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.suites.base import held, new_stream
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import watch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
-LIMIT = 20.0
 MAX = 2**63 - 1
 
 

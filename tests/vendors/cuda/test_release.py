@@ -7,11 +7,10 @@ import importlib
 from typing import Any
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import native
-
-LIMIT = 20.0
 
 
 def test_a_context_that_is_current_is_not_switched(simulator: Simulator, device: gi.Device, exporter: Any) -> None:

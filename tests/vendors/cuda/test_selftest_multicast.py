@@ -26,10 +26,9 @@ from gpuinterop.testing import multicast, stand_ins
 from gpuinterop.testing.report import write_report
 from gpuinterop.testing.simulated import assert_simulated
 from tests.cli.invoke import invoke
+from tests.limits import LIMIT
 from tests.programs import python, runs
 from tests.simulated.driver import Simulator
-
-pytestmark = pytest.mark.timeout(150)
 
 CHILD, PEER, BOTH = "child", "peer", "child, peer"
 SIZE = 2 << 20
@@ -133,7 +132,7 @@ def run_process(environment: dict[str, str], tmp_path: Path) -> Callable[..., Do
         _script(folder, role, script)
         python_path = os.pathsep.join([str(folder), environment["PYTHONPATH"]])
         command = ("-m", "gpuinterop", "selftest", "multicast", "--backend", "cuda", *arguments)
-        done = python(*command, env=environment, seconds=120, PYTHONPATH=python_path, **variables)
+        done = python(*command, env=environment, PYTHONPATH=python_path, **variables)
         _are_gone(folder)
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -146,7 +145,7 @@ def _script(folder: Path, role: str, script: str) -> None:
 
 
 def _are_gone(folder: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT
     left = {file.stem: int(file.read_text()) for file in folder.glob("*.pid")}
     while any(map(runs, left.values())) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -273,7 +272,7 @@ def test_what_ends_the_command(environment: dict[str, str], tmp_path: Path, numb
         while "✓ import in the second process " not in process.stdout.readline():
             assert process.poll() is None
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == status
     assert "Traceback" not in errors
     _are_gone(tmp_path)

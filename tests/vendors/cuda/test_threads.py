@@ -12,9 +12,9 @@ import pytest
 import gpuinterop as gi
 from gpuinterop_cuda.backend import CudaBackend
 from tests.beside import elsewhere
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
-LIMIT = 30.0
 ROUNDS = 50
 
 

@@ -36,6 +36,7 @@ import pytest
 
 import gpuinterop as gi
 from tests.beside import beside
+from tests.limits import LIMIT
 from tests.programs import python
 from tests.simulated.driver import Simulator, loaded
 
@@ -55,8 +56,6 @@ from .runtime import (
     word,
 )
 
-LIMIT = 20.0
-"""Seconds for what is to happen."""
 SHORT = 0.1
 """And for what is not."""
 SIZE = 65536

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED, watch
 from ..table import INVALID_VALUE
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
-
-LIMIT = 20.0
 
 
 def test_a_range_that_stays_mapped_is_not_used_again(

@@ -11,11 +11,11 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.testing.suites.base import together
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from .runtime import Runtime
 
-LIMIT = 20.0
 CALLS = "hipStreamCreateWithPriority", "hipStreamDestroy"
 UNKNOWN = 999
 

@@ -40,7 +40,7 @@ def clean(libraries: str, **more: str) -> dict[str, str]:
 
 def told(folder: Path, environment: dict[str, str], *command: str) -> str:
     """What a command of Python's prints that succeeds."""
-    return printed(*command, cwd=folder, env=environment, seconds=100)
+    return printed(*command, cwd=folder, env=environment)
 
 
 def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from ..parties import MODE, open_party
 
 pytestmark = pytest.mark.skipif(MODE != "amd", reason="needs AMD's runtime on the stand-in")
 
-LIMIT = 20.0
 SIZE = 1 << 16
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import pytest
 
 from gpuinterop.testing.simulated import build
+from tests.limits import LIMIT
 from tests.programs import printed, python
 from tests.simulated.driver import Simulator
 
@@ -29,7 +30,7 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     libraries = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     clean["LD_LIBRARY_PATH"] = os.pathsep.join(path for path in libraries if "/gpuinterop/simulated/" not in path)
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments)
-    summary = printed(*command, cwd=ROOT, env=clean, seconds=500, **environment).strip().splitlines()[-1]
+    summary = printed(*command, cwd=ROOT, env=clean, seconds=3 * LIMIT, **environment).strip().splitlines()[-1]
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}
 
 
@@ -50,7 +51,6 @@ def test_it_does_abort(simulator: Simulator) -> None:
             assert "hipErrorNotSupported" in done.stderr
 
 
-@pytest.mark.timeout(300)
 def test_arrays_where_the_runtime_has_them() -> None:
     """ROCm/hip #3779: AMD's library for Linux does not export the call, as the table says. Here is one that does."""
     if os.environ.get(MIPMAP):

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
+from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
 from ..parties import SIMULATED, open_party
 from .runtime import Runtime
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
-
-LIMIT = 30.0
 
 
 def test_other_threads_run_while_one_synchronises(simulator: Simulator) -> None:
@@ -153,8 +152,8 @@ OBJECTS = textwrap.dedent(
                 assert flags.value == int(hip.hipStreamNonBlocking) == 1
                 buffer.fill(3, stream=stream)
                 event = stream.record()
-                event.wait(20)
-                stream.synchronize(20)
+                event.wait(300)
+                stream.synchronize(300)
                 room = bytearray(8192)
                 buffer.copy_to_host(room)
                 assert room == b"\\x03" * 8192
@@ -164,12 +163,12 @@ OBJECTS = textwrap.dedent(
                 pin, there = backend.pin(device._handle, address, 4096)
                 assert lies_on(there) == device.ordinal
                 backend.write_value(backend.adopt_stream(device._handle, stream.ptr), there, 7)
-                stream.synchronize(20)
+                stream.synchronize(300)
                 assert page[:8] == (7).to_bytes(8, "little")
                 assert backend.is_idle(backend.adopt_stream(device._handle, stream.ptr))
                 backend.unpin(pin)
             buffer.close()
-            memory.close(timeout=20)
+            memory.close(timeout=300)
             theirs.close()
         with device.allocate(1) as allocation:
             assert lies_on(allocation.buffer.ptr) == device.ordinal

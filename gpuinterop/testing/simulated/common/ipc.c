@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define MAGIC "gis.ipc"
-#define PATIENCE 10 /* seconds to wait for an exporter that may be stopped */
+#define PATIENCE 300 /* seconds to wait for an exporter that may be stopped */
 
 typedef struct {
     char magic[8];

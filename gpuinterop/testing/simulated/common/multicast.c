@@ -109,7 +109,7 @@ gis_status gis_multicast_add(gis_vmm_handle *group, int device) {
 /* A driver blocks for ever; here that would look like a hang. */
 static double patience(void) {
     const char *seconds = getenv("GPUINTEROP_SIM_TEAM_SECONDS");
-    return seconds && *seconds ? atof(seconds) : 10.0;
+    return seconds && *seconds ? atof(seconds) : 300.0;
 }
 
 gis_status gis_multicast_wait(gis_vmm_handle *group) {
