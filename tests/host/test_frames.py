@@ -13,8 +13,9 @@ from typing import Final
 import pytest
 
 from gpuinterop import system
+from tests.limits import LIMIT
 
-from .shells import LIMIT, Raised, Shell, needs_root, stop
+from .shells import Raised, Shell, needs_root, stop
 
 POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "10"))
 PUBLISH: Final = "camera = gi.publish('camera', 1 << 16, 'int64')"
