@@ -222,7 +222,7 @@ def test_a_failed_enrol_takes_no_slot() -> None:
         exporter("whole = gi.OpaqueFd.duplicate")
         exporter("def fails(_): gi.OpaqueFd.duplicate = whole; raise OSError(24, 'full')")
         exporter("gi.OpaqueFd.duplicate = fails")
-        with pytest.raises(Raised, match=r"HandleError: .*full"):
+        with pytest.raises(Raised, match=r"PeerError: .*full"):
             reader("attached = gi.attach(descriptor); attached.acquire(timeout=300)")
         assert exporter("[len(one._writer.leases) for one in rendezvous.server().offers.values()]") == [0]
         reader("attached.acquire(timeout=300); attached.release()")

@@ -268,7 +268,7 @@ def test_each_call_of_an_export_fails_once(simulator: Simulator, reader: Side, k
             shared, before = scope.enter_context(gi.share(it)), simulator.left()
             if kind == "vmm":
                 simulator.fail(call, code=12345)
-                with pytest.raises(Raised, match=f"HandleError: .*{call}"):
+                with pytest.raises(Raised, match=f"PeerError: .*{call}"):
                     reader.attach(shared)
             assert reader.attach(shared)[0] == ["00000000"]
             assert simulator.left() == before
