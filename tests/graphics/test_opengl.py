@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
