@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import gpuinterop as gi
+from gpuinterop.sharing import counts
 from gpuinterop.sharing.counts import Holds, Sums, Words
 
 
@@ -141,3 +143,27 @@ def test_a_message_that_comes_again_while_its_slot_ends(monkeypatch: pytest.Monk
         came.append(reader.receive(slot, 7))
     assert (over, came) == ([slot] if looks == 3 else [], [looks < 3])
     assert (own.rows[0][slot] == 7) is (looks < 3)
+
+
+def test_a_process_that_drops_several_rings_if_it_had_one_of_them_once() -> None:
+    sums, rung = Sums(own := page()), list[bool]()
+    reader = process(sums, own)
+    reader.ring = lambda: rung.append(True)  # type: ignore[method-assign]
+    for slot in (0, 0, 0, 1):
+        reader.hold(slot)
+    reader.drop(0)
+    assert not rung
+    reader.drop(0, 1)
+    assert rung == [True]
+
+
+def test_one_slot_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused until one ends."""
+    monkeypatch.setattr(counts, "SLOTS", 2)
+    sums = Sums(page())
+    assert [sums.take(1), sums.take(2)] == [0, 1]
+    with pytest.raises(gi.InvalidArgumentError, match=r"\b2 shares"):
+        sums.take(3)
+    sums.end_unheld(1)
+    assert sums.over() == [1]
+    assert sums.take(3) == 1

@@ -126,6 +126,24 @@ def test_the_writer_takes_the_first_slot_that_is_free(writer: Shell, reader: She
         slow("reads.__exit__(None, None, None); camera.close()")
 
 
+def test_a_stream_that_writes_waits_for_the_newest_slots_reader(writer: Shell, reader: Shell) -> None:
+    """A reader whose stream is stuck has an older one."""
+    reads = """stream, gate = gi.device().create_stream(), gi.device().create_semaphore(gi.TimelineFd)
+gate.wait(stream, 1)
+with camera.next(timeout=300).read(stream): pass"""
+    writer("import warnings; warnings.simplefilter('ignore'); stream = gi.device().create_stream()")
+    with Shell() as stuck:
+        stuck("camera = gi.subscribe('camera')")
+        for value, one in enumerate((stuck, reader)):
+            writer(f"write({value})")
+            one(reads)
+        writer("write(2)")
+        writer("with camera.write(stream): pass")
+        reader("gate.host_signal(1)")
+        writer("stream.synchronize(timeout=300)")
+        stuck("gate.host_signal(1); stream.synchronize(timeout=300); camera.close()")
+
+
 def test_a_late_frame_stays_claimed(writer: Shell, reader: Shell) -> None:
     writer("stream, gate = gi.device().create_stream(), gi.device().create_semaphore(gi.TimelineFd)")
     writer("gate.wait(stream, 1)\nwith camera.write(stream): pass")
@@ -427,6 +445,42 @@ async def both():
     assert reader.answer() == [1, 7, "late", 2]
 
 
+def test_a_name_that_its_writer_gives_up_while_another_takes_it(writer: Shell) -> None:
+    """The other has opened the file, which is then gone: it makes one that readers find."""
+    writer("""from types import SimpleNamespace
+from gpuinterop.sharing import frames
+files, before = frames.fcntl, camera
+
+def late(*arguments):
+    frames.fcntl = files
+    before.close()
+    files.flock(*arguments)
+
+frames.fcntl = SimpleNamespace(**{**vars(files), "flock": late})
+    """)
+    writer(PUBLISH)
+    writer("write(5)")
+    with Shell() as other:
+        other(FRAMES)
+        other("camera = gi.subscribe('camera', timeout=0)")
+        assert other("watch(1)") == [[5, 1, 0, False]]
+
+
+def test_a_closed_subscription_leaves_its_place_to_the_next_reader(writer: Shell, reader: Shell) -> None:
+    """Whatever is called on it: the next one's frame stays whole."""
+    writer("write(1)")
+    reader("frame = camera.next(timeout=300); camera.close()")
+    writer.until("not camera._share.lifetime.handle._places")
+    with Shell() as other:
+        other("camera = gi.subscribe('camera'); frame = camera.next(timeout=300)")
+        with pytest.raises(Raised, match="StopIteration"):
+            reader("next(camera)")
+        writer("for value in range(2, 9): write(value)")
+        other("reads = frame.read(); picture = np.asarray(reads.__enter__())")
+        assert other("[int(picture.min()), int(picture.max())]") == [1, 1]
+        other("reads.__exit__(None, None, None); camera.close()")
+
+
 WAITS: Final = "task = tasks.create_task(waits({})); tasks.run_until_complete(asyncio.sleep(0))"
 
 
@@ -466,7 +520,7 @@ def test_a_time_out_of_next_ends_it_after_the_writer_has_exited(writer: Shell, r
 
 
 def test_another_writer_begins_anew(writer: Shell, reader: Shell) -> None:
-    """A reader that has taken the first one's ninth frame takes the next one's first."""
+    """A reader that has taken the first one's ninth frame takes the next one's first, and keeps only its memory."""
     writer("for value in range(9): write(value)")
     assert reader("watch(1)") == [[8, 9, 0, False]]
     writer.kill()
@@ -477,6 +531,7 @@ def test_another_writer_begins_anew(writer: Shell, reader: Shell) -> None:
         assert reader("watch(2)[1]") == [7, 1, 0, True]
         other("write(8)")
         assert reader("watch(3)[2]") == [8, 2, 0, False]
+        reader.until("sum('gpuinterop.allocation' in line for line in open('/proc/self/maps')) == 1")
 
 
 def test_deaths(sockets: Path) -> None:

@@ -223,6 +223,8 @@ def test_what_readers_are_told() -> None:
             reader.answer()
         assert reader("attached.ended, int(np.asarray(attached.view)[0])") == [True, 5]
         reader("attached.acquire(timeout=300); attached.release()")  # the last version stays
+        with pytest.raises(Raised, match="ResourceClosedError: the share was closed"):
+            reader("gi.attach(descriptor)")  # though it has all that it needs
 
 
 def test_each_exit_releases() -> None:
