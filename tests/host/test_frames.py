@@ -412,7 +412,7 @@ def test_a_coroutine_waits_anew_for_each_writer(writer: Shell, reader: Shell) ->
 
 def test_coroutines(writer: Shell, reader: Shell, tmp_path: Path) -> None:
     """`await` lets other tasks run; so does ``async for``, which ends; a time-out is told."""
-    os.mkfifo(ticks := tmp_path / "ticks")  # open() waits there for the other side
+    os.mkfifo(ticks := tmp_path / "ticks")  # open() waits there for the other side, and read() until it closes
     reader(f"ticks = {str(ticks)!r}")
     reader("""
 import asyncio
@@ -440,8 +440,11 @@ async def both():
     return found
 """)
     reader.give("asyncio.run(both())")
-    writer(f"open({str(ticks)!r}).close(); write(7)")
-    writer(f"open({str(ticks)!r}).close(); write(8); camera.close()")
+    hundred = f"with open({str(ticks)!r}) as told: told.read()"
+    writer(hundred)
+    writer("write(7)")
+    writer(hundred)
+    writer("write(8); camera.close()")
     assert reader.answer() == [1, 7, "late", 2]
 
 
