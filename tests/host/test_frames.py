@@ -465,7 +465,7 @@ frames.fcntl = SimpleNamespace(**{**vars(files), "flock": late})
     writer("write(5)")
     with Shell() as other:
         other(FRAMES)
-        other("camera = gi.subscribe('camera', timeout=0)")
+        other("camera = gi.subscribe('camera', timeout=300)")
         assert other("watch(1)") == [[5, 1, 0, False]]
 
 
