@@ -143,7 +143,8 @@ class SharedBuffer(OfBuffer, SharedObject):
         Raises
         ------
         InvalidArgumentError
-            The buffer is an immutable array (`import_array`). Or see :meth:`upload_to`.
+            The buffer is an immutable array (`import_array`), or `level` is not 0: NVIDIA's driver (580) would then
+            write older bytes to the whole buffer. Or see :meth:`upload_to`.
         ResourceClosedError, DriverError
             See :meth:`upload_to`.
 
@@ -152,6 +153,10 @@ class SharedBuffer(OfBuffer, SharedObject):
         >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
         ...     shared.download_from(texture, (64, 64, 4))
         """
+        if level:
+            raise InvalidArgumentError(
+                "level", f"expected 0, got {level!r}; copy the level to a texture of its own (glCopyImageSubData)."
+            )
         room = self.buffer.size  # refuses an immutable array
         with self._bound(gl.PIXEL_PACK_BUFFER, texture, shape, dtype, offset, row_pitch, level, x, y) as box:
             check, (width, height, format_, type_) = self.context.functions.check, box

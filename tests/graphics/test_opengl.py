@@ -243,6 +243,10 @@ def test_texels_go_to_a_texture_and_back(
         opengl.gl("glGetTextureImage", texture, level, name, kind, whole.nbytes, whole.ctypes.data)
         assert (whole[4:9, 2:9] == texels).all()
         shared.fill(0)
+        if level:  # NVIDIA's driver would write older bytes to the whole buffer
+            with pytest.raises(gi.InvalidArgumentError, match=r"level: .*got 1\b"):
+                shared.download_from(texture, texels.shape, dtype, **place)
+            return
         shared.download_from(texture, texels.shape, dtype, **place)
         opengl.gl("glFinish")
         found = np.zeros(1024, "uint8")
