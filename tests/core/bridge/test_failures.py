@@ -39,6 +39,7 @@ def test_who_is_ordered_behind_a_wait_fails_with_it(host: Device, bridge: Bridge
     behind.wait_stream(waiting)
     last.wait_stream(behind)
     second.signal(last, 8)
+    last.wait_stream(behind)  # it has been so all along
     broken.on_wait = fails
     until(lambda: last._known_as().failure is not None)
     for stream in (waiting, behind, last):
