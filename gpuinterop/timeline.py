@@ -60,6 +60,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
 
@@ -214,17 +215,19 @@ class Lock(NoCopy):
         return system.call(f"open({path})", os.open, path, os.O_RDWR | os.O_CLOEXEC)
 
     def _wait(self, fd: int) -> None:
-        def take() -> bool:
-            with contextlib.suppress(BlockingIOError):
-                flock(fd, LOCK_EX | LOCK_NB)
-                return True
-            return False
-
-        if not system.until(take, patience.seconds):
+        if not system.until(partial(take_lock, fd), patience.seconds):
             raise PeerError(
                 f"another process held the lock of {self.label} for longer than {patience.seconds:g} s: let that "
                 "process go on, or end it."
             )
+
+
+def take_lock(fd: int) -> bool:
+    """Lock a file, unless another open file description has its lock."""
+    with contextlib.suppress(BlockingIOError):
+        flock(fd, LOCK_EX | LOCK_NB)
+        return True
+    return False
 
 
 def _unlock(held: list[tuple[Lock, int]], forks: int) -> None:

@@ -23,7 +23,6 @@ yet. With too few slots the writer waits for a reader, and warns once.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import re
 import stat
@@ -45,6 +44,7 @@ from .._core.registry import device as default_device
 from .._core.resource import Resource
 from .._core.stream import Stream
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
+from ..timeline import take_lock
 from .arrays import Access
 from .attachment import AttachedArrays, attached
 from .loop import loop
@@ -128,7 +128,7 @@ class Publisher(Resource):
         return Access(self._share, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
-        if lost := self.lifetime.use(lambda file: file.lost):
+        if lost := self.lifetime.handle.lost:
             raise ResourceBusyError(lost)
         turns = cast(FrameWriter, self._share._turns())
         turns.begin(stream, timeout)
@@ -204,7 +204,7 @@ def publish(
     gpuinterop.errors.ResourceBusyError: 'doc-camera' is published already; ...
     """
     path, count = _path(name), check_int(slots, "slots", minimum=2, maximum=MAX_BUFFERS)
-    _tidy()
+    _tidy(os.path.dirname(path))
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
     step = round_up(max(layout.high, 1), ALIGNMENT)
@@ -262,7 +262,7 @@ class Subscription(NoCopy):
     def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
         self.name, self._timeout, self._wanted = name, timeout, device
         self._path = _path(name)
-        _tidy()
+        _tidy(os.path.dirname(self._path))
         self._join(timeout)
         self._restarted = False
 
@@ -604,7 +604,7 @@ class _Name(NoCopy):
     def _locked(self) -> int:
         while True:
             file = in_folder(VARIABLE, f"open({self._path})", _opened, self._path, os.O_RDWR | os.O_CREAT)
-            if not system.until(partial(_locks, file), _ANSWER_S):  # a reader may look at the lock
+            if not system.until(partial(take_lock, file), _ANSWER_S):  # a reader may look at the lock
                 _close(file)
                 raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
             if os.fstat(file).st_nlink:
@@ -636,25 +636,17 @@ def _published(path: str) -> bytes:
     except OSError as error:
         raise system.driver_error(f"open({path})", error.errno or 0) from error
     try:
-        return b"" if _locks(file) else os.read(file, system.PAGE)
+        return b"" if take_lock(file) else os.read(file, system.PAGE)
     finally:
         _close(file)
 
 
-def _locks(file: int) -> bool:
-    """Lock a name's file, unless another process has locked it."""
-    with suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
-
-
-def _tidy() -> None:
-    """Remove the names of this user's killed processes."""
-    for path in glob(os.path.join(escape(folder()), "gpuinterop-*.frames")):
+def _tidy(place: str) -> None:
+    """Remove the names of this user's killed processes from a folder."""
+    for path in glob(os.path.join(escape(place), "gpuinterop-*.frames")):
         with suppress(OSError, InvalidArgumentError):
             file = _opened(path)
-            _unlock(file, path) if _locks(file) else _close(file)
+            _unlock(file, path) if take_lock(file) else _close(file)
 
 
 def _unlock(file: int, path: str) -> None:

@@ -587,8 +587,7 @@ _sides: Final[WeakSet[_Turns]] = WeakSet()
 def _forked() -> None:
     """Keep a child from the pages of its parent, whose threads may hold the guards."""
     for side in _sides.copy():
-        side.failure = ResourceClosedError(f"{side.label} is of the parent process; attach again in the child.")
-        side.inside, side._guard = False, threading.RLock()
+        side.failure, side.inside, side._guard = side.own.lifetime.refusal(), False, threading.RLock()
 
 
 def value_of(word: Word) -> int:

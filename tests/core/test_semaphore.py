@@ -181,6 +181,25 @@ def test_a_batch_of_parts_of_others_tells_each_semaphore_its_value(device: gi.De
         semaphore.close()
 
 
+def test_a_wait_that_the_driver_refused_is_not_awaited(
+    device: gi.Device, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is late for another reason does not name it."""
+
+    def refuses(*_: object) -> None:
+        raise gi.DriverError("wait", 1, "INVALID", "the test says so")
+
+    with device.create_stream() as stream, semaphore_of(device) as refused, monkeypatch.context() as patch:
+        patch.setattr(refused, "_give_wait", refuses)
+        with pytest.raises(gi.DriverError, match="the test says so"):
+            refused.wait(stream, 5)
+        backend.blocked.add(stream.ptr)
+        with pytest.raises(gi.SemaphoreTimeoutError) as late:
+            stream.synchronize(timeout=0)
+        assert refused.label not in str(late.value)
+        backend.blocked.clear()
+
+
 def test_what_a_batch_waits_for_is_named(device: gi.Device, backend: FakeBackend) -> None:
     """Also behind another stream, which waits for it no more than that one does."""
     with device.create_stream() as stream, device.create_stream() as behind:

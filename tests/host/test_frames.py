@@ -450,16 +450,15 @@ async def both():
 
 def test_a_name_that_its_writer_gives_up_while_another_takes_it(writer: Shell) -> None:
     """The other has opened the file, which is then gone: it makes one that readers find."""
-    writer("""from types import SimpleNamespace
-from gpuinterop.sharing import frames
-files, before = frames.fcntl, camera
+    writer("""from gpuinterop.sharing import frames
+takes, before = frames.take_lock, camera
 
-def late(*arguments):
-    frames.fcntl = files
+def late(file):
+    frames.take_lock = takes
     before.close()
-    files.flock(*arguments)
+    return takes(file)
 
-frames.fcntl = SimpleNamespace(**{**vars(files), "flock": late})
+frames.take_lock, frames._tidy = late, lambda place: None  # which looks at the lock first
     """)
     writer(PUBLISH)
     writer("write(5)")
