@@ -45,8 +45,9 @@ SEMAPHORE_TYPE: Final = 0x95B3
 SEMAPHORE_TYPE_TIMELINE: Final = 0x95B5
 
 TEXTURE_2D: Final = 0x0DE1
+TEXTURE_BINDING_2D: Final = 0x8069
 TEXTURE_RECTANGLE: Final = 0x84F5
-TEXTURE_TARGET: Final = 0x1006
+TEXTURE_BINDING_RECTANGLE: Final = 0x84F6
 TEXTURE_WIDTH: Final = 0x1000
 TEXTURE_HEIGHT: Final = 0x1001
 TEXTURE_INTERNAL_FORMAT: Final = 0x1003
@@ -75,6 +76,7 @@ _KINDS: Final[dict[str, Any]] = {
 }
 _SIGNATURES: Final = {
     "glBindBuffer": "vuu",
+    "glBindTexture": "vuu",
     "glClientWaitSync": "upuq",
     "glCreateBuffers": "vip",
     "glCreateMemoryObjectsEXT": "vip",
@@ -97,7 +99,6 @@ _SIGNATURES: Final = {
     "glGetString": "su",
     "glGetStringi": "suu",
     "glGetTextureLevelParameteriv": "vuiup",
-    "glGetTextureParameteriv": "vuup",
     "glGetTextureSubImage": "vuiiiiiiiuuip",
     "glGetUnsignedBytei_vEXT": "vuup",
     "glGetUnsignedBytevEXT": "vup",

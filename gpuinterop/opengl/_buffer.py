@@ -41,6 +41,7 @@ _ELEMENTS: Final = {
 """``GL_UNSIGNED_BYTE`` and so on, and the size of an element in bytes."""
 _INTEGERS: Final = {*range(0x8231, 0x823D), *range(0x8D70, 0x8D90), 0x906F}
 """Internal formats that shaders read as integers: ``GL_R8I`` to ``RG32UI``, ``RGBA32UI`` to ``RGB8I``, RGB10_A2UI."""
+_TARGETS: Final = (gl.TEXTURE_2D, gl.TEXTURE_BINDING_2D), (gl.TEXTURE_RECTANGLE, gl.TEXTURE_BINDING_RECTANGLE)
 _STORE: Final = {
     # ALIGNMENT, ROW_LENGTH, SKIP_ROWS, SKIP_PIXELS, SWAP_BYTES; and IMAGE_HEIGHT, SKIP_IMAGES, which NVIDIA's driver
     # applies in glGetTextureSubImage to 2D textures too
@@ -181,12 +182,11 @@ class SharedBuffer(OfBuffer, SharedObject):
         texture = check_name(texture, "texture", "moderngl's texture.glo")
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
-        found = functions.integer("glGetTextureParameteriv", texture, gl.TEXTURE_TARGET)
-        if found not in (gl.TEXTURE_2D, gl.TEXTURE_RECTANGLE):
+        if not any(_is_of(functions, texture, *target) for target in _TARGETS):
             raise InvalidArgumentError(
                 "texture",
-                f"expected a texture of GL_TEXTURE_2D or GL_TEXTURE_RECTANGLE, got one of {found:#06x}; copy a layer "
-                "to such a texture (glCopyImageSubData).",
+                f"expected a texture of GL_TEXTURE_2D or GL_TEXTURE_RECTANGLE, got {texture}, which has another "
+                "target; copy a layer to such a texture (glCopyImageSubData).",
             )
         check_sequence(shape, "shape", "(height, width) or (height, width, channels)")
         if len(shape) not in (2, 3):
@@ -409,6 +409,16 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
             "size",
             f"expected at least the {least} bytes that buffer {buffer} has, got {size}; pass its size.",
         )
+
+
+def _is_of(functions: gl.Functions, texture: int, target: int, binding: int) -> bool:
+    """Whether a texture has this target. Mesa tells the target itself only in core contexts."""
+    kept = functions.integer("glGetIntegerv", binding)
+    functions.drop_errors()
+    functions.glBindTexture(target, texture)
+    fits = not functions.glGetError()
+    functions.glBindTexture(target, kept)
+    return fits
 
 
 def _storage_of(functions: gl.Functions, name: int) -> tuple[bool, int]:
