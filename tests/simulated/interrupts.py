@@ -160,7 +160,7 @@ class Round(Run):
                 device._copiers.pop().close()
             unpin_spare_pages(device)
         gc.collect()
-        system.until(self._is_settled, STANDSTILL)
+        system.until(self._is_settled, 30.0)  # or not: after an interrupt, an object may stay until the exit
         left = self._left()
         natively = {kind: count - self.before[kind] for kind, count in self.live().items() if kind in KEPT}
         if any(count > self.struck + len(left) for count in natively.values()):
