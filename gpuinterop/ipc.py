@@ -294,10 +294,6 @@ def _close(fds: list[int]) -> None:
     system.close(*closing)
 
 
-class HungUpError(PeerError):
-    """The peer has closed its socket."""
-
-
 def _keep(results: list[T], call: Callable[..., T], *arguments: object) -> None:
     """Append the result of a system call, in C: an interrupt strikes before the call or after the result is kept."""
     results.extend(map(call, *([one] for one in arguments)))
@@ -311,12 +307,15 @@ class Connection(NoCopy):
     The socket must have no time-out, because with one Python waits before each call.
     """
 
+    has_ended = False
+    """Whether the peer has closed the connection, and everything that it sent was read."""
+
     def __init__(self, link: socket.socket) -> None:
         self.socket = link
+        # What each `recvmsg` has returned of the next message.
         self._came: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
-        """What `recvmsg` has returned of the next message."""
+        # Messages, their handles, whether these are owned, and what each `sendmsg` has sent.
         self._rest: deque[tuple[bytes, Sequence[FdHandle], bool, list[int]]] = deque()
-        """Messages, their handles, whether these are owned, and what each `sendmsg` has sent."""
 
     def send(
         self, kind: int, number: int = 0, body: bytes = b"", handles: Sequence[Handle] = (), *, owned: bool = False,
@@ -372,7 +371,8 @@ class Connection(NoCopy):
             except BlockingIOError:
                 return None
             if not self._came[-1][0]:
-                raise HungUpError(f"the peer closed the connection after {count} of {size} bytes.")
+                self.has_ended = True
+                raise PeerError(f"the peer closed the connection after {count} of {size} bytes.")
         data = b"".join(came[0] for came in self._came)
         _, _, kind, wanted, number, _ = HEAD.unpack_from(data)
         message = Message(kind, number, data[HEAD.size :], self._fds())

@@ -16,7 +16,7 @@ from .._core.drain import shown
 from .._core.monitor import after_fork
 from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
-from ..ipc import Connection, HungUpError, Message
+from ..ipc import Connection, Message
 from .counts import Holds, Words
 from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
 from .loop import loop
@@ -61,18 +61,19 @@ class Link(Holds):
             raise _lost(TimeoutError())
         if self.ended or self._connection is None:
             raise PeerError(ENDED)
-        self._number = number = (self._number + 1) & 0xFFFFFFFF
+        connection, number = self._connection, (self._number + 1) & 0xFFFFFFFF
+        self._number = number
         try:
             with contextlib.suppress(BrokenPipeError):  # an answer that has arrived may say why
-                self._connection.send(kind, number, body, handles, owned=True, left=left)
-            while (message := self._connection.receive(left)).number != number:
+                connection.send(kind, number, body, handles, owned=True, left=left)
+            while (message := connection.receive(left)).number != number:
                 with message:  # the answer to a call that gave up
                     pass
         except TimeoutError as error:
             raise _lost(error) from None
         except (OSError, PeerError) as error:
             has_ended = self._look()
-            if isinstance(error, PeerError) and not isinstance(error, HungUpError):
+            if isinstance(error, PeerError) and not connection.has_ended:
                 raise
             raise PeerError(ENDED) if has_ended else _lost(error) from None
         if message.kind == DONE:
