@@ -26,6 +26,7 @@ import asyncio
 import os
 import re
 import stat
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -583,6 +584,7 @@ class _Name(NoCopy):
 
     def __init__(self, name: str, path: str) -> None:
         self._name, self._path, self._descriptor = name, path, b""
+        self._lock = threading.RLock()
         self._file = self._locked()
         loop().on_pass[self._look] = None
 
@@ -591,6 +593,7 @@ class _Name(NoCopy):
         in_folder(VARIABLE, f"write({self._path})", os.pwrite, self._file, descriptor, 0)
         os.ftruncate(self._file, len(descriptor))
 
+    @system.locked
     def _look(self) -> None:
         if self._descriptor and not (self.lost or os.fstat(self._file).st_nlink):
             try:
@@ -611,7 +614,9 @@ class _Name(NoCopy):
                 return file
             _close(file)  # another process has just removed it
 
+    @system.locked
     def close(self) -> None:
+        self._descriptor = b""  # the loop may be about to look
         loop().on_pass.pop(self._look, None)
         _unlock(self._file, self._path)
 

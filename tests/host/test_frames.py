@@ -264,6 +264,13 @@ def test_a_name_whose_file_a_cleaner_removes(writer: Shell, reader: Shell, socke
         assert file.exists()
 
 
+def test_a_loop_that_looks_at_a_name_after_its_close(writer: Shell, sockets: Path) -> None:
+    """It leaves the file and its descriptor's number alone, which may be another file's by then."""
+    writer("checks = list(loop().on_pass); camera.close(); other = os.memfd_create('other')")
+    writer("for check in checks: check()")
+    assert not list(sockets.glob("*.frames"))
+
+
 def test_names_of_killed_writers_are_removed(sockets: Path) -> None:
     for call in ("camera = gi.publish('new', 4)", "gi.subscribe('other', timeout=0)"):
         with Shell() as writer, Shell() as other:
