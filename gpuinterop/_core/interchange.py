@@ -70,8 +70,9 @@ class DType:
 
 def _instead_of(dtype: object) -> str:
     """Name an element type that only NumPy has, and what to take instead."""
-    is_addresses = getattr(dtype, "hasobject", False)
-    return f"{dtype}; take {'numbers, not objects' if is_addresses else 'bytes (uint8), and view those'}"
+    is_addresses = getattr(dtype, "hasobject", dtype is object or dtype == "object")
+    got = dtype if hasattr(dtype, "hasobject") else repr(dtype)
+    return f"{got}; take {'numbers, not objects' if is_addresses else 'bytes (uint8), and view those'}"
 
 
 _PLAIN: Final = frozenset({int})
@@ -732,14 +733,18 @@ def hidden_values(array: Any) -> str:
 
 def _left_out(array: Any) -> str:
     """What `hidden_values` says of other libraries' arrays: masks and nulls are not in the memory."""
-    kind, interface, mask = type(array).__name__, _interface(array), getattr(type(array), "mask", None)
-    with suppress(Exception):  # of JAX's tracers
+    kind, interface = type(array).__name__, _interface(array)
+    mask: Any = None
+    nulls: Any = 0
+    with suppress(Exception):  # of JAX's tracers, and of what a class computes
         if getattr(array, "is_deleted", bool)():
             return f"a deleted or donated one of type {kind}; pass what the jitted function returned"
-    if mask is None or callable(mask):  # pandas has a method of that name
+        mask = getattr(array, "mask", None) if hasattr(type(array), "mask") else None  # a recarray's can be a field
+        nulls = getattr(array, "null_count", 0)  # PyArrow's number, and a method of polars
+        nulls = nulls() if callable(nulls) else nulls
+    if not hasattr(mask, "dtype"):  # pandas has a method of that name
         mask = interface and interface[1].get("mask")
-    nulls = getattr(array, "null_count", 0)  # PyArrow's number, and a method of polars
-    if mask is not None or (nulls() if callable(nulls) else nulls):
+    if mask is not None or (isinstance(nulls, int) and nulls):
         return f"one of type {kind} with a mask or nulls; pass plain values: x.filled(0), x.fill_null(0) or x.data"
     return ""
 

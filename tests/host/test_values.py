@@ -122,7 +122,10 @@ def test_what_is_passed_instead_has_the_values(buffer: gi.Buffer) -> None:
         assert np.asarray(attached.view).mean() == masked.mean() == 2
     buffer.copy_from_host(Interface(__array_interface__=array.__array_interface__ | {"mask": None}), offset=1024)
     buffer.copy_from_host(np.ones(2, [("mask", "f4")]).view(np.recarray), offset=1036)  # a field of that name
-    assert np.asarray(buffer.view(5, "float32", 1024)).tolist() == [1, UNDER_THE_MASK, 3, 1, 1]
+    buffer.copy_from_host(np.ones(2, [("null_count", "f4")]).view(np.recarray), offset=1036)
+    unmasked = type("Unmasked", (Interface,), {"mask": None})  # as classes have it that can have a mask
+    buffer.copy_from_host(unmasked(__array_interface__=array.__array_interface__), offset=1044)
+    assert np.asarray(buffer.view(8, "float32", 1024)).tolist() == [1, UNDER_THE_MASK, 3, 1, 1, 1, UNDER_THE_MASK, 3]
 
 
 def test_a_target_that_numpy_copies_is_refused(buffer: gi.Buffer) -> None:
