@@ -69,7 +69,7 @@ from ._arguments import NoCopy
 from .errors import DriverError, HandleError, PeerError
 
 if sys.platform != "win32":
-    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, flock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -222,10 +222,10 @@ class Lock(NoCopy):
             )
 
 
-def take_lock(fd: int) -> bool:
-    """Lock a file, unless another open file description has its lock."""
+def take_lock(fd: int, *, shared: bool = False) -> bool:
+    """Lock a file, unless another open file description has its lock. Shared locks go together."""
     with contextlib.suppress(BlockingIOError):
-        flock(fd, LOCK_EX | LOCK_NB)
+        flock(fd, (LOCK_SH if shared else LOCK_EX) | LOCK_NB)
         return True
     return False
 

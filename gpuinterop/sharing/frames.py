@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import suppress
+from fcntl import LOCK_UN, flock
 from functools import partial
 from glob import escape, glob
 from typing import Any, Final, Self, cast
@@ -56,6 +57,8 @@ from .rendezvous import VARIABLE, folder, in_folder
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _LOOK_S: Final = 0.02
 """Seconds between two checks whether a process publishes a name."""
+_PATIENCE_S: Final = 10.0
+"""Seconds between two looks for another file, while readers look at the lock of this one."""
 _ANSWER_S: Final = 0.05
 """Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
@@ -129,8 +132,8 @@ class Publisher(Resource):
         return Access(self._share, self, stream, timeout)
 
     def _begin(self, stream: Stream, timeout: float | None) -> View:
-        if lost := self.lifetime.handle.lost:
-            raise ResourceBusyError(lost)
+        if problem := self.lifetime.handle.problem:
+            raise ResourceBusyError(problem)
         turns = cast(FrameWriter, self._share._turns())
         turns.begin(stream, timeout)
         return self._views[turns.taken]
@@ -360,7 +363,8 @@ class Subscription(NoCopy):
                 and (version := reader.claim(self._last)) is not None
                 and (reader.failure is None or reader.is_whole())
             ):
-                frame.number, frame._version = number, _ = reader.number, version
+                frame.number = number = reader.number
+                frame._version = version
                 frame.dropped = number - before - 1 if before else 0
                 frame.restarted, self._restarted = self._restarted, False
                 frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
@@ -579,40 +583,57 @@ def _path(name: str) -> str:
 class _Name(NoCopy):
     """A name's file, which its writer keeps locked. The loop makes it again if it was removed."""
 
-    lost = ""
-    """Why the name is another process's."""
+    problem = ""
+    """Why the name is another process's now."""
 
     def __init__(self, name: str, path: str) -> None:
         self._name, self._path, self._descriptor = name, path, b""
-        self._lock = threading.RLock()
+        self._lock, passes = threading.RLock(), loop().on_pass
         self._file = self._locked()
-        loop().on_pass[self._look] = None
+        passes[self._look] = None
 
     def write(self, descriptor: bytes) -> None:
+        self._write(self._file, descriptor)
         self._descriptor = descriptor
-        in_folder(VARIABLE, f"write({self._path})", os.pwrite, self._file, descriptor, 0)
-        os.ftruncate(self._file, len(descriptor))
 
     @system.locked
     def _look(self) -> None:
-        if self._descriptor and not (self.lost or os.fstat(self._file).st_nlink):
+        if self._descriptor and not (self.problem or os.fstat(self._file).st_nlink):
             try:
-                before, self._file = self._file, self._locked()
+                file = self._locked()
             except ResourceBusyError as error:
-                self.lost = str(error)
+                self.problem = str(error)
                 return
-            self.write(self._descriptor)
+            try:
+                self._write(file, self._descriptor)
+            except BaseException:
+                _unlock(file, self._path)
+                raise
+            before, self._file = self._file, file
             _close(before)
+
+    def _write(self, file: int, descriptor: bytes) -> None:
+        in_folder(VARIABLE, f"write({self._path})", os.pwrite, file, descriptor, 0)
+        os.ftruncate(file, len(descriptor))
 
     def _locked(self) -> int:
         while True:
             file = in_folder(VARIABLE, f"open({self._path})", _opened, self._path, os.O_RDWR | os.O_CREAT)
-            if not system.until(partial(take_lock, file), _ANSWER_S):  # a reader may look at the lock
+            try:
+                if system.until(partial(self._takes, file), _PATIENCE_S) and os.fstat(file).st_nlink:
+                    return file
+            except BaseException:
                 _close(file)
-                raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
-            if os.fstat(file).st_nlink:
-                return file
+                raise
             _close(file)  # another process has just removed it
+
+    def _takes(self, file: int) -> bool:
+        """Lock the file; False while others look at its lock. Raise if a writer has locked it."""
+        if not (taken := take_lock(file)):
+            if not take_lock(file, shared=True):
+                raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
+            flock(file, LOCK_UN)
+        return taken
 
     @system.locked
     def close(self) -> None:
@@ -641,7 +662,7 @@ def _published(path: str) -> bytes:
     except OSError as error:
         raise system.driver_error(f"open({path})", error.errno or 0) from error
     try:
-        return b"" if take_lock(file) else os.read(file, system.PAGE)
+        return b"" if take_lock(file, shared=True) else os.read(file, system.PAGE)
     finally:
         _close(file)
 
@@ -651,7 +672,7 @@ def _tidy(place: str) -> None:
     for path in glob(os.path.join(escape(place), "gpuinterop-*.frames")):
         with suppress(OSError, InvalidArgumentError):
             file = _opened(path)
-            _unlock(file, path) if take_lock(file) else _close(file)
+            _unlock(file, path) if take_lock(file, shared=True) else _close(file)
 
 
 def _unlock(file: int, path: str) -> None:

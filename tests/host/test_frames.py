@@ -271,6 +271,43 @@ def test_a_loop_that_looks_at_a_name_after_its_close(writer: Shell, sockets: Pat
     assert not list(sockets.glob("*.frames"))
 
 
+def test_a_name_whose_file_cannot_be_written_again_at_once(writer: Shell, sockets: Path) -> None:
+    """For want of space, for example: the next pass tries again, and keeps no descriptor of this one."""
+    writer("checks = list(loop().on_pass); loop().on_pass.clear(); count = len(os.listdir('/proc/self/fd'))")
+    (sockets / "gpuinterop-camera.frames").unlink()
+    writer("limits = resource.getrlimit(resource.RLIMIT_FSIZE); signal.signal(signal.SIGXFSZ, signal.SIG_IGN)")
+    writer("resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))")
+    with pytest.raises(Raised, match=r"DriverError: .*EFBIG"):
+        writer("for check in checks: check()")
+    writer("resource.setrlimit(resource.RLIMIT_FSIZE, limits)")
+    writer("for check in checks: check()")
+    assert writer("len(os.listdir('/proc/self/fd')) == count")
+    with Shell() as other:
+        other("gi.subscribe('camera', timeout=300).close()")
+
+
+def test_who_looks_at_a_names_lock_is_no_writer(writer: Shell, sockets: Path) -> None:
+    """However long it looks: who publishes waits for it."""
+    writer("import fcntl; camera.close()")
+    writer(f"held = os.open({os.fspath(sockets / 'gpuinterop-camera.frames')!r}, os.O_CREAT)")
+    writer("fcntl.flock(held, fcntl.LOCK_SH)")
+    with Shell() as other:
+        other("""
+from gpuinterop.sharing import frames
+unlocks, waits = frames.flock, []
+
+def meets(*given):
+    waits.append(given)
+    unlocks(*given)
+
+frames.flock, frames._tidy = meets, lambda place: None
+published = ThreadPoolExecutor(1).submit(gi.publish, "camera", 4)
+""")
+        other.until("waits")
+        writer("os.close(held)")
+        other("published.result(300).close()")
+
+
 def test_names_of_killed_writers_are_removed(sockets: Path) -> None:
     for call in ("camera = gi.publish('new', 4)", "gi.subscribe('other', timeout=0)"):
         with Shell() as writer, Shell() as other:
