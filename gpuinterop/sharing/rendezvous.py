@@ -446,12 +446,12 @@ def folder() -> str:
         if given := os.environ.get(name):
             if not os.path.isdir(given):
                 raise InvalidArgumentError(name, f"expected a folder, got {given!r}; make it, or set {VARIABLE}.")
-            return _checked(name, os.path.realpath(given))
+            return _checked(VARIABLE, os.path.realpath(given))
     return private_folder(VARIABLE)
 
 
 def private_folder(variable: str) -> str:
-    """Make and check this user's private folder in the temporary folder. `variable` can set another folder."""
+    """Make and check this user's own folder in the temporary folder. `variable` can set another folder."""
     private = os.path.join(in_folder(variable, "tempdir", tempfile.gettempdir), f"gpuinterop-{os.geteuid()}")
     in_folder(variable, f"mkdir({private})", os.makedirs, private, 0o700, True)  # True: it may exist
     return _checked(variable, private)
