@@ -78,13 +78,13 @@ class Wait:
         wait.reached = self.origin.is_there
         return wait
 
-    def lost(self) -> GpuInteropError | None:
+    def unsignalled(self) -> GpuInteropError | None:
         """Why the wait passes although its value was not signalled: the process that should signal has exited."""
         semaphore, value = self.semaphore, self.value
-        if semaphore.lost is None or semaphore.counter is None or value is None:
+        if semaphore.unsignalled is None or semaphore.counter is None or value is None:
             return None
         found = semaphore.ask(semaphore.counter, None)
-        return None if found is None else semaphore.lost(found, value)
+        return None if found is None else semaphore.unsignalled(found, value)
 
     def is_there(self) -> bool:
         """Whether the wait passes without another signal. Calls `reached` only until the semaphore is released."""
@@ -134,7 +134,7 @@ def fail_waits(semaphore: Lifetime) -> None:
     """Fail all pending waits for a semaphore whose signals will not come. The caller then stores the value."""
     for stream in list(waiting):
         for wait in stream.pending():
-            if wait.origin.semaphore is semaphore and (error := wait.origin.lost()) is not None:
+            if wait.origin.semaphore is semaphore and (error := wait.origin.unsignalled()) is not None:
                 fail_wait(wait.origin, error)
 
 
@@ -231,7 +231,7 @@ def settle(stream: KnownStream, passed: list[Wait]) -> None:
     """Note waits that have passed. Fail the stream if one passed because its process has exited."""
     for wait in passed:
         origin = wait.origin
-        if not wait.passed and origin.failure is None and (error := origin.lost()) is not None:
+        if not wait.passed and origin.failure is None and (error := origin.unsignalled()) is not None:
             fail_wait(origin, error)
         wait.passed = True
     while stream.waits and stream.waits[0].passed:

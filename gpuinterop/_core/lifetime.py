@@ -98,8 +98,8 @@ class Lifetime(NoCopy):
 
     arrays: list[Any] = Marks()  # one mark for each exported array; only mappings have them
     counter: Callable[[Any], int] | None = None  # reads a timeline's value; None if only the driver can
-    lost: Callable[[int, int], GpuInteropError | None] | None = None  # why a counter's value is no signal of a value
     remark: Callable[[int | None], str] | None = None  # what messages add to a semaphore and the awaited value
+    unsignalled: Callable[[int, int], GpuInteropError | None] | None = None  # why a counter is no signal of a value
     noted_of_closed: ClassVar[bool] = False  # a parent may already be closed, but not yet released
 
     def __init__(

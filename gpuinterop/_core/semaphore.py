@@ -128,7 +128,7 @@ class DriverSemaphores(SemaphoreCalls):
 
 
 class _Semaphore(Lifetime):
-    __slots__ = ("counter", "lost", "remark")
+    __slots__ = ("counter", "remark", "unsignalled")
 
 
 class ExternalSemaphore(Resource, Enqueues, Generic[K]):
@@ -210,7 +210,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self._give_signal_asked: Callable[..., None] = getattr(giver, "signal_asked", giver.signal)
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
-        lifetime.lost = lifetime.remark = None
+        lifetime.unsignalled = lifetime.remark = None
         self._cannot_signal, self._cannot_wait, self._cannot_time_out = (
             calls.gap((operation, handle_type))
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)

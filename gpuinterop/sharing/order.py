@@ -131,7 +131,7 @@ class _Turns(NoCopy):
         """The timeline that a release signals: it reaches n when turn n is over."""
         self.label = label
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
-        writer.lifetime.lost = lost
+        writer.lifetime.unsignalled = unsignalled
         self.failure: GpuInteropError | None = None
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
         self.inside = False
@@ -597,7 +597,7 @@ def value_of(word: Word) -> int:
     return value
 
 
-def lost(counter: int, value: int) -> PeerError | None:
+def unsignalled(counter: int, value: int) -> PeerError | None:
     """Why streams go on that wait for a value, although the timeline's process had not signalled it."""
     return PeerError(f"{ENDED} Make a new stream: this one has waited for it.") if value > counter % POISON else None
 

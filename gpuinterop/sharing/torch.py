@@ -59,7 +59,7 @@ from .attachment import Import, device_for, import_all, import_of, keep
 from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
 from .link import ENDED, Link, link_to
 from .loop import loop
-from .order import lost, store
+from .order import store, unsignalled
 from .origin import check_block, describe, device_of, find_runs
 from .rendezvous import Offer, is_here, region_of, server
 
@@ -302,7 +302,7 @@ class _TheirClock:
         link = link_to(descriptor, _patience, ())
         with link.ask(ENROL, descriptor.request, _patience) as answer, answer.take(TimelineFd) as handle:
             self.word = self.device.import_semaphore(handle)
-        self.word.lifetime.warns, self.word.lifetime.lost = False, lost
+        self.word.lifetime.warns, self.word.lifetime.unsignalled = False, unsignalled
         self.heard[key] = self  # another thread may have made one too
         link.watch(self)
 

@@ -212,7 +212,7 @@ class ControlPage:
 class Word:
     """A timeline as one process has it; the value is in a cell that all share."""
 
-    lost: Callable[[int, int], GpuInteropError | None] | None = None
+    unsignalled: Callable[[int, int], GpuInteropError | None] | None = None
 
     def __init__(self, process: Process, name: str, cell: list[int] | None = None) -> None:
         self.process, self.name, self.label, self.closed, self.lifetime = process, name, name, False, self
@@ -278,8 +278,8 @@ class Word:
 
     def fail(self, stream: Stream, value: int) -> None:
         """Fail a stream whose wait for a value passes, or passed, without it."""
-        if self.lost is not None and stream.failure is None:
-            stream.failure = self.lost(self.cell[0], value)
+        if self.unsignalled is not None and stream.failure is None:
+            stream.failure = self.unsignalled(self.cell[0], value)
 
     def _check(self, stream: Stream | None = None) -> None:
         if self.closed or (stream is not None and stream.closed):
