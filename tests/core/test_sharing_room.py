@@ -22,6 +22,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.interchange import CAPSULES, DLTensor, layout_of, pointer_of
+from gpuinterop._core.known_stream import KnownStream
 from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing.descriptor import Contents, Placed, Region
 from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader
@@ -130,6 +131,29 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
         shared._turns().own.host_signal(POISON)
         with pytest.raises(gi.PeerError, match="has ended"):
             attached.acquire(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("look", [KnownStream.is_idle, KnownStream.poll])
+def test_a_stream_that_fails_by_itself_does_not_blame_a_writer_that_lives(
+    host: Device, monkeypatch: pytest.MonkeyPatch, look: Callable[[KnownStream], object]
+) -> None:
+    """Its waits will never pass."""
+
+    def fails(_: object) -> bool:
+        raise gi.DriverError("a query", 700, "ILLEGAL_ADDRESS", "the test says so")
+
+    with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, host.create_stream() as stream:
+        word, known = shared._turns().own, stream._known_as()
+        word.wait(stream, 2)
+        assert known.fence() is not None
+        broken = SimpleNamespace(is_capturing=known.backend.is_capturing, is_idle=fails, is_done=fails)
+        with monkeypatch.context() as patch:
+            patch.setattr(known, "backend", broken)
+            look(known)
+        assert (known.failure, known.pending()) == (None, [])
+        shared.acquire(timeout=LIMIT)
+        shared.release()
+        stream.synchronize(LIMIT)
 
 
 def test_a_stream_that_fails_skips_its_releases_and_the_end_makes_up_for_them(host: Device) -> None:
