@@ -186,7 +186,7 @@ def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limi
     """Call with a lock held, or after `limit` seconds without it (check with `holds`); a negative number: no limit.
 
     On CPython 3.14 an interrupt can leave a lock locked that ``with`` acquires (cpython #148874), so the core and the
-    bridge use this. The monitor does it without this frame (`_core.monitor.locked`).
+    bridge use this. The monitor does it without this frame (`_core.lifetime.locked`).
     """
     try:
         lock.acquire(True, limit)

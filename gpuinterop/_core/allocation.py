@@ -11,9 +11,8 @@ from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .drain import behind_default_stream
 from .interchange import Layout, View
-from .lifetime import Lifetime
+from .lifetime import Lifetime, locked
 from .memory import Buffer, Mappable, Mapping
-from .monitor import locked
 from .resource import Resource
 
 if TYPE_CHECKING:

@@ -39,9 +39,8 @@ from .graph import Graph, capture
 from .handle_checks import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated
 from .interchange import layout_of
 from .known_stream import CapturedError, Streams
-from .lifetime import LIVE, RETIRED, alive
+from .lifetime import LIVE, RETIRED, after_fork, alive, generation, lingering
 from .memory import ExternalMemory, round_up
-from .monitor import after_fork, generation, lingering
 from .ownership import import_duplicate
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind

@@ -27,14 +27,18 @@ from .lifetime import (
     RETIRED,
     Lifetime,
     Standing,
+    after_fork,
     alive,
+    dropped,
     endings,
+    interrupted,
     leave,
+    lingering,
+    locked,
     retire,
     retire_dropped,
     waiting_for_a_look,
 )  # fmt: skip
-from .monitor import after_fork, dropped, interrupted, lingering, locked
 
 T = TypeVar("T")
 

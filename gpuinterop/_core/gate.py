@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from .. import system
-from .lifetime import RETIRED, Lifetime, Marks, waiting_for_a_look
-from .monitor import after_fork, locked
+from .lifetime import RETIRED, Lifetime, Marks, after_fork, locked, waiting_for_a_look
 
 if TYPE_CHECKING:
     from .known_stream import KnownStream, Streams

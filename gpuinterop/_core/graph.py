@@ -18,8 +18,7 @@ from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .enqueue import Enqueues
 from .known_stream import CapturedError, KnownStream, Waits
-from .lifetime import GONE, LIVE, MARK, Lifetime, hold, note_use
-from .monitor import locked
+from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
 from .resource import Resource
 from .semaphore import ExternalSemaphore, Told, note_told
 from .stream import Stream, check_stream

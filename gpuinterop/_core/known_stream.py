@@ -15,8 +15,20 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .gate import Gate, waiting
-from .lifetime import GONE, LIVE, MARK, RELEASING, RETIRED, Lifetime, Standing, retire, revive, waiting_for_a_look
-from .monitor import after_fork, locked
+from .lifetime import (
+    GONE,
+    LIVE,
+    MARK,
+    RELEASING,
+    RETIRED,
+    Lifetime,
+    Standing,
+    after_fork,
+    locked,
+    retire,
+    revive,
+    waiting_for_a_look,
+)
 
 if TYPE_CHECKING:
     from ..backend import Backend, DriverHandle

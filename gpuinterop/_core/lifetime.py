@@ -27,26 +27,103 @@ A call takes no lock. It marks every object that it uses, then checks their stat
 check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so no mark is
 left. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
 the mark, then checks the state: if the mapping is closed, the array queues it for the next drain.
+
+The monitor is the only lock under which objects change their state. No native call, wait, callback or I/O happens under
+it. A signal handler's exception may end a function under it at any point. It may then leave an object that is never
+released, but no object that is released too early. So of two writes, the one that keeps the object comes first.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
+import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, TypeVarTuple
 
 from .._arguments import NoCopy, check_type
 from ..backend import left_to_core
-from ..errors import DEV_MODE, GpuInteropError, ResourceClosedError, place
-from .monitor import after_fork, dropped, locked
+from ..errors import DEV_MODE, GpuInteropError, ResourceBusyError, ResourceClosedError, place
 
 if TYPE_CHECKING:
     from .gate import Gate
     from .known_stream import Fence, KnownStream, Streams
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+# -- the lock of all state, and what finalizers queue ------------------------------------------------------------------
+
+_lock = threading.RLock()  # a signal handler may enter again in the same thread, see `refuse_reentry`
+_resets: list[Callable[[], None]] = []
+_generation = 0
+
+dropped: deque[Lifetime] = deque()
+"""Dropped objects, and closed mappings that have lost an array. Finalizers append them for the next drain."""
+lingering: deque[object] = deque(maxlen=64)
+"""Wrapped streams of array libraries, kept until the next drain for reuse by arrays made before then."""
+
+
+def locked(transition: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
+    """Run a function under the monitor, like `system.under`, but without its frame because this is a hot path."""
+
+    @functools.wraps(transition)
+    def entered(*arguments: *Ts) -> T:
+        lock = _lock
+        try:
+            lock.acquire()
+            return transition(*arguments)
+        finally:
+            try:  # noqa: SIM105 - see system.under
+                lock.release()
+            except RuntimeError:
+                pass
+
+    return entered
+
+
+def interrupted() -> bool:
+    """Whether the caller is a signal handler or finalizer that interrupted a transition of its thread."""
+    return _lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
+def refuse_reentry() -> None:
+    """Raise if `interrupted`: the handler cannot change objects now, and waiting for the transition would never end."""
+    if interrupted():
+        raise ResourceBusyError(
+            "a signal handler made this call inside a gpuinterop state change; set a flag there and make the call in "
+            "the program, or call close(), which is queued."
+        )
+
+
+def generation() -> int:
+    """Return how often this process and its ancestors were forked after the import of gpuinterop."""
+    return _generation
+
+
+def after_fork(reset: Callable[[], None]) -> Callable[[], None]:
+    """Run `reset` in every forked child, to replace what a thread of the parent may have held."""
+    _resets.append(reset)
+    return reset
+
+
+def _after_fork() -> None:
+    global _generation, _lock  # noqa: PLW0603 - a thread of the parent may hold the lock
+    _lock = threading.RLock()
+    _generation += 1
+    dropped.clear()
+    for reset in _resets:
+        reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+# -- one object --------------------------------------------------------------------------------------------------------
 
 MARK: Final = (None,)
 Marks: type[list[Any]] = list  # one entry per call in progress, or per array

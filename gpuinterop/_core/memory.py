@@ -15,8 +15,21 @@ from ..handles import ArrayUsage, MemoryHandle
 from .array import MipmappedArray, array_layout
 from .drain import drain, tidy, wait_for
 from .interchange import HostArray, Layout, View, layout_of
-from .lifetime import BORN, GONE, LEAKED, LIVE, MARK, RELEASED, Lifetime, Marks, Standing, forget_use, note_use
-from .monitor import dropped, locked
+from .lifetime import (
+    BORN,
+    GONE,
+    LEAKED,
+    LIVE,
+    MARK,
+    RELEASED,
+    Lifetime,
+    Marks,
+    Standing,
+    dropped,
+    forget_use,
+    locked,
+    note_use,
+)
 from .resource import Resource
 from .stream import Stream, check_stream
 

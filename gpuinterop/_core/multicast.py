@@ -22,9 +22,8 @@ from .allocation import Allocation
 from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
 from .drain import drain, wait_for
 from .handle_checks import HandleTypes, check_handle, check_handle_types, check_origin
-from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold
+from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
-from .monitor import locked
 from .ownership import import_duplicate
 from .resource import Resource
 

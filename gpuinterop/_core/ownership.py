@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import system
 from ..errors import GpuInteropError, HandleError, warn_leak
 from ..handles import FdHandle, Handle, _State, this_thread
-from .monitor import after_fork
+from .lifetime import after_fork
 
 if TYPE_CHECKING:
     from .lifetime import Lifetime

@@ -47,7 +47,7 @@ from ..errors import (
 )
 from ..handles import DeviceIdentity, TimelineFd
 from .device import Device
-from .monitor import after_fork
+from .lifetime import after_fork
 
 GROUP = "gpuinterop.backends"
 _BACKEND_VARIABLE = "GPUINTEROP_BACKEND"

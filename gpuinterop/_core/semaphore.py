@@ -38,8 +38,7 @@ from ..handles import (
 )
 from .enqueue import Enqueues
 from .known_stream import CapturedError, KnownStream, Wait, Waits
-from .lifetime import GONE, LIVE, MARK, Lifetime, note_use, retire
-from .monitor import locked
+from .lifetime import GONE, LIVE, MARK, Lifetime, locked, note_use, retire
 from .resource import Resource
 from .stream import Stream, check_stream
 

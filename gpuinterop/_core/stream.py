@@ -11,8 +11,7 @@ from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
 from .known_stream import CapturedError, KnownStream, NativeEvent, settle
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, note_use
-from .monitor import dropped
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, note_use
 from .resource import Resource
 
 if TYPE_CHECKING:

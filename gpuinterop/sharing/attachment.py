@@ -16,9 +16,8 @@ from .. import system
 from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.drain import behind_default_stream, drain
-from .._core.lifetime import LIVE, Lifetime, retire
+from .._core.lifetime import LIVE, Lifetime, locked, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
-from .._core.monitor import locked
 from .._core.registry import get_backend, search
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend

@@ -39,9 +39,8 @@ from .. import system
 from .._arguments import NoCopy, NotAnArray, check_int, check_timeout, check_type
 from .._core.device import Device, check_device
 from .._core.interchange import View, layout_of
-from .._core.lifetime import Lifetime
+from .._core.lifetime import Lifetime, after_fork
 from .._core.memory import round_up
-from .._core.monitor import after_fork
 from .._core.registry import device as default_device
 from .._core.resource import Resource
 from .._core.stream import Stream

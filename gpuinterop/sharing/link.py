@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from .. import system
 from .._core.drain import shown
-from .._core.monitor import after_fork
+from .._core.lifetime import after_fork
 from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message

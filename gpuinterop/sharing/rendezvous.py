@@ -28,7 +28,7 @@ from .. import system
 from .._arguments import NoCopy, check_int
 from .._core.device import Device
 from .._core.drain import shown
-from .._core.monitor import after_fork
+from .._core.lifetime import after_fork
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import EventFd, FdHandle, Handle, IpcMemHandle, OpaqueFd

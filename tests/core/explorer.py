@@ -33,7 +33,7 @@ from typing import Any
 import pytest
 
 from gpuinterop import _core, system
-from gpuinterop._core import gate, known_stream, lifetime, monitor
+from gpuinterop._core import gate, known_stream, lifetime
 from gpuinterop._core.device import Device
 from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages
@@ -421,7 +421,7 @@ _QUESTIONS = frozenset({"is_idle", "is_done", "is_capturing"})
 
 def _holds() -> bool:
     """Whether the running thread may write a state. What no run is about may."""
-    return _now is None or _now.me() is None or monitor.interrupted()
+    return _now is None or _now.me() is None or lifetime.interrupted()
 
 
 class Core:
@@ -432,7 +432,7 @@ class Core:
         self._locks: list[Lock] = []
         self._ended: list[Device] = []
         new: dict[int, object] = {id(time): _TIME, id(deque): Queue}
-        new |= {id(gate.waiting): Notes(), id(monitor.dropped): Queue()}
+        new |= {id(gate.waiting): Notes(), id(lifetime.dropped): Queue()}
         for module in [system, *map(importlib.import_module, names)]:
             for name, value in list(vars(module).items()):
                 if isinstance(value, type(threading.RLock())):
@@ -470,14 +470,14 @@ def forget() -> None:
     """What is still to be released, in the whole process, is nobody's any more: a test that has failed left it."""
     for registry in (
         lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.fenced, gate.waiting,
-        gate.blocking, monitor.dropped, monitor.lingering,
+        gate.blocking, lifetime.dropped, lifetime.lingering,
     ):  # fmt: skip
         registry.clear()
 
 
 def unsound() -> list[str]:
     """What is wrong when no call is under way."""
-    found = ["the monitor is held"] if monitor.interrupted() else []
+    found = ["the monitor is held"] if lifetime.interrupted() else []
     for one in lifetime.alive():
         if one.gate is not None and one.gate.shut:
             found.append(f"the gate of {one!r} is shut")

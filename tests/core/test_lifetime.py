@@ -24,7 +24,7 @@ from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
 from gpuinterop._core.known_stream import Wait, fail_wait
-from gpuinterop._core.monitor import locked
+from gpuinterop._core.lifetime import locked
 from gpuinterop._core.resource import Resource
 from tests.beside import beside, elsewhere
 from tests.limits import LIMIT
@@ -726,7 +726,7 @@ def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> N
 _FORK = """
 import os, signal, sys, threading, warnings
 import gpuinterop as gi
-from gpuinterop._core import monitor, ownership, registry
+from gpuinterop._core import lifetime, ownership, registry
 from tests.core.fake import FakeEverything, fake_device
 warnings.simplefilter("ignore")
 backend = FakeEverything()
@@ -759,7 +759,7 @@ thread.start()
 assert inside.wait(300)
 ownership._import_lock.acquire(blocking=False)
 def hold():
-    for lock in (registry._lock, monitor._lock):
+    for lock in (registry._lock, lifetime._lock):
         lock.acquire()
     taken.set()
     threading.Event().wait()

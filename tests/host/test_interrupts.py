@@ -20,8 +20,8 @@ def interrupted(call, at=0):
     def trace(frame, event, _):
         nonlocal count
         name = frame.f_code.co_filename
-        # Python itself never strikes between a call under a lock and the lock's release (system.under).
-        if "/gpuinterop/" not in name or name.endswith(("/system.py", "/monitor.py")):
+        # Python itself never strikes between a call under a lock and the lock's release (system.under, locked).
+        if "/gpuinterop/" not in name or name.endswith("/system.py") or frame.f_code.co_name == "entered":
             return None
         frame.f_trace_opcodes = True
         if event == "opcode":
