@@ -30,7 +30,7 @@ import numpy as _numpy  # noqa: F401 - its threads start with the import
 import pytest
 
 from gpuinterop import system
-from gpuinterop._core import gate, known_stream, lifetime, registry
+from gpuinterop._core import lifetime, registry, streams
 from gpuinterop._core.device import Device
 from gpuinterop._core.drain import drain
 from gpuinterop.errors import report
@@ -157,7 +157,7 @@ class Things:
 
 
 _REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
-    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.fenced, gate.waiting,
+    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, streams.fenced, streams.waiting,
 )  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def _let_go() -> None:
         except Exception as error:  # a scripted backend's
             report(error)
     for one in lifetime.alive():
-        if isinstance(one, known_stream.KnownStream) and one.thread is not None:
+        if isinstance(one, streams.KnownStream) and one.thread is not None:
             lifetime.retire(one)  # a thread's own default stream, which no caller can close
     resource_sharer.stop(LIMIT)  # multiprocessing's thread, which hands out descriptors
     drain()

@@ -15,8 +15,6 @@ from typing import Final, TypeVar
 
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
-from .gate import MANY, MOMENT_S, TOO_MANY, Gate, block, blocking, relieved, unblock
-from .known_stream import CapturedError, Fence, KnownStream, fenced
 from .lifetime import (
     GONE,
     LEAKED,
@@ -39,6 +37,20 @@ from .lifetime import (
     retire_dropped,
     waiting_for_a_look,
 )  # fmt: skip
+from .streams import (
+    MANY,
+    MOMENT_S,
+    TOO_MANY,
+    CapturedError,
+    Fence,
+    Gate,
+    KnownStream,
+    block,
+    blocking,
+    fenced,
+    relieved,
+    unblock,
+)
 
 T = TypeVar("T")
 

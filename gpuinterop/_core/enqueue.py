@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GpuInteropError
 from .drain import relieve
-from .gate import waiting
 from .lifetime import LIVE, MARK, Lifetime
 from .stream import Stream
+from .streams import waiting
 
 if TYPE_CHECKING:
     from .device import Device
     from .graph import Graph
-    from .known_stream import KnownStream, Wait
+    from .streams import KnownStream, Wait
 
 
 class Enqueues(ABC):
@@ -75,7 +75,7 @@ class Enqueues(ABC):
                 noted = None
             elif pending is not None:
                 known.waits.append(pending)  # as `KnownStream.note` does
-                waiting[known] = None  # before the check of the gate; module `gate` says why
+                waiting[known] = None  # before the check of the gate; module `streams` says why
                 if gate.shut:
                     gate.let_releases_end()
             if pending is None:

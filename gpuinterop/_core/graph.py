@@ -17,11 +17,11 @@ from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .enqueue import Enqueues
-from .known_stream import CapturedError, KnownStream, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
 from .resource import Resource
 from .semaphore import ExternalSemaphore, Told, note_told
 from .stream import Stream, check_stream
+from .streams import CapturedError, KnownStream, Waits
 
 if TYPE_CHECKING:
     from .device import Device

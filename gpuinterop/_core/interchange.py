@@ -20,9 +20,9 @@ from ..errors import ArgumentTypeError, InvalidArgumentError
 from .lifetime import LIVE
 
 if TYPE_CHECKING:
-    from .known_stream import KnownStream
     from .memory import Buffer
     from .stream import Stream
+    from .streams import KnownStream
 
 # -- dtypes: DLPack's (code, bits) and the array interface's typestr ------------------------------------------------
 

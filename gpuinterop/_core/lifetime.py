@@ -1,10 +1,10 @@
 """Lifetimes: the objects of drivers, and what the release of each has to wait for.
 
-Invariants of this module and of those that build on it (`known_stream`, `gate`, `drain`):
+Invariants of this module and of those that build on it (`streams`, `drain`):
 
 1. A call never uses a released handle, and a handle is never released during a call with it.
 2. An object is released only when it has no marks, no object depends on it, and all its uses have passed.
-3. A release that blocks the device runs only while no known wait is pending (`gate`).
+3. A release that blocks the device runs only while no known wait is pending (`streams`).
 4. A pipeline that is never idle still releases.
 5. Work waits for all earlier work on the same bytes.
 6. If a native call fails in a drain, the failure is reported. The drain does not raise it, or mask other errors.
@@ -50,8 +50,7 @@ from ..backend import left_to_core
 from ..errors import DEV_MODE, GpuInteropError, ResourceBusyError, ResourceClosedError, place
 
 if TYPE_CHECKING:
-    from .gate import Gate
-    from .known_stream import Fence, KnownStream, Streams
+    from .streams import Fence, Gate, KnownStream, Streams
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

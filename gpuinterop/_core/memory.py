@@ -36,7 +36,7 @@ from .stream import Stream, check_stream
 if TYPE_CHECKING:
     from ..backend import DriverHandle
     from .device import Device
-    from .known_stream import KnownStream, Streams
+    from .streams import KnownStream, Streams
 
     Owners: TypeAlias = Sequence[tuple["Buffer", int]]
 

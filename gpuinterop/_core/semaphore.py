@@ -37,10 +37,10 @@ from ..handles import (
     TimelineFd,
 )
 from .enqueue import Enqueues
-from .known_stream import CapturedError, KnownStream, Wait, Waits
 from .lifetime import GONE, LIVE, MARK, Lifetime, locked, note_use, retire
 from .resource import Resource
 from .stream import Stream, check_stream
+from .streams import CapturedError, KnownStream, Wait, Waits
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle

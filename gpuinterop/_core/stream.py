@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .drain import drain, relieve, tidy
-from .known_stream import CapturedError, KnownStream, NativeEvent, settle
 from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, note_use
 from .resource import Resource
+from .streams import CapturedError, KnownStream, NativeEvent, settle
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle

@@ -21,10 +21,10 @@ from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Operation
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import Timeline, TimelineFd
-from .known_stream import KnownStream, Wait, order
 from .lifetime import Lifetime, retire
 from .ownership import import_duplicate
 from .semaphore import ExternalSemaphore, SemaphoreCalls
+from .streams import KnownStream, Wait, order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -42,7 +42,7 @@ from ._endpoints import Endpoint, EventFdEndpoint, OwnTimelineEndpoint, SyncFdEn
 from ._watcher import Lane, Peer, Watcher
 
 if TYPE_CHECKING:
-    from .._core.known_stream import KnownStream, Wait
+    from .._core.streams import KnownStream, Wait
 
 K = TypeVar("K")
 

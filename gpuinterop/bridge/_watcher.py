@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple
 
 from .. import system
 from .._arguments import check_int
-from .._core.known_stream import Wait, fail_wait, order
 from .._core.lifetime import locked
 from .._core.stream_memory import PinnedWords, Spare
+from .._core.streams import Wait, fail_wait, order
 from ..errors import (
     GpuInteropError,
     InvalidArgumentError,
@@ -45,7 +45,7 @@ from ..errors import (
 from ..handles import Timeline
 
 if TYPE_CHECKING:
-    from .._core.known_stream import KnownStream
+    from .._core.streams import KnownStream
     from ._endpoints import Endpoint
 
 T = TypeVar("T")

@@ -40,11 +40,11 @@ from weakref import WeakSet
 
 from .. import system, timeline
 from .._arguments import NoCopy, check_timeout
-from .._core.known_stream import CapturedError, KnownStream, awaited, fail_waits
 from .._core.lifetime import after_fork
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.stream_memory import refuse_capture
+from .._core.streams import CapturedError, KnownStream, awaited, fail_waits
 from ..errors import (
     GpuInteropError,
     HandleError,

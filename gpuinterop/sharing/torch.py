@@ -48,9 +48,9 @@ from .. import system
 from .._core.device import Device
 from .._core.drain import drain
 from .._core.interchange import Layout, capsule_of, hidden_values, layout_of
-from .._core.known_stream import fail_waits
 from .._core.lifetime import GONE, Lifetime, after_fork, alive, retire
 from .._core.memory import Mapping
+from .._core.streams import fail_waits
 from ..backend import Behind, Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd

@@ -33,7 +33,7 @@ from typing import Any
 import pytest
 
 from gpuinterop import _core, system
-from gpuinterop._core import gate, known_stream, lifetime
+from gpuinterop._core import lifetime, streams
 from gpuinterop._core.device import Device
 from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages
@@ -432,7 +432,7 @@ class Core:
         self._locks: list[Lock] = []
         self._ended: list[Device] = []
         new: dict[int, object] = {id(time): _TIME, id(deque): Queue}
-        new |= {id(gate.waiting): Notes(), id(lifetime.dropped): Queue()}
+        new |= {id(streams.waiting): Notes(), id(lifetime.dropped): Queue()}
         for module in [system, *map(importlib.import_module, names)]:
             for name, value in list(vars(module).items()):
                 if isinstance(value, type(threading.RLock())):
@@ -469,8 +469,8 @@ class Core:
 def forget() -> None:
     """What is still to be released, in the whole process, is nobody's any more: a test that has failed left it."""
     for registry in (
-        lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, known_stream.fenced, gate.waiting,
-        gate.blocking, lifetime.dropped, lifetime.lingering,
+        lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, streams.fenced, streams.waiting,
+        streams.blocking, lifetime.dropped, lifetime.lingering,
     ):  # fmt: skip
         registry.clear()
 
@@ -485,7 +485,7 @@ def unsound() -> list[str]:
             found.append(f"{one!r} is marked")
         if one.state not in (lifetime.LIVE, lifetime.RETIRED, lifetime.LEAKED):
             found.append(f"{one!r} is left so")
-        if isinstance(one, known_stream.KnownStream) and one.waits and one not in gate.waiting:
+        if isinstance(one, streams.KnownStream) and one.waits and one not in streams.waiting:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
             how = parent.standing.get(one)

@@ -13,9 +13,9 @@ from typing import Any, Final
 import gpuinterop as gi
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
-from gpuinterop._core.known_stream import KnownStream, settle
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Hold
+from gpuinterop._core.streams import KnownStream, settle
 from gpuinterop.backend import DriverHandle
 
 from .explorer import Core, Run, explore, unsound

@@ -15,7 +15,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
-from gpuinterop._core.gate import MANY
+from gpuinterop._core.streams import MANY
 from tests.beside import elsewhere
 from tests.limits import LIMIT
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from gpuinterop._core.gate import Gate
+from gpuinterop._core.streams import Gate
 
 from .explorer import Core, Failed, forget, replay
 from .fake import VIOLATIONS

@@ -23,9 +23,9 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core import drain
 from gpuinterop._core.device import Device
-from gpuinterop._core.known_stream import Wait, fail_wait
 from gpuinterop._core.lifetime import locked
 from gpuinterop._core.resource import Resource
+from gpuinterop._core.streams import Wait, fail_wait
 from tests.beside import beside, elsewhere
 from tests.limits import LIMIT
 from tests.programs import python

@@ -22,7 +22,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.interchange import CAPSULES, DLTensor, layout_of, pointer_of
-from gpuinterop._core.known_stream import KnownStream
+from gpuinterop._core.streams import KnownStream
 from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing.descriptor import Contents, Placed, Region
 from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import KnownStream, Wait, fail_wait, order
 from gpuinterop._core.lifetime import Lifetime, State, alive
 from gpuinterop._core.stream import check_stream
+from gpuinterop._core.streams import KnownStream, Wait, fail_wait, order
 from gpuinterop.backend import DriverHandle
 from tests.beside import elsewhere
 from tests.limits import LIMIT

@@ -23,8 +23,8 @@ from typing import Any, Final
 import numpy as np
 
 import gpuinterop as gi
-from gpuinterop._core.known_stream import KnownStream
 from gpuinterop._core.lifetime import RETIRED, alive
+from gpuinterop._core.streams import KnownStream
 from gpuinterop.exporters import open_exporter
 from gpuinterop.testing.simulated import assert_simulated
 from tests.beside import elsewhere

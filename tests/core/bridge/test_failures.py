@@ -11,7 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.known_stream import KnownStream
+from gpuinterop._core.streams import KnownStream
 from gpuinterop.bridge import Bridge
 from tests.limits import LIMIT
 
