@@ -27,7 +27,7 @@ _MODULES = (
 )  # fmt: skip
 _NAMES = {
     "gpuinterop._core.allocation": ("Allocation", "DeviceArray"),
-    "gpuinterop._core.array": ("ArrayLevel", "MipmappedArray"),
+    "gpuinterop._core.image": ("ArrayLevel", "MipmappedArray"),
     "gpuinterop._core.device": ("Device",),
     "gpuinterop._core.graph": ("Graph", "GraphSemaphores", "GraphStep"),
     "gpuinterop._core.interchange": ("View",),
@@ -35,7 +35,7 @@ _NAMES = {
     "gpuinterop._core.multicast": (
         "MulticastBinding", "MulticastMapping", "MulticastObject", "create_multicast", "import_multicast",
     ),
-    "gpuinterop._core.registry": (
+    "gpuinterop._core.discovery": (
         "InstalledBackend", "LoadedBackend", "backends", "device", "devices", "get_backend", "match_device",
     ),
     "gpuinterop._core.semaphore": ("ExternalSemaphore", "SemaphoreBatch"),
@@ -80,9 +80,18 @@ if TYPE_CHECKING:
         vulkan as vulkan,
     )
     from ._core.allocation import Allocation as Allocation, DeviceArray as DeviceArray
-    from ._core.array import ArrayLevel as ArrayLevel, MipmappedArray as MipmappedArray
     from ._core.device import Device as Device
+    from ._core.discovery import (
+        InstalledBackend as InstalledBackend,
+        LoadedBackend as LoadedBackend,
+        backends as backends,
+        device as device,
+        devices as devices,
+        get_backend as get_backend,
+        match_device as match_device,
+    )
     from ._core.graph import Graph as Graph, GraphSemaphores as GraphSemaphores, GraphStep as GraphStep
+    from ._core.image import ArrayLevel as ArrayLevel, MipmappedArray as MipmappedArray
     from ._core.interchange import View as View
     from ._core.memory import Buffer as Buffer, ExternalMemory as ExternalMemory
     from ._core.multicast import (
@@ -91,15 +100,6 @@ if TYPE_CHECKING:
         MulticastObject as MulticastObject,
         create_multicast as create_multicast,
         import_multicast as import_multicast,
-    )
-    from ._core.registry import (
-        InstalledBackend as InstalledBackend,
-        LoadedBackend as LoadedBackend,
-        backends as backends,
-        device as device,
-        devices as devices,
-        get_backend as get_backend,
-        match_device as match_device,
     )
     from ._core.semaphore import ExternalSemaphore as ExternalSemaphore, SemaphoreBatch as SemaphoreBatch
     from ._core.stream import Event as Event, Stream as Stream
@@ -199,6 +199,6 @@ def __dir__() -> list[str]:
 @atexit.register
 def _tell_open() -> None:
     """Warn about open objects. Registered here, so that the program's exit handlers run before and can close them."""
-    drain = sys.modules.get(f"{__name__}._core.drain")
-    if drain is not None and (left := drain.open_at_exit()):
-        drain.warn_leak(left)
+    release = sys.modules.get(f"{__name__}._core.release")
+    if release is not None and (left := release.open_at_exit()):
+        release.warn_leak(left)

@@ -47,7 +47,7 @@ __all__ = [
 
 DEV_MODE = sys.flags.dev_mode
 passed_over = {f"{__package__}.", "contextlib."}
-"""Prefixes of packages whose frames are not the user's, each ending in a dot. The registry adds the backends'."""
+"""Prefixes of packages whose frames are not the user's, each ending in a dot. `discovery` adds the backends'."""
 
 
 class GpuInteropError(Exception):

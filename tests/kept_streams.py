@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gpuinterop._core.registry import _loaded
+from gpuinterop._core.discovery import _loaded
 
 
 def count_kept_streams() -> int:

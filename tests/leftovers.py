@@ -30,9 +30,9 @@ import numpy as _numpy  # noqa: F401 - its threads start with the import
 import pytest
 
 from gpuinterop import system
-from gpuinterop._core import lifetime, registry, streams
+from gpuinterop._core import discovery, lifetime, streams
 from gpuinterop._core.device import Device
-from gpuinterop._core.drain import drain
+from gpuinterop._core.release import drain
 from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
 from gpuinterop.opengl._context import Context
@@ -213,7 +213,7 @@ def _file(fd: str) -> str:
 
 def _loaded_devices() -> set[Device]:
     """The devices of installed backends, which last as long as the process; a test makes others for itself."""
-    backends = [one for one in registry._loaded.values() if isinstance(one, registry.LoadedBackend)]
+    backends = [one for one in discovery._loaded.values() if isinstance(one, discovery.LoadedBackend)]
     return {device for backend in backends for device in backend._devices.values()}
 
 

@@ -1,7 +1,7 @@
 """Pages that a device keeps for its next semaphores: a test that counts what is left lets go of them first."""
 
 from gpuinterop._core.device import Device
-from gpuinterop._core.stream_memory import OwnTimelines, Spare
+from gpuinterop._core.own_timeline import OwnTimelines, Spare
 
 
 def unpin_spare_pages(device: Device) -> None:

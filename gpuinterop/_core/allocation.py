@@ -9,10 +9,10 @@ from .._arguments import check_type
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from .drain import behind_default_stream
 from .interchange import Layout, View
 from .lifetime import Lifetime, locked
 from .memory import Buffer, Mappable, Mapping
+from .release import behind_default_stream
 from .resource import Resource
 
 if TYPE_CHECKING:

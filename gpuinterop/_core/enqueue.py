@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import GpuInteropError
-from .drain import relieve
 from .lifetime import LIVE, MARK, Lifetime
+from .release import relieve
 from .stream import Stream
 from .streams import waiting
 

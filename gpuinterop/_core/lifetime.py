@@ -1,6 +1,6 @@
 """Lifetimes: the objects of drivers, and what the release of each has to wait for.
 
-Invariants of this module and of those that build on it (`streams`, `drain`):
+Invariants of this module and of those that build on it (`streams`, `release`):
 
 1. A call never uses a released handle, and a handle is never released during a call with it.
 2. An object is released only when it has no marks, no object depends on it, and all its uses have passed.

@@ -12,8 +12,7 @@ from .._arguments import NoCopy, NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
-from .array import MipmappedArray, array_layout
-from .drain import drain, tidy, wait_for
+from .image import MipmappedArray, array_layout
 from .interchange import HostArray, Layout, View, layout_of
 from .lifetime import (
     BORN,
@@ -30,6 +29,7 @@ from .lifetime import (
     locked,
     note_use,
 )
+from .release import drain, tidy, wait_for
 from .resource import Resource
 from .stream import Stream, check_stream
 

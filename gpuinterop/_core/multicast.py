@@ -17,14 +17,14 @@ from .._arguments import NotAnArray, check_int, check_nbytes, check_type
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from . import registry
+from . import discovery
 from .allocation import Allocation
 from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
-from .drain import drain, wait_for
 from .handle_checks import HandleTypes, check_handle, check_handle_types, check_origin
 from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
 from .ownership import import_duplicate
+from .release import drain, wait_for
 from .resource import Resource
 
 T = TypeVar("T")
@@ -222,7 +222,7 @@ class MulticastObject(Sized):
         label: str | None,
     ) -> None:
         leader, self.device_count, self._team = team_of(devices, device)
-        device = leader or registry.device()
+        device = leader or discovery.device()
         self.driver = backend = multicast_backend(needs, device, self._team)
         self.granularity = steps = backend.multicast_granularity(self.device_count, size, handle_types)
         if size % steps.minimum:

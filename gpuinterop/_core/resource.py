@@ -8,8 +8,8 @@ from typing import Any, Self
 
 from .._arguments import NoCopy, check_timeout
 from ..errors import ResourceBusyError, warn_leak
-from .drain import call_back, drain, wait_for
 from .lifetime import LIVE, Lifetime, add_callback, dropped, interrupted, retire
+from .release import call_back, drain, wait_for
 
 
 def undo(what: str, release: Callable[[], None]) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
-from .drain import drain, relieve, tidy
 from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, note_use
+from .release import drain, relieve, tidy
 from .resource import Resource
 from .streams import CapturedError, KnownStream, NativeEvent, settle
 

@@ -69,7 +69,7 @@ class Gate:
         self.shut: list[None] = Marks()  # one mark for each release that is running or about to begin
         self.blocked: dict[Lifetime, str] = {}  # releases delayed by a pending wait, each with that stream's label
         self.limit = MANY
-        self.crowded = False  # so many releases are blocked that the next wait is delayed (`drain.relieve`)
+        self.crowded = False  # so many releases are blocked that the next wait is delayed (`release.relieve`)
         self.devices: list[Streams] = []
 
     def let_releases_end(self) -> None:

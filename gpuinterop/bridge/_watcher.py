@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, TypeVarTuple
 from .. import system
 from .._arguments import check_int
 from .._core.lifetime import locked
-from .._core.stream_memory import PinnedWords, Spare
+from .._core.own_timeline import PinnedWords, Spare
 from .._core.streams import Wait, fail_wait, order
 from ..errors import (
     GpuInteropError,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._core.device import Device
-from .._core.registry import InstalledBackend, backends, get_backend
+from .._core.discovery import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError
 from ..exporters import open_exporter, opengl, vulkan

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-from .._core.registry import get_backend
+from .._core.discovery import get_backend
 from ..capabilities import Cell, Operation, VerifiedRun
 from ..errors import InvalidArgumentError
 from ..testing import stand_ins
@@ -28,7 +28,7 @@ from .records import add_record_arguments, check_record_arguments, need, recorde
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.registry import LoadedBackend
+    from .._core.discovery import LoadedBackend
 
 __all__ = ["add_arguments", "command"]
 

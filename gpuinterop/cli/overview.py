@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .. import __version__
 from .._core.device import Device
-from .._core.registry import match_device
+from .._core.discovery import match_device
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Support
 from ..errors import GpuInteropError
 from ..exporters.base import Driver

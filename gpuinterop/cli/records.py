@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from .. import system
-from .._core.registry import GROUP, package_folder, top_package
+from .._core.discovery import GROUP, package_folder, top_package
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError, InvalidArgumentError
 

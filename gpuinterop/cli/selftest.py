@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from .._core.registry import get_backend
+from .._core.discovery import get_backend
 from ..errors import InvalidArgumentError
 from .records import (
     EXPORTERS,

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from .. import system
 from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
-from .._core.drain import behind_default_stream, drain
+from .._core.discovery import get_backend, search
 from .._core.lifetime import LIVE, Lifetime, locked, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
-from .._core.registry import get_backend, search
+from .._core.release import behind_default_stream, drain
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope

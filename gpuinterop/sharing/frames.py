@@ -38,10 +38,10 @@ from typing import Any, Final, Self, cast
 from .. import system
 from .._arguments import NoCopy, NotAnArray, check_int, check_timeout, check_type
 from .._core.device import Device, check_device
+from .._core.discovery import device as default_device
 from .._core.interchange import View, layout_of
 from .._core.lifetime import Lifetime, after_fork
 from .._core.memory import round_up
-from .._core.registry import device as default_device
 from .._core.resource import Resource
 from .._core.stream import Stream
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError

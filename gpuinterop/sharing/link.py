@@ -12,8 +12,8 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from .. import system
-from .._core.drain import shown
 from .._core.lifetime import after_fork
+from .._core.release import shown
 from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message

@@ -15,8 +15,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from .. import system, timeline
 from .._arguments import NoCopy
-from .._core.drain import shown
 from .._core.lifetime import after_fork
+from .._core.release import shown
 from ..errors import GpuInteropError, InvalidArgumentError, ResourceClosedError, report
 
 T = TypeVar("T", bound=Any)

@@ -15,10 +15,10 @@ from typing import Any, Final, cast
 from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
-from .._core.drain import drain
 from .._core.interchange import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
+from .._core.release import drain
 from .._core.stream import Stream, check_stream
 from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError

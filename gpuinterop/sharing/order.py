@@ -41,9 +41,9 @@ from weakref import WeakSet
 from .. import system, timeline
 from .._arguments import NoCopy, check_timeout
 from .._core.lifetime import after_fork
+from .._core.own_timeline import refuse_capture
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
-from .._core.stream_memory import refuse_capture
 from .._core.streams import CapturedError, KnownStream, awaited, fail_waits
 from ..errors import (
     GpuInteropError,

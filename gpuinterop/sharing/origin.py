@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias, cast
 
 from .._core.device import Device
+from .._core.discovery import search
 from .._core.interchange import CPU, HOST_TYPES, Described, described, overlap
-from .._core.registry import search
 from ..backend import Behind, Block, SharingBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError

@@ -27,8 +27,8 @@ from typing import Any, Final, TypeVar, TypeVarTuple, cast
 from .. import system
 from .._arguments import NoCopy, check_int
 from .._core.device import Device
-from .._core.drain import shown
 from .._core.lifetime import after_fork
+from .._core.release import shown
 from ..backend import Block, SharingBackend
 from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import EventFd, FdHandle, Handle, IpcMemHandle, OpaqueFd

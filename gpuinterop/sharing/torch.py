@@ -46,10 +46,10 @@ from torch.multiprocessing import reductions
 
 from .. import system
 from .._core.device import Device
-from .._core.drain import drain
 from .._core.interchange import Layout, capsule_of, hidden_values, layout_of
 from .._core.lifetime import GONE, Lifetime, after_fork, alive, retire
 from .._core.memory import Mapping
+from .._core.release import drain
 from .._core.streams import fail_waits
 from ..backend import Behind, Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from .. import __version__
-from .._core import registry
+from .._core import discovery
 from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .plugin import PARTIAL, SKIPPED
@@ -167,7 +167,7 @@ class Kit(Participants):
     def _known_failure(item: pytest.Item, backend: str) -> str:
         """Why the backend's driver makes a test fail; empty if it does not."""
         assert isinstance(item, pytest.Function)
-        return registry.get_backend(backend).driver.known_failures.get(item.function.__qualname__, "")
+        return discovery.get_backend(backend).driver.known_failures.get(item.function.__qualname__, "")
 
     def _hangs_for_ever(self, item: pytest.Item) -> bool:
         """Whether pytest-timeout is installed, but no setting limits this test (for a suite's test: no option)."""
@@ -250,7 +250,7 @@ class Kit(Participants):
                     "name": name,
                     "required": self.is_required(name),
                     "problem": spec.problem,
-                    "versions": {} if spec.problem else dict(registry.get_backend(name).versions),
+                    "versions": {} if spec.problem else dict(discovery.get_backend(name).versions),
                 }
                 for name, spec in backends.items()
             ],
@@ -305,7 +305,7 @@ class Kit(Participants):
             results = self.results.of(*map(str, specs))
             if not (cells := exercised(results)):
                 continue
-            versions = dict(registry.get_backend(specs[0].backend).versions)
+            versions = dict(discovery.get_backend(specs[0].backend).versions)
             versions |= {f"exporter {one.party}": one.driver for one in results if one.driver and "@" not in one.party}
             runs.append(make_run(name, versions, cells, counts(results)))
         return runs
@@ -340,7 +340,7 @@ class Kit(Participants):
             if spec.problem:
                 lines.append(f"gpuinterop: {spec.problem}")
                 continue
-            backend = registry.get_backend(spec.backend)
+            backend = discovery.get_backend(spec.backend)
             versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())
             simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
             unknown = f"; {backend.unknown_version}" if backend.unknown_version else ""

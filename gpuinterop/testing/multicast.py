@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 import numpy as np
 import numpy.typing as npt
 
-from .._core import registry
+from .._core import discovery
 from .._core.memory import round_up
 from .._core.multicast import create_multicast
 from ..capabilities import Cell, Operation
@@ -313,10 +313,10 @@ def _main() -> int:
     die_with(int(parent))
     os.set_inheritable(int(descriptor), False)
     with os.fdopen(int(descriptor), "w") as out:
-        return _run(out, registry.get_backend(backend), map(int, ordinals))
+        return _run(out, discovery.get_backend(backend), map(int, ordinals))
 
 
-def _run(out: TextIO, backend: registry.LoadedBackend, ordinals: Iterable[int]) -> int:
+def _run(out: TextIO, backend: discovery.LoadedBackend, ordinals: Iterable[int]) -> int:
     for step, act in Life([backend.device(ordinal) for ordinal in ordinals]).steps():
         _say(out, step=step)
         try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from .._core import registry
+from .._core import discovery
 from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentError
 from ..exporters import open_exporter
 from ..handles import DeviceIdentity
@@ -106,7 +106,7 @@ class Participants:
             self._exporters_required.append("vulkan")
         # The variable chooses a backend only if no option does, but must name one in any case.
         self._chosen = chosen = os.environ.get("GPUINTEROP_BACKEND")
-        if chosen and (not self._named or chosen not in registry.backends()):
+        if chosen and (not self._named or chosen not in discovery.backends()):
             self._required[chosen] = self._named[chosen] = "GPUINTEROP_BACKEND"
         self._devices: list[DeviceSpec] | None = None
         self._drivers: DriverList | None = None
@@ -114,7 +114,7 @@ class Participants:
 
     def backends(self) -> list[str]:
         """Names of the backends to test."""
-        return list(self._named or registry.backends())
+        return list(self._named or discovery.backends())
 
     def is_required(self, backend: str) -> bool:
         return backend in self._required
@@ -134,13 +134,13 @@ class Participants:
     def _why_unrecorded(self, backend: str) -> str:
         try:
             double = self._stand_in(backend)
-            return f"it ran on {double}" if double else registry.get_backend(backend).unknown_version
+            return f"it ran on {double}" if double else discovery.get_backend(backend).unknown_version
         except Exception:  # the backend does not load, and its own tests report that
             return ""
 
     @staticmethod
     def _stand_in(backend: str) -> str:
-        return stand_ins.stand_in(registry.get_backend(backend).libraries)
+        return stand_ins.stand_in(discovery.get_backend(backend).libraries)
 
     def devices(self) -> list[DeviceSpec]:
         """Every device to test, or an entry with the problem of a backend that does not work. Loads backends."""
@@ -151,12 +151,12 @@ class Participants:
     def _devices_of(self, name: str) -> list[DeviceSpec]:
         required = self.is_required(name)
         try:
-            loaded = registry._by_name(name, self._named.get(name, ""))
+            loaded = discovery._by_name(name, self._named.get(name, ""))
             if stand_ins.simulated_driver(loaded.libraries):  # if this raises, nothing may be recorded
                 self._simulated.add(name)
             devices = loaded.devices()
         except GpuInteropError as error:
-            broken = isinstance(error, registry.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
+            broken = isinstance(error, discovery.BrokenBackendError) or not isinstance(error, BackendUnavailableError)
             return [DeviceSpec(name, problem=str(error), fails=required or broken)]
         except Exception as error:  # a broken backend fails once, and not other backends' collection
             return [DeviceSpec(name, problem=f"{name}: {type(error).__name__}: {error}", fails=True)]
@@ -180,7 +180,7 @@ class Participants:
             for name in sorted(os.environ)
             if name not in _VARIABLES and not _OTHERS.fullmatch(name)
         ]
-        installed = registry.backends()
+        installed = discovery.backends()
         found += [
             f"--gpuinterop-simulated: there is no backend {name!r}; installed: {', '.join(installed)}."
             for name in sorted(self._simulated - installed.keys())
@@ -191,7 +191,7 @@ class Participants:
             if not _PARTY.fullmatch(wanted)
         ]
         try:
-            registry.left_on([])
+            discovery.left_on([])
         except InvalidArgumentError as error:
             found.append(str(error))  # once, although it affects every working backend
         for spec in self.devices():
@@ -202,7 +202,7 @@ class Participants:
 
     @staticmethod
     def device(spec: DeviceSpec) -> Device:
-        return registry.get_backend(spec.backend).device(spec.ordinal)
+        return discovery.get_backend(spec.backend).device(spec.ordinal)
 
     def drivers(self) -> DriverList:
         """Every Vulkan driver on this machine; empty if the options exclude Vulkan."""

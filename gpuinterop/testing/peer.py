@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from .._core import registry
+from .._core import discovery
 from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
 from ..exporters.process import Wire
@@ -263,7 +263,7 @@ def _main() -> None:
     parent, connection, backend, ordinal = sys.argv[1:]
     die_with(int(parent))  # so that a process that hangs in a driver does not stay
     wire = Wire(socket.socket(fileno=int(connection)))
-    commands = _Commands(registry.get_backend(backend).device(int(ordinal)))
+    commands = _Commands(discovery.get_backend(backend).device(int(ordinal)))
     while (received := wire.receive()) is not None:
         name, arguments, keywords = received[0]
         result: Any

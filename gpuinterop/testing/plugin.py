@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.registry import LoadedBackend
+    from .._core.discovery import LoadedBackend
     from ..exporters.base import Exporter
     from .kit import Kit
     from .suites.base import Harness
@@ -157,10 +157,10 @@ def gpuinterop_backend(request: pytest.FixtureRequest) -> LoadedBackend:
     >>> def test_each_device_has_a_name(gpuinterop_backend):
     ...     assert all(device.name for device in gpuinterop_backend.devices())
     """
-    from .._core import registry
+    from .._core import discovery
 
     spec = getattr(request, "param", None)
-    return registry.get_backend(spec.backend if spec else request.getfixturevalue("gpuinterop_device").backend)
+    return discovery.get_backend(spec.backend if spec else request.getfixturevalue("gpuinterop_device").backend)
 
 
 @pytest.fixture

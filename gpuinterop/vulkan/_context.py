@@ -11,8 +11,8 @@ from weakref import ref
 from .. import system
 from .._arguments import MAX_32, NoCopy, check_int, check_timeout, check_type
 from .._core import lifetime
-from .._core.drain import drain
 from .._core.lifetime import LIVE, locked, refuse_reentry, retire
+from .._core.release import drain
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
 from ..handles import DeviceIdentity

@@ -17,8 +17,8 @@ from ._query import IMAGE_USAGE, Support
 from ._shared import check_device
 
 if TYPE_CHECKING:
-    from .._core.array import MipmappedArray
     from .._core.device import Device
+    from .._core.image import MipmappedArray
     from .._core.interchange import View
     from .._core.lifetime import Lifetime
     from .._core.memory import Buffer, ExternalMemory

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import gpuinterop as gi
-from gpuinterop._core import drain
+from gpuinterop._core import release
 from gpuinterop._core.device import Device
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Hold
@@ -419,7 +419,7 @@ SCENES: dict[str, Scene] = {
     ),
     "a look at a thread's own default stream beside its end": Scene(
         "shared stream", [_pass_and_drain, _close("allocation")], begin=_fill_own, backend=Lasting,
-        by_opcode=[drain._end_of],
+        by_opcode=[release._end_of],
     ),
     "a look at a closed stream beside one that wraps it again": Scene(
         "shared wrapped", [lambda w: w.make(w.device.wrap_stream(64)), _close("allocation")], begin=_closed_wrapper,
@@ -441,7 +441,7 @@ SCENES: dict[str, Scene] = {
         by_opcode=[Lifetime.what_holds],
     ),
     "two threads add callbacks to what is released": Scene(
-        "memory", [_call_back] * 2, begin=_close("memory"), by_opcode=[drain._call_back]
+        "memory", [_call_back] * 2, begin=_close("memory"), by_opcode=[release._call_back]
     ),
 }  # fmt: skip
 SCENES |= {

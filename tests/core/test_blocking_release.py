@@ -13,7 +13,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain
+from gpuinterop._core import release
 from gpuinterop._core.device import Device
 from gpuinterop._core.streams import MANY
 from tests.beside import elsewhere
@@ -234,12 +234,12 @@ def test_what_makes_memory_waits_for_a_device_that_fell_behind(monkeypatch: pyte
     gate, stream, caught_up = semaphore_of(device), device.create_stream(), list[int]()
 
     def let_it_catch_up(condition: Callable[[], bool], timeout: float | None) -> bool:
-        assert timeout == drain.BACKLOG_S
+        assert timeout == release.BACKLOG_S
         caught_up.append(backend.count("memory"))
         backend.blocked.clear()
         return condition()
 
-    monkeypatch.setattr(drain, "BACKLOG", 4)
+    monkeypatch.setattr(release, "BACKLOG", 4)
     monkeypatch.setattr(system, "until", let_it_catch_up)
     if waits:
         gate.wait(stream, 1)

@@ -21,7 +21,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain
+from gpuinterop._core import release
 from gpuinterop._core.device import Device
 from gpuinterop._core.lifetime import locked
 from gpuinterop._core.resource import Resource
@@ -695,8 +695,8 @@ def test_the_exit_waits_for_work_and_not_for_arrays(
     monkeypatch.setattr(system, "EXIT_S", 1e9)  # for the array it would be there for ever
     monkeypatch.setattr(system, "_exit_began", [])
     monkeypatch.setattr(system, "end_threads", lambda: None)
-    monkeypatch.setattr(drain, "_exiting", False)  # as it is again afterwards
-    drain._drain_at_exit()
+    monkeypatch.setattr(release, "_exiting", False)  # as it is again afterwards
+    release._drain_at_exit()
     assert backend.count("memory") == 1
     del array
     gc.collect()
@@ -716,17 +716,17 @@ def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(system, "_exit_began", [])
     monkeypatch.setattr(system, "_ending", False)
     monkeypatch.setattr(system, "_threads", {Stuck(): lambda: None, Stuck(): lambda: None})
-    monkeypatch.setattr(drain, "_exiting", False)
+    monkeypatch.setattr(release, "_exiting", False)
     system.end_threads()
     assert now[0] == 101.0, "the drain, which comes last, has a second left"
-    drain._drain_at_exit()
+    release._drain_at_exit()
     assert now[0] == 102.0
 
 
 _FORK = """
 import os, signal, sys, threading, warnings
 import gpuinterop as gi
-from gpuinterop._core import lifetime, ownership, registry
+from gpuinterop._core import lifetime, ownership, discovery
 from tests.core.fake import FakeEverything, fake_device
 warnings.simplefilter("ignore")
 backend = FakeEverything()
@@ -759,7 +759,7 @@ thread.start()
 assert inside.wait(300)
 ownership._import_lock.acquire(blocking=False)
 def hold():
-    for lock in (registry._lock, lifetime._lock):
+    for lock in (discovery._lock, lifetime._lock):
         lock.acquire()
     taken.set()
     threading.Event().wait()

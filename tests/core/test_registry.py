@@ -15,7 +15,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import registry
+from gpuinterop._core import discovery
 from gpuinterop.backend import DeviceInfo, pci_bus_id
 from gpuinterop.capabilities import DOMAIN, Capability, Operation, Rules, Scope, Support, VerifiedRun, read_verified
 from gpuinterop.cli.info import collect
@@ -109,18 +109,18 @@ Install = Callable[..., None]
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
     """Install exactly these backends; forget what was loaded."""
-    monkeypatch.setattr(registry, "_loaded", {})
-    monkeypatch.setattr(registry, "_warned", {})
+    monkeypatch.setattr(discovery, "_loaded", {})
+    monkeypatch.setattr(discovery, "_warned", {})
     monkeypatch.delenv("GPUINTEROP_BACKEND", raising=False)
     monkeypatch.delenv("GPUINTEROP_DISABLE", raising=False)
 
     def put(*classes: type[Any], extra: Iterable[EntryPoint] = ()) -> None:
         points = [
-            EntryPoint(getattr(cls, "entry", cls.name), f"{cls.__module__}:{cls.__qualname__}", registry.GROUP)
+            EntryPoint(getattr(cls, "entry", cls.name), f"{cls.__module__}:{cls.__qualname__}", discovery.GROUP)
             for cls in classes
         ]
-        monkeypatch.setattr(registry, "entry_points", lambda group: [*points, *extra])
-        monkeypatch.setattr(registry, "_chosen", ([], {}))
+        monkeypatch.setattr(discovery, "entry_points", lambda group: [*points, *extra])
+        monkeypatch.setattr(discovery, "_chosen", ([], {}))
 
     return put
 
@@ -180,8 +180,8 @@ def test_none_that_works_says_why_each_does_not(install: Install) -> None:
 
 
 def test_what_is_broken_is_shown_and_takes_nobody_down(install: Install) -> None:
-    missing = EntryPoint("missing", "no_such_module_at_all:Backend", registry.GROUP)
-    misnamed = EntryPoint("nobody", f"{__name__}:Misnamed", registry.GROUP)
+    missing = EntryPoint("missing", "no_such_module_at_all:Backend", discovery.GROUP)
+    misnamed = EntryPoint("nobody", f"{__name__}:Misnamed", discovery.GROUP)
     install(High, Crashing, NoBackend, extra=[missing, misnamed])
     found = gi.backends()
     assert sorted(found) == ["crashing", "high", "missing", "nobackend", "nobody"]
@@ -199,14 +199,14 @@ def test_what_is_broken_is_shown_and_takes_nobody_down(install: Install) -> None
 
 def test_two_backends_of_one_name_are_an_error_not_a_lottery(install: Install) -> None:
     """Of that name: the others are what they were."""
-    install(Low, High, extra=[EntryPoint("high", f"{__name__}:Low", registry.GROUP)])
+    install(Low, High, extra=[EntryPoint("high", f"{__name__}:Low", discovery.GROUP)])
     assert "two distributions" in str(gi.backends()["high"].error)
     with pytest.raises(gi.BackendUnavailableError, match=r"two distributions.*Uninstall"):
         gi.get_backend("high")
     assert gi.get_backend("low").name == "low"
     with pytest.warns(RuntimeWarning, match="two distributions"):
         assert gi.get_backend().name == "low"
-    same = EntryPoint("high", f"{__name__}:High", registry.GROUP)  # a folder that is twice on the path
+    same = EntryPoint("high", f"{__name__}:High", discovery.GROUP)  # a folder that is twice on the path
     install(High, extra=[same])
     assert gi.backends()["high"].distribution == "unknown"
 
@@ -233,7 +233,7 @@ def test_a_third_partys_backend_takes_nobody_down(
     (tmp_path / "thirdparty.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "thirdparty", raising=False)
-    install(Low, extra=[EntryPoint("plugin", "thirdparty:Plugin", registry.GROUP)])
+    install(Low, extra=[EntryPoint("plugin", "thirdparty:Plugin", discovery.GROUP)])
     error = gi.backends()["plugin"].error
     assert isinstance(error, gi.BackendUnavailableError)
     assert "plugin" in error.reason.lower()
@@ -253,9 +253,9 @@ def test_what_a_third_partys_backend_fails_to_answer_is_its_own_defect(
     (tmp_path / "thirdparty.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "thirdparty", raising=False)
-    install(Processor, extra=[EntryPoint("plugin", "thirdparty:Plugin", registry.GROUP)])
+    install(Processor, extra=[EntryPoint("plugin", "thirdparty:Plugin", discovery.GROUP)])
     asked = question.partition("(")[0]
-    with pytest.raises(registry.BrokenBackendError, match=f"plugin: {asked}"):
+    with pytest.raises(discovery.BrokenBackendError, match=f"plugin: {asked}"):
         plugin = gi.get_backend("plugin")
         _ = (plugin.devices(), plugin.versions, plugin.libraries)
     assert gi.match_device(identity(is_cpu=True)).backend == "processor"
@@ -294,7 +294,7 @@ def test_entry_points_and_drivers_are_asked_once(
     install(Low, High)
     if chosen is not None:
         monkeypatch.setenv("GPUINTEROP_BACKEND", chosen)
-    count(registry, "entry_points")
+    count(discovery, "entry_points")
     count(FakeBackend, "devices")
     first = gi.device()
     assert first.backend == (chosen or "high")
@@ -360,8 +360,8 @@ def test_a_run_counts_for_gpus_of_its_name_and_for_any_cpu(
         ("another", Support.SUPPORTED if is_cpu else Support.UNVERIFIED),
     ):
         run = VerifiedRun(date="2026-11-21", platform=sys.platform, device=where, versions={}, cells=frozenset(DOMAIN))
-        monkeypatch.setattr(registry, "recorded", lambda file, run=run: [run])
-        monkeypatch.setattr(registry, "_loaded", {})
+        monkeypatch.setattr(discovery, "recorded", lambda file, run=run: [run])
+        monkeypatch.setattr(discovery, "_loaded", {})
         install(Usable)
         found = gi.device().capabilities[Operation.IMPORT_MEMORY, gi.OpaqueFd]
         assert found.support is support
@@ -391,7 +391,7 @@ def recorded(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         file.write_bytes(record)
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, folder.name, raising=False)
-        install(extra=[EntryPoint("recorded", f"{folder.name}:Recorded", registry.GROUP)])
+        install(extra=[EntryPoint("recorded", f"{folder.name}:Recorded", discovery.GROUP)])
         return file
 
     return put
@@ -490,7 +490,7 @@ def acme(folder: Path, table: str = ACME) -> EntryPoint:
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise ImportError('libacme.so: no such file')")
     (package / "capabilities.toml").write_text(table)
-    return EntryPoint("acme", "acme.backend:Acme", registry.GROUP)
+    return EntryPoint("acme", "acme.backend:Acme", discovery.GROUP)
 
 
 @pytest.fixture
@@ -500,7 +500,7 @@ def installed_acme(install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def with_disabled(patterns: str, monkeypatch: pytest.MonkeyPatch) -> gi.Capabilities:
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(discovery, "_loaded", {})
     monkeypatch.setenv("GPUINTEROP_DISABLE", patterns)
     return gi.get_backend("usable").device().capabilities
 
@@ -579,11 +579,11 @@ def test_matching_wants_proof(install: Install, monkeypatch: pytest.MonkeyPatch)
     assert gi.match_device(identity(uuid=b"f" * 16)).backend == "low"
     with pytest.raises(gi.DeviceNotFoundError, match=r"low:0 fake; GPUINTEROP_BACKEND=low "):
         gi.match_device(identity(uuid=b"x" * 16))
-    assert registry.search(lambda one: one.backend == "high", "").backend == "high"  # memory is where it is
+    assert discovery.search(lambda one: one.backend == "high", "").backend == "high"  # memory is where it is
     monkeypatch.setattr(
         fake, "fake_info", lambda: DeviceInfo(ordinal=0, name="cpu", is_cpu=True, dlpack=(1, 0), array_interface="x")
     )
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(discovery, "_loaded", {})
     assert gi.match_device(identity(is_cpu=True, uuid=b"llvmpipe".ljust(16))).backend == "low"
     with pytest.raises(gi.ArgumentTypeError):
         gi.match_device("GPU 0")  # type: ignore[arg-type]
@@ -598,7 +598,7 @@ def test_the_core_makes_timelines_and_nothing_else(install: Install, monkeypatch
     assert "only timelines can be made" in table.of((Operation.CREATE_SEMAPHORE, gi.OpaqueFd)).reason
     monkeypatch.setattr(system, "SYS_FUTEX", None)
     install(Writing)
-    monkeypatch.setattr(registry, "_loaded", {})
+    monkeypatch.setattr(discovery, "_loaded", {})
     table = gi.get_backend("writing").device().capabilities
     assert not [cell for cell in cells if table.of(cell)]
     with pytest.raises(gi.UnsupportedError, match="futexes"):

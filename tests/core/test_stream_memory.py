@@ -20,7 +20,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import timeline
 from gpuinterop._core.device import Device
-from gpuinterop._core.stream_memory import SPARE, PinnedWords
+from gpuinterop._core.own_timeline import SPARE, PinnedWords
 from gpuinterop.backend import leave_to_core
 from gpuinterop.handles import HandleOrigin, OriginKind
 from tests.limits import LIMIT

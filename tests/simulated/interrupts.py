@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop._core import drain, lifetime
+from gpuinterop._core import lifetime, release
 from tests.simulated.stress import KEPT, ROOT, STANDSTILL, Run, Thread, World
 from tests.spare_pages import unpin_spare_pages
 
@@ -141,7 +141,7 @@ class Round(Run):
     def _look(self, worlds: list[World], locks: list[Any]) -> None:
         """Behind an interrupt: no lock is held, no mark is left. Other threads may have marks for a moment."""
         wrong = [f"{lock!r} is held" for lock in locks if system.holds(lock)]
-        if drain._here.calling_back:
+        if release._here.calling_back:
             wrong.append("this thread runs no more callbacks")
         gates = [device.gate for device in self.devices]
         wrong += ["a gate is shut" for gate in gates if not _soon(lambda gate=gate: not gate.shut.copy())]

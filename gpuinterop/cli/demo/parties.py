@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..._core.device import Device
-from ..._core.registry import get_backend, match_device
+from ..._core.discovery import get_backend, match_device
 from ...capabilities import Operation
 from ...errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
 from ...exporters import open_exporter, opengl, vulkan

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ..._core import registry
+from ..._core import discovery
 from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ...capabilities import Operation
@@ -182,7 +182,7 @@ class AllocationSuite(Suite):
 
     def test_peers(self, device: Device) -> None:
         """A device can use its own memory; its peers are the other devices of its backend whose memory it can use."""
-        others = [one for one in registry.get_backend(device.backend).devices() if one is not device]
+        others = [one for one in discovery.get_backend(device.backend).devices() if one is not device]
         assert device.can_access(device)
         assert device.peers == [one for one in others if device.can_access(one)]
         wrong: Any = "a device"
@@ -237,7 +237,7 @@ class AllocationSuite(Suite):
             (InvalidArgumentError, [one]) for one in ("a device", None, *_of_others(device))
         ]
         refused.append((InvalidArgumentError, 1))
-        siblings = registry.get_backend(device.backend).devices()
+        siblings = discovery.get_backend(device.backend).devices()
         unable = [one for one in siblings if not one.can_access(device)]
         refused += [(UnsupportedError, [one]) for one in unable]
         for error, access in refused:
@@ -258,15 +258,15 @@ class AllocationSuite(Suite):
 
 def _that_can_use(device: Device) -> list[Device]:
     """The other devices that can use its memory."""
-    every = registry.get_backend(device.backend).devices()
+    every = discovery.get_backend(device.backend).devices()
     return [one for one in every if one is not device and one.can_access(device)]
 
 
 def _of_others(device: Device) -> list[Device]:
     """A device of another backend, if one is installed and works."""
-    for name, entry in registry.backends().items():
+    for name, entry in discovery.backends().items():
         if name != device.backend and entry.available:
-            return list(registry.get_backend(name).devices()[:1])
+            return list(discovery.get_backend(name).devices()[:1])
     return []
 
 

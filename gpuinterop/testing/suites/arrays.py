@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..._core.array import MipmappedArray
+from ..._core.image import MipmappedArray
 from ..._core.memory import Buffer
 from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError

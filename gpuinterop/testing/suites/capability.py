@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ..._core import registry
+from ..._core import discovery
 from ..._core.device import Device
 from ..._core.lifetime import revive
 from ..._core.memory import ExternalMemory
 from ..._core.multicast import create_multicast, import_multicast
+from ..._core.own_timeline import PinnedWords
 from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
-from ..._core.stream_memory import PinnedWords
 from ...backend import Behind, Block
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
@@ -30,7 +30,7 @@ class BackendSuite(Suite):
 
     def test_versions_and_libraries(self, device: Device) -> None:
         """`versions` names what the backend builds on."""
-        loaded = registry.get_backend(device.backend)
+        loaded = discovery.get_backend(device.backend)
         assert loaded.versions
         for name, version in (*loaded.versions.items(), *loaded.libraries.items()):
             assert isinstance(name, str)
@@ -51,7 +51,7 @@ class BackendSuite(Suite):
 
     def test_same_device_every_time(self, device: Device) -> None:
         """A device is opened once: every caller gets the same object."""
-        assert registry.get_backend(device.backend).device(device.ordinal) is device
+        assert discovery.get_backend(device.backend).device(device.ordinal) is device
 
 
 class CapabilitySuite(Suite):

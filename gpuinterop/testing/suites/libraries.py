@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ..._core import registry
+from ..._core import discovery
 from ..._core.device import Device
 from ..requirements import skip_declared
 from ..stand_ins import stand_in
@@ -110,7 +110,7 @@ def libraries(device: Device, *, simulated: bool) -> list[Library]:
         return [_NumPy()]
     if simulated:
         skip_declared("no array library for this device: it is simulated, and theirs is a real GPU")
-    if library := stand_in(registry.get_backend(device.backend).libraries):
+    if library := stand_in(discovery.get_backend(device.backend).libraries):
         skip_declared(f"no array library for this device: {library} replaces its driver, and theirs is another")
     kind, ordinal = device.info.dlpack
     found: list[Library] = []

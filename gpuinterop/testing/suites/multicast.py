@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from ..._core import registry
+from ..._core import discovery
 from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
@@ -32,7 +32,7 @@ class MulticastSuite(Suite):
     @pytest.fixture(autouse=True)
     def team(self, device: Device) -> list[Device]:
         """The device under test, and the others with multicast. Skips before any call if there may be hardware."""
-        backend = registry.get_backend(device.backend)
+        backend = discovery.get_backend(device.backend)
         if not simulated_driver(backend.libraries):
             skip_declared("multicast can block, or disturb a machine; try it with `gpuinterop selftest multicast`")
         every = backend.devices()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ..._core.device import Device
-from ..._core.registry import get_backend
+from ..._core.discovery import get_backend
 from ..._core.semaphore import SemaphoreBatch
 from ...capabilities import Operation
 from ...errors import (

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from ..._core.device import Device
+from ..._core.own_timeline import stream_words
 from ..._core.stream import Stream
-from ..._core.stream_memory import stream_words
 from ...capabilities import Operation
 from ...errors import GpuInteropError
 from ...handles import OpaqueFd

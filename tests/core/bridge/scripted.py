@@ -12,7 +12,7 @@ from typing import Any
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop._core.stream_memory import spare_words
+from gpuinterop._core.own_timeline import spare_words
 from gpuinterop.backend import DriverHandle
 from gpuinterop.bridge import Bridge, Endpoint, _watcher
 from gpuinterop.handles import Timeline

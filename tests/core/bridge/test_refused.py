@@ -196,7 +196,7 @@ def test_closed_while_a_semaphore_is_being_made(
         bridge = Bridge(device)
         if when == "pinned":
             backend.on_pin = bridge.close
-            monkeypatch.setattr("gpuinterop._core.stream_memory.SPARE", 0)  # no page is used again
+            monkeypatch.setattr("gpuinterop._core.own_timeline.SPARE", 0)  # no page is used again
         else:
             monkeypatch.setattr(Endpoint, "_bridged", lambda endpoint, semaphore, bridge=bridge: bridge.close())
         with pytest.raises(gi.ResourceClosedError):

@@ -1,4 +1,4 @@
-"""Draining: releases objects that are closed and no longer in use.
+"""Releases: what frees objects that are closed and no longer in use, also at the exit. One such run is a drain.
 
 Import, create, allocate, close, synchronize and drain release. One thread releases one object, and threads do not wait
 for each other's drains. A closed object is in one place at a time: in the queue `waiting_for_a_look`, among the waiters
