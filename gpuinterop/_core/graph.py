@@ -16,10 +16,9 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .enqueue import Enqueues
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
 from .resource import Resource
-from .semaphore import ExternalSemaphore, Told, note_told
+from .semaphore import Enqueues, ExternalSemaphore, Told, note_told
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Waits
 
