@@ -34,12 +34,19 @@ from ..handles import (
 )
 from .allocation import Allocation, DeviceArray
 from .graph import Graph, capture
-from .handle_checks import check_handle, check_handle_type, check_handle_types, check_origin, check_size, is_dedicated
+from .importing import (
+    check_handle,
+    check_handle_type,
+    check_handle_types,
+    check_origin,
+    check_size,
+    import_duplicate,
+    is_dedicated,
+)
 from .interchange import layout_of
 from .lifetime import LIVE, RETIRED, after_fork, alive, generation, lingering
 from .memory import ExternalMemory, round_up
 from .own_timeline import OwnTimelines
-from .ownership import import_duplicate
 from .release import drain, make_room, tidy, wait_for
 from .resource import undo
 from .semaphore import DriverSemaphores, ExternalSemaphore, origin_kind

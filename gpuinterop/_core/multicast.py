@@ -20,10 +20,9 @@ from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from . import discovery
 from .allocation import Allocation
 from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
-from .handle_checks import HandleTypes, check_handle, check_handle_types, check_origin
+from .importing import HandleTypes, check_handle, check_handle_types, check_origin, import_duplicate
 from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
-from .ownership import import_duplicate
 from .release import drain, wait_for
 from .resource import Resource
 

@@ -21,8 +21,8 @@ from ..backend import StreamMemoryBackend, leave_to_core, left_to_core
 from ..capabilities import Operation
 from ..errors import GpuInteropError, HandleError, InvalidArgumentError
 from ..handles import Timeline, TimelineFd
+from .importing import import_duplicate
 from .lifetime import Lifetime, retire
-from .ownership import import_duplicate
 from .semaphore import ExternalSemaphore, SemaphoreCalls
 from .streams import KnownStream, Wait, order
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from .._arguments import check_timeout, check_type
 from .._core.device import Device, check_device
+from .._core.importing import import_duplicate
 from .._core.lifetime import Lifetime
 from .._core.own_timeline import PinnedWords, WordCalls, refuse_capture, spare_words, stream_words
-from .._core.ownership import import_duplicate
 from .._core.resource import Resource
 from .._core.semaphore import ExternalSemaphore
 from ..capabilities import Capability, Cell, Operation, Scope

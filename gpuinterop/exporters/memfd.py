@@ -24,7 +24,7 @@ from typing import Any
 
 from .. import system
 from .._arguments import check_nbytes, check_type
-from .._core.ownership import import_duplicate
+from .._core.importing import import_duplicate
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
 from ..errors import (
     ArgumentTypeError,

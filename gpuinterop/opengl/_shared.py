@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self
 
 from .._arguments import MAX_32, NoCopy, check_int, check_timeout
-from .._core.ownership import import_duplicate
+from .._core.importing import import_duplicate
 from ..errors import ArgumentTypeError, ResourceClosedError
 from . import _api as gl
 

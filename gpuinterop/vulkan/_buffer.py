@@ -392,7 +392,7 @@ def import_fd(
     part: tuple[int, int] | None = None, *, argument: str, user: str,
 ) -> Bound:  # fmt: skip
     """Make a VkBuffer on a device's allocation, or on a part of it (``VkImportMemoryFdInfoKHR``, ``OPAQUE_FD``)."""
-    from .._core.ownership import import_duplicate
+    from .._core.importing import import_duplicate
 
     bit = c.MEMORY_HANDLE_OPAQUE_FD
 

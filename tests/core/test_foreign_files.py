@@ -22,7 +22,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import ipc, system
-from gpuinterop._core import handle_checks, ownership
+from gpuinterop._core import importing
 from gpuinterop.bridge import Bridge
 from tests.limits import LIMIT
 
@@ -224,8 +224,8 @@ def test_a_driver_refuses_it(mute: Mute, what: str, kernel: str, monkeypatch: py
     """The core asks nothing for the driver, and nothing to find out whose the descriptor is afterwards."""
     (device, *_), backend = fake_team()
     if kernel == "an old one":
-        monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
-        monkeypatch.setattr(ownership, "_KCMP", None)
+        monkeypatch.setattr(importing, "_F_DUPFD_QUERY", 99999)
+        monkeypatch.setattr(importing, "_KCMP", None)
     lent: list[int] = []
 
     def refuse(handle: Any) -> None:
@@ -253,4 +253,4 @@ def test_a_driver_refuses_it(mute: Mute, what: str, kernel: str, monkeypatch: py
 )
 def test_what_the_kernel_notes_of_a_dma_buf(fdinfo: str, size: int | None) -> None:
     """This machine has none."""
-    assert handle_checks.dmabuf_size(fdinfo) == size
+    assert importing.dmabuf_size(fdinfo) == size

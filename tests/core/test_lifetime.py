@@ -726,7 +726,7 @@ def test_the_exit_takes_two_seconds_in_all(monkeypatch: pytest.MonkeyPatch) -> N
 _FORK = """
 import os, signal, sys, threading, warnings
 import gpuinterop as gi
-from gpuinterop._core import lifetime, ownership, discovery
+from gpuinterop._core import lifetime, importing, discovery
 from tests.core.fake import FakeEverything, fake_device
 warnings.simplefilter("ignore")
 backend = FakeEverything()
@@ -757,7 +757,7 @@ found.at = at
 thread = threading.Thread(target=call, daemon=True)
 thread.start()
 assert inside.wait(300)
-ownership._import_lock.acquire(blocking=False)
+importing._import_lock.acquire(blocking=False)
 def hold():
     for lock in (discovery._lock, lifetime._lock):
         lock.acquire()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import ownership
+from gpuinterop._core import importing
 from gpuinterop.handles import FdHandle, HandleOrigin, OriginKind
 from tests.descriptors import open_fds
 from tests.limits import LIMIT
@@ -101,20 +101,20 @@ def test_same_open_file_by_whatever_the_kernel_has(
     fd: int, query: bool, kcmp: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not query:
-        monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
+        monkeypatch.setattr(importing, "_F_DUPFD_QUERY", 99999)
     if not kcmp:
-        monkeypatch.setattr(ownership, "_KCMP", None)
+        monkeypatch.setattr(importing, "_KCMP", None)
     duplicate, other = os.dup(fd), os.memfd_create("other")
-    assert ownership.same_open_file(fd, duplicate) is True
-    assert ownership.same_open_file(fd, other) is False
+    assert importing.same_open_file(fd, duplicate) is True
+    assert importing.same_open_file(fd, other) is False
     os.close(duplicate)
-    assert ownership.same_open_file(fd, duplicate) is False
+    assert importing.same_open_file(fd, duplicate) is False
     os.close(other)
 
 
 def test_where_nothing_can_prove_it_the_duplicate_is_left_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership, "_F_DUPFD_QUERY", 99999)
-    monkeypatch.setattr(ownership, "_KCMP", None)
+    monkeypatch.setattr(importing, "_F_DUPFD_QUERY", 99999)
+    monkeypatch.setattr(importing, "_KCMP", None)
     left = []
 
     def fail(handle: FdHandle) -> None:

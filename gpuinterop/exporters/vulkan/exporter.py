@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from ..._arguments import check_type
-from ..._core.handle_checks import check_size
+from ..._core.importing import check_size
 from ...capabilities import Capabilities, Operation
 from ...errors import (
     ArgumentTypeError,
