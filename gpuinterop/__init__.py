@@ -30,7 +30,7 @@ _NAMES = {
     "gpuinterop._core.image": ("ArrayLevel", "MipmappedArray"),
     "gpuinterop._core.device": ("Device",),
     "gpuinterop._core.graph": ("Graph", "GraphSemaphores", "GraphStep"),
-    "gpuinterop._core.interchange": ("View",),
+    "gpuinterop._core.view": ("View",),
     "gpuinterop._core.memory": ("Buffer", "ExternalMemory"),
     "gpuinterop._core.multicast": (
         "MulticastBinding", "MulticastMapping", "MulticastObject", "create_multicast", "import_multicast",
@@ -92,7 +92,6 @@ if TYPE_CHECKING:
     )
     from ._core.graph import Graph as Graph, GraphSemaphores as GraphSemaphores, GraphStep as GraphStep
     from ._core.image import ArrayLevel as ArrayLevel, MipmappedArray as MipmappedArray
-    from ._core.interchange import View as View
     from ._core.memory import Buffer as Buffer, ExternalMemory as ExternalMemory
     from ._core.multicast import (
         MulticastBinding as MulticastBinding,
@@ -103,6 +102,7 @@ if TYPE_CHECKING:
     )
     from ._core.semaphore import ExternalSemaphore as ExternalSemaphore, SemaphoreBatch as SemaphoreBatch
     from ._core.stream import Event as Event, Stream as Stream
+    from ._core.view import View as View
     from .capabilities import (
         Capabilities as Capabilities,
         Capability as Capability,

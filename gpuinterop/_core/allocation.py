@@ -9,11 +9,12 @@ from .._arguments import check_type
 from ..backend import AllocationBackend
 from ..errors import InvalidArgumentError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
-from .interchange import Layout, View
+from .layout import Layout
 from .lifetime import Lifetime, locked
 from .memory import Buffer, Mappable, Mapping
 from .release import behind_default_stream
 from .resource import Resource
+from .view import View
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle

@@ -43,7 +43,7 @@ from .importing import (
     import_duplicate,
     is_dedicated,
 )
-from .interchange import layout_of
+from .layout import layout_of
 from .lifetime import LIVE, RETIRED, after_fork, alive, generation, lingering
 from .memory import ExternalMemory, round_up
 from .own_timeline import OwnTimelines

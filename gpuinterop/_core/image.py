@@ -9,7 +9,8 @@ from .._arguments import NotAnArray, check_int, check_nbytes
 from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
-from .interchange import HostArray, resolve_ints
+from .foreign_arrays import HostArray
+from .layout import resolve_ints
 from .lifetime import MARK, Lifetime, note_use
 from .resource import Resource
 from .stream import Stream, check_stream

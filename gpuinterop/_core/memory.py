@@ -12,8 +12,9 @@ from .._arguments import NoCopy, NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
+from .foreign_arrays import HostArray
 from .image import MipmappedArray, array_layout
-from .interchange import HostArray, Layout, View, layout_of
+from .layout import Layout, layout_of
 from .lifetime import (
     BORN,
     GONE,
@@ -32,6 +33,7 @@ from .lifetime import (
 from .release import drain, tidy, wait_for
 from .resource import Resource
 from .stream import Stream, check_stream
+from .view import View
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle

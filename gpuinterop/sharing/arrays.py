@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .._arguments import NotAnArray, check_timeout
 from .._core.device import Device
-from .._core.interchange import View
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
+from .._core.view import View
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .descriptor import Contents
 from .loop import loop

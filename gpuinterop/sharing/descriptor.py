@@ -38,7 +38,7 @@ from itertools import accumulate, pairwise
 from typing import Final, NamedTuple, Self
 
 from .. import ipc, system
-from .._core.interchange import TYPES, Layout, layout_of
+from .._core.layout import TYPES, Layout, layout_of
 from ..errors import ArgumentTypeError, HandleError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import DeviceIdentity, Handle, IpcMemHandle, OpaqueFd, VmmFd
 

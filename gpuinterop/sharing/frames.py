@@ -39,11 +39,12 @@ from .. import system
 from .._arguments import NoCopy, NotAnArray, check_int, check_timeout, check_type
 from .._core.device import Device, check_device
 from .._core.discovery import device as default_device
-from .._core.interchange import View, layout_of
+from .._core.layout import layout_of
 from .._core.lifetime import Lifetime, after_fork
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.stream import Stream
+from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ..timeline import take_lock
 from .arrays import Access

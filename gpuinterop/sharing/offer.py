@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from .. import system
 from .._arguments import NoCopy, check_timeout
 from .._core.device import Device
-from .._core.interchange import Described
+from .._core.foreign_arrays import Described
 from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.release import drain

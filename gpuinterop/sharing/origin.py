@@ -7,7 +7,9 @@ from typing import Final, TypeAlias, cast
 
 from .._core.device import Device
 from .._core.discovery import search
-from .._core.interchange import CPU, HOST_TYPES, Described, described, overlap
+from .._core.dlpack import CPU, HOST_TYPES
+from .._core.foreign_arrays import Described, described
+from .._core.layout import overlap
 from ..backend import Behind, Block, SharingBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError

@@ -46,7 +46,9 @@ from torch.multiprocessing import reductions
 
 from .. import system
 from .._core.device import Device
-from .._core.interchange import Layout, capsule_of, hidden_values, layout_of
+from .._core.dlpack import capsule_of
+from .._core.foreign_arrays import hidden_values
+from .._core.layout import Layout, layout_of
 from .._core.lifetime import GONE, Lifetime, after_fork, alive, retire
 from .._core.memory import Mapping
 from .._core.release import drain

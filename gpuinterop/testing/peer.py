@@ -25,10 +25,10 @@ from .parent_death import die_with
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
     from .._core.device import Device
-    from .._core.interchange import View
     from .._core.memory import Buffer
     from .._core.multicast import MulticastMapping, MulticastObject
     from .._core.stream import Stream
+    from .._core.view import View
     from ..sharing import AttachedArrays, Publisher, Subscription
     from ..sharing.arrays import Access
 

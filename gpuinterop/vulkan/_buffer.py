@@ -18,7 +18,7 @@ from ._shared import OfBuffer, agree, check_device, exported_block, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.interchange import Described
+    from .._core.foreign_arrays import Described
     from .._core.memory import Buffer, ExternalMemory, Mappable
 
 

@@ -19,9 +19,9 @@ from ._shared import check_device
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.image import MipmappedArray
-    from .._core.interchange import View
     from .._core.lifetime import Lifetime
     from .._core.memory import Buffer, ExternalMemory
+    from .._core.view import View
 
 
 _USAGES: Final = {

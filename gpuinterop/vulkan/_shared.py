@@ -17,10 +17,11 @@ from ._context import VulkanContext, VulkanObject, check_context
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from .._core.interchange import Described, View
+    from .._core.foreign_arrays import Described
     from .._core.memory import Buffer
     from .._core.resource import Resource
     from .._core.stream import Stream
+    from .._core.view import View
     from ..backend import Block
 
 

@@ -21,7 +21,8 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
-from gpuinterop._core.interchange import CAPSULES, DLTensor, layout_of, pointer_of
+from gpuinterop._core.dlpack import CAPSULES, DLTensor, pointer_of
+from gpuinterop._core.layout import layout_of
 from gpuinterop._core.streams import KnownStream
 from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing.descriptor import Contents, Placed, Region

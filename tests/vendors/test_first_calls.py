@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core.interchange import layout_of
+from gpuinterop._core.layout import layout_of
 from gpuinterop._core.lifetime import alive
 from tests.limits import LIMIT
 

@@ -10,8 +10,8 @@ import pytest
 
 from ... import system
 from ..._core.device import Device
-from ..._core.interchange import View
 from ..._core.stream import Stream
+from ..._core.view import View
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ...handles import OpaqueFd, TimelineFd, VmmFd
