@@ -37,7 +37,7 @@ from gpuinterop.errors import report
 from gpuinterop.exporters.vulkan.exporter import _Rescuer
 from gpuinterop.opengl._context import Context
 from gpuinterop.sharing.loop import Loop
-from gpuinterop.sharing.rendezvous import Server
+from gpuinterop.sharing.server import Server
 from gpuinterop.testing.kit import Kit
 from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages

@@ -34,16 +34,16 @@ writer exits, the streams that wait for it continue too: their work runs on unde
 **No silent copy.** If another process cannot map an array's memory, `share` raises `UnsupportedError`, which gives the
 reason and what to change. ``copy=True`` copies the array once, into memory that can be shared.
 
-`gpuinterop.sharing.order` specifies the order protocol. `gpuinterop.sharing.descriptor` specifies the messages and the
+`gpuinterop.sharing.order` specifies the order protocol. `gpuinterop.sharing.messages` specifies the messages and the
 counts of holders.
 """
 
 from __future__ import annotations
 
 from .arrays import acquire
-from .attachment import AttachedArrays, attach
+from .attachments import AttachedArrays, attach
 from .frames import Frame, Publisher, Subscription, publish, subscribe
-from .offer import ArrayShare, share
+from .shares import ArrayShare, share
 
 __all__ = [
     "ArrayShare", "AttachedArrays", "Frame", "Publisher", "Subscription", "acquire", "attach", "publish", "share",

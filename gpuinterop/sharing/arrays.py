@@ -14,12 +14,12 @@ from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
 from .._core.view import View
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
-from .descriptor import Contents
 from .loop import loop
+from .messages import Contents
 from .order import Reader, Side, Writer, acquire_all
 
 if TYPE_CHECKING:
-    from .attachment import SharedMemory
+    from .attachments import SharedMemory
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from .. import system
 from .._arguments import NoCopy
 from ..errors import HandleError, InvalidArgumentError
 from ..handles import EventFd, OpaqueFd
-from .descriptor import SLOTS
+from .messages import SLOTS
 
 _SERIAL, _HELD, _BALANCE = range(3)
 """Rows of a page: each slot's current serial (in the sharing process's page only); how often a process holds the slot;

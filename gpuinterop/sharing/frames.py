@@ -48,11 +48,11 @@ from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ..timeline import take_lock
 from .arrays import Access
-from .attachment import AttachedArrays, attached
+from .attachments import AttachedArrays, attached
 from .loop import loop
-from .offer import ALIGNMENT, ArrayShare, share_described
 from .order import MAX_BUFFERS, FrameReader, FrameWriter
-from .rendezvous import VARIABLE, folder, in_folder
+from .server import VARIABLE, folder, in_folder
+from .shares import ALIGNMENT, ArrayShare, share_described
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _LOOK_S: Final = 0.02

@@ -18,9 +18,9 @@ from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message
 from .counts import Holds, Words
-from .descriptor import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
 from .loop import loop
-from .rendezvous import HANG_UP, VARIABLE, check_peer, has_hung_up
+from .messages import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
+from .server import HANG_UP, VARIABLE, check_peer, has_hung_up
 
 Left = Callable[[], "float | None"]
 

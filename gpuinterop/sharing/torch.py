@@ -56,13 +56,13 @@ from .._core.streams import fail_waits
 from ..backend import Behind, Block
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
-from .attachment import Import, device_for, import_all, import_of, keep
-from .descriptor import ENROL, MAGIC, Contents, Descriptor, Region
+from .attachments import Import, device_for, import_all, import_of, keep
+from .find_memory import check_block, describe, device_of, find_runs
 from .link import ENDED, Link, link_to
 from .loop import loop
+from .messages import ENROL, MAGIC, Contents, Descriptor, Region
 from .order import store, unsignalled
-from .origin import check_block, describe, device_of, find_runs
-from .rendezvous import Offer, is_here, region_of, server
+from .server import Offer, is_here, region_of, server
 
 __all__ = ["rebuild_cuda_tensor", "reduce_tensor"]
 

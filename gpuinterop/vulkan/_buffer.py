@@ -291,8 +291,8 @@ def import_array(
     array([7, 7, 7], dtype=uint32)
     >>> allocation.close()
     """
-    from ..sharing.attachment import SharedMemory
-    from ..sharing.origin import describe, device_of
+    from ..sharing.attachments import SharedMemory
+    from ..sharing.find_memory import describe, device_of
 
     check_context(vk)
     usage = check_flags(usage, "usage")

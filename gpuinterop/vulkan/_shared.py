@@ -81,8 +81,8 @@ def exported_block(
 
     `what` imports it: the VkDevice, or the context.
     """
-    from ..sharing.origin import check_block, locate
-    from ..sharing.rendezvous import driver_lock
+    from ..sharing.find_memory import check_block, locate
+    from ..sharing.server import driver_lock
 
     name = graphics.identity.name
     if graphics.identity.conflicts(device.identity):

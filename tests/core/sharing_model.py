@@ -19,7 +19,7 @@ from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 from gpuinterop.errors import GpuInteropError, PeerError, ResourceClosedError, SemaphoreTimeoutError
-from gpuinterop.sharing import arrays, offer, order
+from gpuinterop.sharing import arrays, order, shares
 
 Steps = Generator[None, None, Any]
 Mutant = tuple[str, str]
@@ -29,7 +29,7 @@ Kernel = Callable[[], bool]
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
     *(order.acquire_all, order._acquire, order._enter, order.store),
-    *(offer.Offered.look, offer.Offered._let_go, offer.Offered._lets_go, offer.Offered._take_place, arrays.acquire),
+    *(shares.Offered.look, shares.Offered._let_go, shares.Offered._lets_go, shares.Offered._take_place, arrays.acquire),
 )
 _BUFFERS = 3
 _PAGES = [order.ControlPage(buffers=_BUFFERS) for _ in range(2)]
@@ -87,7 +87,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
             text = text.replace(*mutant)
         body += ast.increment_lineno(ast.parse(text), first - 1).body
     assert mutant is None or found == 1, f"the source says {found} times: {mutant[0]}"
-    namespace = {**vars(arrays), **vars(offer), **vars(order)}
+    namespace = {**vars(arrays), **vars(shares), **vars(order)}
     namespace |= {
         "SLOTS": 2,
         "fail_waits": lambda word: word.process.fail_waits(word),

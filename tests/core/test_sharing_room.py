@@ -25,9 +25,9 @@ from gpuinterop._core.dlpack import CAPSULES, DLTensor, pointer_of
 from gpuinterop._core.layout import layout_of
 from gpuinterop._core.streams import KnownStream
 from gpuinterop.backend import SharingBackend
-from gpuinterop.sharing.descriptor import Contents, Placed, Region
+from gpuinterop.sharing.find_memory import describe
+from gpuinterop.sharing.messages import Contents, Placed, Region
 from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader
-from gpuinterop.sharing.origin import describe
 from tests.limits import LIMIT
 
 ADD_SEALS = 1033

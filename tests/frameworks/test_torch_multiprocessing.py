@@ -19,7 +19,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.backend import Behind, Block
-from gpuinterop.sharing import rendezvous
+from gpuinterop.sharing import server
 from gpuinterop.sharing.loop import loop
 from tests.limits import LIMIT
 
@@ -148,10 +148,10 @@ def state(torch: Any) -> Iterator[Any]:
     yield (state := ours._state)
     gc.collect()
     while state.sent:
-        rendezvous.server().withdraw(state.sent.popitem()[1])
+        server.server().withdraw(state.sent.popitem()[1])
     for clock in state.clocks.values():
         if clock.serial:  # another process was told of it
-            rendezvous.server().withdraw(clock)
+            server.server().withdraw(clock)
     state.clocks.clear()
     state.heard.clear()
     assert system.until(lambda: not (state.sent or loop()._again), LIMIT)
@@ -314,7 +314,7 @@ def test_a_message_that_comes_back_last_ends_what_it_brings(torch: Any, reader: 
     reader("take", made())
     rebuild, arguments = reader("torch.multiprocessing.reductions.reduce_tensor(kept.pop())")
     (slot,) = [sent.slot for sent in state.sent.values()]
-    assert system.until(lambda: not rendezvous.server().holders(slot), LIMIT)
+    assert system.until(lambda: not server.server().holders(slot), LIMIT)
     reader("costs()")  # its loop has rung
     assert system.until(lambda: not loop()._again, LIMIT)  # this one listens
     costs()  # and has looked

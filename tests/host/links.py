@@ -7,7 +7,7 @@ import socket
 
 from gpuinterop.ipc import HEAD, MAGIC, VERSION, Connection
 from gpuinterop.sharing.counts import Words
-from gpuinterop.sharing.descriptor import ATTACH, HELLO, Descriptor
+from gpuinterop.sharing.messages import ATTACH, HELLO, Descriptor
 from tests.limits import LIMIT
 
 

@@ -31,7 +31,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import gpuinterop as gi
-from gpuinterop.sharing import rendezvous
+from gpuinterop.sharing import server
 from gpuinterop.sharing.loop import loop
 from gpuinterop.timeline import _opened as locks
 
@@ -61,13 +61,13 @@ def threads():
     return len(os.listdir("/proc/self/task"))
 
 def leases():
-    return sum(int(rows[1].sum()) for one in rendezvous.server.made for rows in list(one._sums._each.values()))
+    return sum(int(rows[1].sum()) for one in server.server.made for rows in list(one._sums._each.values()))
 
 def rests():
     return not loop()._again
 
 def offers():
-    return sum(len(one.offers) for one in rendezvous.server.made)
+    return sum(len(one.offers) for one in server.server.made)
 
 def fill(room):
     # Leave room for so many descriptors.

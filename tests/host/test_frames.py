@@ -355,7 +355,7 @@ WHY: Final = {
         "'camera' is published, .*(did not answer|in the sharing process: .*descriptors)",
     ),
     "full": (
-        "import gpuinterop.sharing.offer as offer; offer.SLOTS = 0",
+        "import gpuinterop.sharing.shares as shares; shares.SLOTS = 0",
         "'camera' is published, .*expected 0 readers or fewer",
     ),
 }

@@ -83,7 +83,7 @@ def test_frames_in_containers() -> None:
 def test_a_user_that_the_namespace_does_not_map() -> None:
     with Shell(*UNSHARE) as exporter, Shell() as reader:
         exporter("array = array(); share = gi.share(array, users=(1234, 65534))")
-        reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
+        reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); server.boot_id()")
         reader("os.setgroups([]); os.setuid(1234)")
         with pytest.raises(Raised, match=r"user 65534\b.*namespaces"):
             reader("gi.attach(descriptor, timeout=300, users=(0,))")

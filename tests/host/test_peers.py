@@ -45,7 +45,7 @@ def test_a_reader_that_goes_away_before_its_answer_ends_no_process() -> None:
     """Not even one in which SIGPIPE has its default action: one that embeds Python."""
     with pair() as (exporter, reader):
         exporter("signal.signal(signal.SIGPIPE, signal.SIG_DFL)")
-        reader("from tests.host import links; from gpuinterop.sharing.descriptor import ATTACH, HELLO")
+        reader("from tests.host import links; from gpuinterop.sharing.messages import ATTACH, HELLO")
         for kinds in ("HELLO", "HELLO, ATTACH"):
             stop(process := int(exporter("os.getpid()")))
             reader(f"links.connected(descriptor, {kinds}).socket.close()")
@@ -115,7 +115,7 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
         assert socket.stat().st_mode & 0o777 == (0o666 if users != "()" else 0o600)
         os.chmod(socket, mode)
         with Shell() as reader:
-            reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); rendezvous.boot_id()")
+            reader(f"descriptor = {exporter.descriptor('share')}; gi.device(); server.boot_id()")
             reader(f"os.setgroups([]); os.setuid({user})")
             if words and mode == 0o666:  # it is refused before it has sent anything
                 reader("link = socket.socket(socket.AF_UNIX); link.settimeout(300)")
@@ -125,7 +125,7 @@ def test_other_users(user: int, users: str, mode: int, words: str, sockets: Path
                 with pytest.raises(Raised, match=f"PeerError: .*{words}"):
                     reader("gi.attach(descriptor, timeout=300, users=(0,))")
                 assert exporter("leases()") == 0
-                assert exporter("len(rendezvous.server()._sums._each)") == 1  # it has not got the page of counts
+                assert exporter("len(server.server()._sums._each)") == 1  # it has not got the page of counts
                 return
             with pytest.raises(Raised, match=r"PeerError: .*user 1234\b.*user 0\b"):
                 reader("gi.attach(descriptor, timeout=300)")

@@ -18,7 +18,7 @@ DIED: Final = "PeerError: the process that shared the arrays has ended"
 CLOSED: Final = "PeerError: the (sharing process is not there|process that shared)"
 ACQUIRES: Final = "attached.acquire(timeout=300)"
 IN: Final = "share.acquire(timeout=300)"
-DIES: Final = "rendezvous.Connection.send = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
+DIES: Final = "server.Connection.send = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)"
 TABLE: Final = {
     "shared": ("", "", ATTACH, "PeerError: the process that listened at .* has ended"),
     "serving an answer": ("", DIES, ATTACH, CLOSED),

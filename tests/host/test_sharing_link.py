@@ -148,7 +148,7 @@ def test_a_failed_attachment_to_an_own_share_holds_nothing() -> None:
         with pytest.raises(Raised, match="ArgumentTypeError: label"):
             exporter("gi.attach(descriptor, label=5)")
         assert exporter("leases()") == 0
-        exporter("own = gi.attach(descriptor); share.close(); rendezvous.server().look(); own.close()")
+        exporter("own = gi.attach(descriptor); share.close(); server.server().look(); own.close()")
         exporter.until("offers() == 0")  # it has noticed that nobody holds it
         with pytest.raises(Raised, match=r"ResourceClosedError: .*share"):
             exporter("gi.attach(descriptor)")
@@ -193,7 +193,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         exporter.until("not share.lifetime.handle._writer.leases")
         assert exporter("leases()") == 1
         reader("stays._turns()")  # in the same place
-        exporter("rendezvous.server().look()")
+        exporter("server.server().look()")
         reader("stays.acquire(timeout=300)")
         with pytest.raises(Raised, match="SemaphoreTimeoutError"):
             exporter("share.acquire(timeout=0.1)")
@@ -203,7 +203,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
 def test_a_reader_has_one_place_in_the_order_however_often_it_asks_and_none_once_it_has_detached() -> None:
     with pair() as (exporter, reader):
         exporter("share.acquire(timeout=300); share.release(); offer = share.lifetime.handle")
-        reader("from gpuinterop.sharing.descriptor import BLOCKS")
+        reader("from gpuinterop.sharing.messages import BLOCKS")
         for last in ("attached.close()", "attached.acquire(timeout=300); attached.release()"):
             reader("attached = gi.attach(descriptor)")
             stop(process := int(exporter("os.getpid()")))
@@ -291,7 +291,7 @@ BREAKS: Final = {
     "the reader sends garbage": ("reader", "attached.lifetime.handle.link._connection.socket.send(b'x' * 64); asks()"),
     "the reader gets garbage": (
         "exporter",
-        "[guest.connection.socket.send(b'x' * 64) for guest in rendezvous.server()._guests]",
+        "[guest.connection.socket.send(b'x' * 64) for guest in server.server()._guests]",
     ),
     "the exporter has no memory for an answer": ("exporter", "fails(OSError(errno.ENOMEM, 'none'))"),
     "too many descriptors are on their way": ("exporter", "fails(OSError(errno.ETOOMANYREFS, 'none'))"),
@@ -301,7 +301,7 @@ BREAKS: Final = {
 BREAKING: Final = """
 import errno
 from gpuinterop.ipc import Connection
-from gpuinterop.sharing.descriptor import BLOCKS
+from gpuinterop.sharing.messages import BLOCKS
 sys.unraisablehook = lambda _: None
 
 def fails(error):
@@ -361,6 +361,6 @@ def test_garbage_in_the_pages() -> None:
         exporter("gi.attach(descriptor).close(); other = gi.share(array); other.close()")
         reader.kill()
         exporter("share.acquire(timeout=300); share.release()")
-        exporter("np.ctypeslib.as_array(rendezvous.server().me.counts.rows[0])[8:] = 0xFFFFFFFF")
+        exporter("np.ctypeslib.as_array(server.server().me.counts.rows[0])[8:] = 0xFFFFFFFF")
         exporter("share.close(timeout=300)")
         exporter.until(f"offers() == 0 and not [one for one in grown({before}) if 'counts' in one]")

@@ -16,8 +16,8 @@ from .shells import Raised, Shell, needs_root, pair
 
 PARTS: Final = """
 from gpuinterop.sharing import acquire
-from gpuinterop.sharing.attachment import driver_lock
-from gpuinterop.sharing.descriptor import Descriptor
+from gpuinterop.sharing.attachments import driver_lock
+from gpuinterop.sharing.messages import Descriptor
 parts = Descriptor.parse(descriptor)
 
 def attaches(given, **changes):
@@ -176,7 +176,7 @@ def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
                     os._exit(7)
         """)
         reader("thread = threading.Thread(target=forks)")
-        reader("from gpuinterop.sharing.rendezvous import server")
+        reader("from gpuinterop.sharing.server import server")
         reader("with driver_lock, server.lock, loop.lock: thread.start(); thread.join()")
         assert reader("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 7
 
@@ -257,10 +257,10 @@ def test_one_share_writes_bytes() -> None:
             "part = gi.share(whole[1100:1200]); part.acquire(timeout=20); part.release(); part.close()"
         )  # of the second
         one("class Interrupt(dict):\n def values(self): raise KeyboardInterrupt")
-        one("server = rendezvous.server(); offers, server.offers = server.offers, Interrupt()")
+        one("mine = server.server(); offers, mine.offers = mine.offers, Interrupt()")
         with pytest.raises(Raised, match="KeyboardInterrupt"):  # in the check itself
             one("second.acquire(timeout=20)")
-        one("server.offers = offers")
+        one("mine.offers = offers")
         with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*ArrayShare"):
             one("second.acquire(timeout=20)")
         one("first.close(); second.acquire(); second.release(); second.close(); beside.close()")
@@ -314,7 +314,7 @@ def test_a_loop_of_the_users() -> None:
         with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
             reader("gi.attach(served, timeout=0.1)")
         reader.give("attached = gi.attach(served, timeout=300); attached.acquire(timeout=300); attached.release()")
-        exporter("while not any(one._places for one in rendezvous.server().ordered): share.serve(timeout=0)")
+        exporter("while not any(one._places for one in server.server().ordered): share.serve(timeout=0)")
         reader.answer()
         exporter("gi.attach(descriptor).close(); share.acquire(timeout=300); share.release()")
         exporter("since = time.monotonic(); share.serve(0.2); assert time.monotonic() >= since + 0.2")

@@ -19,9 +19,9 @@ from ...backend import Behind, Block
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
-from ...sharing.attachment import device_for
-from ...sharing.descriptor import Contents, Region
-from ...sharing.origin import check_block
+from ...sharing.attachments import device_for
+from ...sharing.find_memory import check_block
+from ...sharing.messages import Contents, Region
 from .base import NotToBeCalled, Suite, same_file
 
 

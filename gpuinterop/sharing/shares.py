@@ -24,13 +24,13 @@ from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
 from .arrays import Access, Arrays
-from .attachment import SharedMemory, memory_of
+from .attachments import SharedMemory, memory_of
 from .counts import Holds
-from .descriptor import Contents, Placed
+from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
+from .messages import Contents, Placed
 from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
-from .origin import check_pointers, describe, device_of, locate
-from .rendezvous import Guest, Offer, region_of, server, users_of
+from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
 _LOOKS: Final = 8

@@ -33,14 +33,14 @@ from ..errors import (
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS, Message
 from .arrays import Access, Arrays
-from .descriptor import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .link import ENDED, Left, Link, link_to
 from .loop import loop
+from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .order import ControlPage, FrameReader, Reader, Word, Writer
-from .rendezvous import driver_lock, is_here, server, users_of
+from .server import driver_lock, is_here, server, users_of
 
 if TYPE_CHECKING:
-    from .offer import Offered
+    from .shares import Offered
 
 
 class Import(Lifetime):

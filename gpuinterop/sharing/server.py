@@ -34,7 +34,8 @@ from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, PeerE
 from ..handles import EventFd, FdHandle, Handle, IpcMemHandle, OpaqueFd
 from ..ipc import MAX_FDS, Connection, Message, peer
 from .counts import Holds, Sums, Words
-from .descriptor import (
+from .loop import TICK_S, One, loop
+from .messages import (
     ATTACH,
     BLOCKS,
     DONE,
@@ -49,7 +50,6 @@ from .descriptor import (
     Region,
     boot_id,
 )
-from .loop import TICK_S, One, loop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
