@@ -13,8 +13,8 @@ from .._core.discovery import match_device
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Support
 from ..errors import GpuInteropError
 from ..exporters.base import Driver
+from ..graphics.handoff import MODES
 from ..handles import PointerHandle, is_here
-from ..handoff import MODES
 from ..opengl._context import is_same_driver
 from .console import columns, paint, say, table
 from .info import Findings

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceClosedError
+from ..graphics.sides import OfBuffer, check_same_device, exported_block
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
-from ..vulkan._shared import OfBuffer, check_same_device, exported_block
 from . import _api as gl
 from ._context import Context, Names, current_context
 from ._shared import SharedObject, check_name, import_memory

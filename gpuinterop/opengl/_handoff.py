@@ -12,10 +12,10 @@ from .._arguments import NoCopy, check_timeout, check_type
 from .._core.stream import Event, check_stream
 from ..capabilities import Operation
 from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
+from ..graphics.handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, Turn, Turns, agree_on_mode, mode_gaps
+from ..graphics.sides import Graphics, check_same_device
 from ..handles import Binary, OpaqueFd, Timeline
-from ..handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, Graphics, Turn, Turns, agree_on_mode, mode_gaps
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
-from ..vulkan._shared import check_same_device
 from . import _api as gl
 from ._context import Names, current_context
 from ._shared import Owned, SharedObject, import_fd

@@ -15,7 +15,7 @@ from . import _api as gl
 if TYPE_CHECKING:
     from .._core.resource import Resource
     from ..handles import Handle
-    from ..vulkan._shared import Shared
+    from ..vulkan._pair import Shared
     from ._context import Context, Names
 
 

@@ -9,12 +9,13 @@ from .. import system
 from .._arguments import MAX_SIZE, check_flags, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, OutOfMemoryError
+from ..graphics.sides import OfBuffer, agree, exported_block
 from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
 from ._context import VulkanContext, check_context
 from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._pair import check_device, share
 from ._query import BUFFER_USAGE, MEMORY_BITS, Support
-from ._shared import OfBuffer, agree, check_device, exported_block, share
 
 if TYPE_CHECKING:
     from .._core.device import Device

@@ -12,13 +12,13 @@ from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError
+from ..graphics.handoff import BRIDGED, Handoff, agree_on_mode, mode_gaps
 from ..handles import Binary, Timeline
-from ..handoff import BRIDGED, Handoff, agree_on_mode, mode_gaps
 from . import _api as c
 from ._api import Api, check
 from ._context import VulkanContext
+from ._pair import Shared, check_device
 from ._semaphore import SharedSemaphore, counter_reader, share_semaphore
-from ._shared import Shared, check_device
 
 if TYPE_CHECKING:
     from .._core.device import Device

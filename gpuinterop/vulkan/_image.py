@@ -13,8 +13,8 @@ from ..handles import MemoryHandle, usage_of
 from . import _api as c
 from ._context import VulkanContext, run_once
 from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._pair import check_device
 from ._query import IMAGE_USAGE, Support
-from ._shared import check_device
 
 if TYPE_CHECKING:
     from .._core.device import Device

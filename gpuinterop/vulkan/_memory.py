@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from .._arguments import MAX_32, check_flags, check_int, check_nbytes, check_sequence, check_type
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, UnsupportedError
+from ..graphics.sides import agree
 from ..handles import DmaBufFd, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind
 from . import _api as c
 from ._context import VulkanContext, VulkanObject, check_context
+from ._pair import Pair, export_fd, share
 from ._query import MEMORY_BITS, Support
-from ._shared import Pair, agree, export_fd, share
 
 if TYPE_CHECKING:
     from .._core.device import Device

@@ -11,11 +11,12 @@ from .._core.lifetime import LIVE, MARK, Lifetime
 from ..bridge import Bridge, BridgedSemaphore, Endpoint
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
+from ..graphics.sides import agree
 from ..handles import Binary, HandleOrigin, OpaqueFd, OriginKind, SemaphoreHandle, Timeline, TimelineFd
 from . import _api as c
 from ._api import check
 from ._context import VulkanContext, VulkanObject, Watched, check_context
-from ._shared import Pair, agree, check_device, export_fd, share
+from ._pair import Pair, check_device, export_fd, share
 
 if TYPE_CHECKING:
     from .._core.device import Device

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ... import opengl
 from ...errors import DriverError
+from ...graphics.handoff import MODES
 from ...handles import Timeline
-from ...handoff import MODES
 from ...opengl import _api as gl
 from ...opengl._context import current_context
 from ...vulkan import export_semaphore, share_semaphore

@@ -19,8 +19,8 @@ from ..._core.memory import Buffer
 from ...errors import DriverError, InvalidArgumentError
 from ...exporters.base import Driver, Submission
 from ...exporters.opengl import HeadlessContext
+from ...graphics.handoff import BRIDGED
 from ...handles import OpaqueFd, TimelineFd, VmmFd
-from ...handoff import BRIDGED
 from .picture import SHADER_VALUES, factor_of, scale_of
 from .producer import GROUP, Producer
 from .simulation import Field, WaveParameters

@@ -28,8 +28,9 @@ from ..._core.stream import Event, Stream
 from ...bridge import Bridge
 from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ...exporters.base import Exporter, ExporterSemaphore, Submission
+from ...graphics.handoff import MODES, Handoff, mode_gaps
+from ...graphics.sides import Graphics
 from ...handles import Binary, Timeline
-from ...handoff import MODES, Graphics, Handoff, mode_gaps
 from .consumer import Consumer, open_consumer
 from .producer import Producer
 from .simulation import Field, Sources, WaveParameters, simulate

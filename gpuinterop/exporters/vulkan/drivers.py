@@ -8,8 +8,8 @@ from ... import system
 from ..._arguments import check_int, check_type
 from ...capabilities import Operation
 from ...errors import BackendUnavailableError, DeviceNotFoundError, DriverError
+from ...graphics.handoff import mode_gaps
 from ...handles import OpaqueFd
-from ...handoff import mode_gaps
 from ...vulkan._device import Instance
 from ...vulkan._query import PhysicalDevice
 from ..base import Driver, DriverList

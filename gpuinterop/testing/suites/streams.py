@@ -15,8 +15,8 @@ from ..._core.semaphore import SemaphoreBatch
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
+from ...graphics.handoff import Handoff
 from ...handles import OpaqueFd, TimelineFd
-from ...handoff import Handoff
 from ..requirements import requires, skip_declared
 from .base import GRACE, LIMIT, Gate, Harness, Suite, becomes_idle, held, raises, read
 from .libraries import libraries

@@ -1,33 +1,42 @@
-"""Common parts of all shared objects: choosing a handle type, exporting descriptors, and closing both sides."""
+"""The graphics side as the compute side sees it: its device, its handle types, and arrays of one side on the other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .. import system
-from .._arguments import NoCopy, NotAnArray, check_timeout, check_type
+from .._arguments import NotAnArray, check_type
 from ..backend import SharingBackend
-from ..capabilities import Cell, Operation, Scope
-from ..errors import DriverError, InvalidArgumentError, ResourceClosedError, UnsupportedError
-from ..handles import FdHandle, HandleOrigin
-from ..handoff import Graphics
-from ._context import VulkanContext, VulkanObject, check_context
+from ..capabilities import Capabilities, Cell, Operation, Scope
+from ..errors import InvalidArgumentError, UnsupportedError
+from ..handles import DeviceIdentity, FdHandle
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.foreign_arrays import Described
     from .._core.memory import Buffer
-    from .._core.resource import Resource
     from .._core.stream import Stream
     from .._core.view import View
     from ..backend import Block
 
 
-H = TypeVar("H", bound=FdHandle)
-R = TypeVar("R", bound="Resource")
-S = TypeVar("S")
+class Graphics(Protocol):
+    """What the choice of a mode needs from the graphics side.
+
+    `capabilities` has the form of :func:`gpuinterop.vulkan.capabilities`. `endpoint_gap` is why a bridge cannot wait
+    for its timelines or signal them; empty if it can.
+    """
+
+    @property
+    def identity(self) -> DeviceIdentity: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def endpoint_gap(self) -> str: ...
 
 
 class Side(Graphics, Protocol):
@@ -38,11 +47,6 @@ class Side(Graphics, Protocol):
 
     @property
     def how_to_match(self) -> str: ...
-
-
-def check_device(vk: VulkanContext, device: Device) -> None:
-    """Check for an open context, and a device that is not certainly another GPU."""
-    check_same_device(check_context(vk), device)
 
 
 def check_same_device(graphics: Side, device: Device) -> None:
@@ -168,99 +172,3 @@ class OfBuffer(NotAnArray):
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
         """Call `Buffer.fill`."""
         self.buffer.fill(byte, offset=offset, size=size, stream=stream)
-
-
-class Shared(NoCopy):
-    """Closes at the end of a ``with`` block.
-
-    If an exception ends the block, only the compute side's half is closed (a bridged semaphore wholly). Vulkan's half
-    stays until its `close` or the context's: the queue may be waiting for a signal that will not come, and a driver
-    blocks or crashes if its semaphore is destroyed then.
-    """
-
-    def __init__(self, vk: VulkanContext) -> None:
-        self._vk = vk
-
-    def close(self, timeout: float | None = None) -> None:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._end_use()
-
-    def _end_use(self) -> None:
-        raise NotImplementedError
-
-
-class Pair(Shared):
-    """Vulkan's half and the compute side's half of one object."""
-
-    def __init__(self, vk: VulkanContext, native: VulkanObject, other: Resource) -> None:
-        super().__init__(vk)
-        native.pair(other)
-        self.vulkan_object = native
-        self._other = other
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
-
-    def check_open(self) -> None:
-        """Raise if the Vulkan object is destroyed, or will be soon."""
-        self._vk._check_open()
-        if self._other.closed:
-            raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
-
-    def _vk_handle(self) -> Any:
-        """Vulkan's handle in the caller's form."""
-        self.check_open()
-        return self._vk.api.for_caller(self.vulkan_object.handle)
-
-    def close(self, timeout: float | None = None) -> None:
-        """End use on both sides. Idempotent; never blocks unless `timeout` is given.
-
-        The Vulkan objects are destroyed, so Vulkan's own work with them must be done before. Pending compute work and
-        exported arrays keep the payload, and can outlive even the VkDevice.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait until the compute side has also released the payload.
-
-        Raises
-        ------
-        ResourceBusyError
-            `timeout` passed, and the compute side still uses the payload, which is released later.
-        """
-        check_timeout(timeout)  # first, so that a bad argument destroys nothing
-        try:
-            self._other.close(timeout)
-        finally:
-            self.vulkan_object.close()
-
-    def _end_use(self) -> None:
-        self.vulkan_object.end_use()
-
-
-def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -> S:
-    """Import Vulkan's object with `take`, and make the pair with `make`; if that raises, close both halves."""
-    with ExitStack() as undo:
-        undo.callback(native.close)
-        other = take()
-        undo.callback(other.close)
-        shared = make(other)
-        undo.pop_all()
-    return shared
-
-
-def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[H], origin: HandleOrigin) -> H:
-    """Export a descriptor with a ``vkGet*FdKHR``."""
-    fd = vk.api.ffi.new("int *", -1)
-    vk._call(call, vk.device, info, fd)
-    if fd[0] < 0:  # lavapipe reports success although it has no descriptor left
-        raise DriverError(call, fd[0], "no descriptor")
-    return kind.adopt(fd[0], origin=origin)

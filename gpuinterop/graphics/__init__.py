@@ -1,0 +1,1 @@
+"""What Vulkan and OpenGL have in common."""
