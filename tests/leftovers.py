@@ -34,10 +34,10 @@ from gpuinterop._core import discovery, lifetime, streams
 from gpuinterop._core.device import Device
 from gpuinterop._core.release import drain
 from gpuinterop.errors import report
-from gpuinterop.exporters.vulkan.exporter import _Rescuer
 from gpuinterop.opengl._context import Context
 from gpuinterop.sharing.loop import Loop
 from gpuinterop.sharing.server import Server
+from gpuinterop.testing.exporters.vulkan.exporter import _Rescuer
 from gpuinterop.testing.kit import Kit
 from tests.limits import LIMIT
 from tests.spare_pages import unpin_spare_pages

@@ -22,9 +22,9 @@ import numpy as np
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop.exporters import open_exporter
 from gpuinterop.sharing.loop import loop
 from gpuinterop.testing import simulated
+from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop.testing.simulated import assert_simulated
 from tests.kept_streams import destroy_kept_streams

@@ -81,7 +81,7 @@ def matrix() -> str:
         "cuda": "backends/gpuinterop_cuda",
         "hip": "backends/gpuinterop_hip",
         "host": "backends/gpuinterop_host",
-        "Vulkan": "gpuinterop/exporters",
+        "Vulkan": "gpuinterop/vulkan",
     }.items():
         runs = read_verified(ROOT / folder / "verified.toml")
         columns += [(f"{owner}: {run.device}", run.date, set(map(str, run.cells)), "yes") for run in runs]

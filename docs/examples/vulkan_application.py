@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters.vulkan import list_drivers
 
 
 def no_vulkan() -> NoReturn:

@@ -14,9 +14,9 @@ from .._core.device import Device
 from .._core.discovery import InstalledBackend, backends, get_backend
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError
-from ..exporters import open_exporter, opengl, vulkan
-from ..exporters.base import Driver
 from ..testing import stand_ins
+from ..testing.exporters import open_exporter, opengl, vulkan
+from ..testing.exporters.base import Driver
 from .console import complain, note
 
 __all__ = ["Findings", "add_arguments", "collect", "command"]

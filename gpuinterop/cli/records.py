@@ -16,7 +16,7 @@ from ..errors import BackendUnavailableError, InvalidArgumentError
 
 __all__ = ["EXPORTERS", "add_record_arguments", "check_record_arguments", "need", "recorded_runs", "verified_file"]
 
-EXPORTERS = Path(__file__).parents[1] / "exporters" / "verified.toml"
+EXPORTERS = Path(__file__).parents[1] / "vulkan" / "verified.toml"
 """The Vulkan drivers' recorded runs."""
 
 

@@ -39,7 +39,7 @@ def command(given: argparse.Namespace) -> int:
     """Run the conformance suite for a backend on this machine; further arguments are passed to pytest.
 
     --report writes what passed, with the date, into the backend's verified.toml, and for the Vulkan drivers into that
-    of gpuinterop.exporters. From then on their capability tables say SUPPORTED there.
+    of gpuinterop.vulkan. From then on their capability tables say SUPPORTED there.
 
     Multicast is not included, because it can block: `gpuinterop selftest multicast` tries it.
     """

@@ -68,8 +68,8 @@ required backend for an undeclared reason.
 The suites try multicast only on simulated drivers and never record its cells, because on hardware it can block, or
 disturb other users of the machine. ``gpuinterop selftest multicast`` tries it when you ask for it.
 
-The oracle never goes through the backend under test: an exporter (:mod:`gpuinterop.exporters`) writes, reads, signals
-and waits without it.
+The oracle never goes through the backend under test: an exporter (:mod:`gpuinterop.testing.exporters`) writes, reads,
+signals and waits without it.
 """
 
 from __future__ import annotations

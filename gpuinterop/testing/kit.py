@@ -36,7 +36,7 @@ from .results import (
 )
 
 if TYPE_CHECKING:
-    from ..exporters.base import Exporter
+    from .exporters.base import Exporter
 
 __all__ = ["Kit"]
 

@@ -13,14 +13,14 @@ import pytest
 
 from .._core import discovery
 from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentError
-from ..exporters import open_exporter
 from ..handles import DeviceIdentity
 from . import stand_ins
+from .exporters import open_exporter
 from .missing_vulkan import vulkan_is_required
 
 if TYPE_CHECKING:
     from .._core.device import Device
-    from ..exporters.base import DriverList, Exporter
+    from .exporters.base import DriverList, Exporter
 
 __all__ = ["SIMULATED_DRIVERS", "DeviceSpec", "ExporterSpec", "Participants", "short_name"]
 
@@ -207,8 +207,8 @@ class Participants:
     def drivers(self) -> DriverList:
         """Every Vulkan driver on this machine; empty if the options exclude Vulkan."""
         if self._drivers is None:
-            from ..exporters.base import DriverList
-            from ..exporters.vulkan import list_drivers
+            from .exporters.base import DriverList
+            from .exporters.vulkan import list_drivers
 
             self._drivers = DriverList()
             if self._only and not any(wanted.startswith(("vulkan", "@")) for wanted in self._only):

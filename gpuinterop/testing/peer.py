@@ -15,9 +15,9 @@ import numpy as np
 from .._core import discovery
 from .._core.multicast import import_multicast
 from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
-from ..exporters.process import Wire
 from ..handles import Binary, FdHandle, handle_types
 from ..sharing import attach, publish, subscribe
+from .exporters.process import Wire
 from .failed_releases import leaks_raised
 from .multimem import multimem_store
 from .parent_death import die_with

@@ -18,7 +18,7 @@ import pytest
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.discovery import LoadedBackend
-    from ..exporters.base import Exporter
+    from .exporters.base import Exporter
     from .kit import Kit
     from .suites.base import Harness
 
@@ -84,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpuinterop-exporter-report",
         default=None,
         metavar="FILE",
-        help="write the results of the Vulkan drivers, as entries of the exporters' verified.toml",
+        help="write the results of the Vulkan drivers, as entries of gpuinterop.vulkan's verified.toml",
     )
     group.addoption(
         "--gpuinterop-json",

@@ -264,7 +264,7 @@ class PhysicalDevice:
     @cached_property
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`capabilities`)."""
-        runs = recorded(files("gpuinterop") / "exporters" / "verified.toml")
+        runs = recorded(files("gpuinterop") / "vulkan" / "verified.toml")
         found = RULES.table(
             {
                 "driver": self.driver_name,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuinterop.exporters import open_exporter, opengl
-from gpuinterop.exporters.base import Exporter
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters import open_exporter, opengl
+from gpuinterop.testing.exporters.base import Exporter
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 
 

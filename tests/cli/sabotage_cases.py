@@ -10,7 +10,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.cli.demo.wave import TOLERANCE, Run, Sabotage, Sync, WaveRun, run_wave
-from gpuinterop.exporters.base import Exporter
+from gpuinterop.testing.exporters.base import Exporter
 from tests.limits import LIMIT
 
 TIMES = 3

@@ -15,7 +15,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.cli.bench import calls, clock, command, frames, opengl, page, rig
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from tests.programs import python
 
 from .invoke import Done, invoke

@@ -10,8 +10,8 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.cli.demo.producer import Producer
 from gpuinterop.cli.demo.simulation import WaveParameters
-from gpuinterop.exporters.base import Exporter, Submission
 from gpuinterop.handles import Binary, Timeline
+from gpuinterop.testing.exporters.base import Exporter, Submission
 from tests.limits import LIMIT
 from tests.validation import _validation, validation  # noqa: F401 - fixtures
 

@@ -12,8 +12,8 @@ from gpuinterop.cli.demo import producer
 from gpuinterop.cli.demo.consumer import CopyConsumer
 from gpuinterop.cli.demo.simulation import Sources, WaveParameters, simulate
 from gpuinterop.cli.demo.wave import Sync, choose_sync, run_wave
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters import open_exporter
+from gpuinterop.testing.exporters.vulkan import list_drivers
 
 from .parties import open_party, require_driver
 

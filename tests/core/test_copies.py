@@ -16,8 +16,8 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
 from gpuinterop._core.lifetime import alive
-from gpuinterop.exporters.memfd import MemfdExporter
 from gpuinterop.handles import HandleOrigin, OriginKind
+from gpuinterop.testing.exporters.memfd import MemfdExporter
 from tests.limits import LIMIT
 
 WAYS: Final[tuple[Callable[[Any], object], ...]] = (copy.copy, copy.deepcopy, pickle.dumps)

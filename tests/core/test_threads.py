@@ -15,7 +15,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.lifetime import alive
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 from tests.limits import LIMIT
 
 from .bridge.scripted import Scripted

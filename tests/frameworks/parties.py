@@ -13,10 +13,10 @@ from typing import Any
 import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop._core.device import Device
-from gpuinterop.exporters.base import Fill
-from gpuinterop.exporters.memfd import MemfdExporter
-from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import Timeline
+from gpuinterop.testing.exporters.base import Fill
+from gpuinterop.testing.exporters.memfd import MemfdExporter
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.limits import LIMIT
 

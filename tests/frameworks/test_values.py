@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 
 from .claims import load
 from .parties import vulkan_exporter

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 import gpuinterop as gi
 from gpuinterop.backend import StreamMemoryBackend
-from gpuinterop.exporters.vulkan import VulkanExporter, VulkanMemory, VulkanSemaphore
-from gpuinterop.exporters.vulkan.staging import Staging
+from gpuinterop.testing.exporters.vulkan import VulkanExporter, VulkanMemory, VulkanSemaphore
+from gpuinterop.testing.exporters.vulkan.staging import Staging
 from gpuinterop.vulkan import _api as c
 from tests.limits import LIMIT
 

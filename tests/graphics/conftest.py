@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.handles import Binary
+from gpuinterop.testing.exporters.vulkan import VulkanExporter, list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 from tests import leftovers
 from tests.validation import _validation, is_installed, validation

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 
 if TYPE_CHECKING:
     from tests.graphics.bridged_frames import FRAMES, run_frames

@@ -902,7 +902,7 @@ def test_another_context_at_the_same_address_keeps_its_names(opengl: OpenGLAppli
 _LATE = """
 import warnings; warnings.simplefilter("always")
 import gpuinterop as gi
-from gpuinterop.exporters.opengl import HeadlessContext
+from gpuinterop.testing.exporters.opengl import HeadlessContext
 context = HeadlessContext(); device = gi.match_device(gi.opengl.identity())
 first, second = gi.opengl.share_buffer(device, 256), gi.opengl.share_buffer(device, 256)
 handoff = gi.opengl.share_handoff(device, allow=("timeline", "binary", "bridged"))

@@ -9,9 +9,9 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.cli.demo.simulation import WaveParameters
-from gpuinterop.exporters.base import Fill
-from gpuinterop.exporters.vulkan import VulkanExporter, VulkanSemaphore
 from gpuinterop.handles import Binary, OriginKind, Timeline
+from gpuinterop.testing.exporters.base import Fill
+from gpuinterop.testing.exporters.vulkan import VulkanExporter, VulkanSemaphore
 from tests.limits import LIMIT
 from tests.validation import descriptors
 
@@ -205,7 +205,7 @@ def test_closing_one_thing_leaves_the_work_of_others_alone(signalling: VulkanExp
 def test_closing_what_is_stuck_behind_another_wait_returns(
     signalling: VulkanExporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpuinterop.exporters.vulkan.exporter._PATIENCE", 0.2)
+    monkeypatch.setattr("gpuinterop.testing.exporters.vulkan.exporter._PATIENCE", 0.2)
     first, second = signalling.create_semaphore(Binary), signalling.create_semaphore(Binary)
     submissions = [signalling.submit(wait=[(semaphore, 0)]) for semaphore in (first, second)]
     second.close()

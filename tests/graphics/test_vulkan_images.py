@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.base import ExporterImage, ImageParameters
-from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import ArrayUsage
+from gpuinterop.testing.exporters.base import ExporterImage, ImageParameters
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from gpuinterop.vulkan import _api as c
 
 if TYPE_CHECKING:

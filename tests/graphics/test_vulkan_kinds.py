@@ -105,8 +105,8 @@ def test_a_program_without_pypis_vulkan(driver: str) -> None:
         sys.modules["vulkan"] = None
         import numpy as np
         import gpuinterop as gi
-        from gpuinterop.exporters.base import Fill
-        from gpuinterop.exporters.vulkan import VulkanExporter
+        from gpuinterop.testing.exporters.base import Fill
+        from gpuinterop.testing.exporters.vulkan import VulkanExporter
         with VulkanExporter(sys.argv[1]) as exporter:
             vk, device = exporter.vk, gi.match_device(exporter.identity)
             with gi.vulkan.share_buffer(vk, device, 4096) as shared, exporter.create_memory(4096) as memory:

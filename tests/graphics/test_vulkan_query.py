@@ -10,8 +10,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop.capabilities import DOMAIN, Scope, Support, VerifiedRun
-from gpuinterop.exporters.vulkan import VulkanExporter, list_drivers
-from gpuinterop.exporters.vulkan.drivers import choose
+from gpuinterop.testing.exporters.vulkan import VulkanExporter, list_drivers
+from gpuinterop.testing.exporters.vulkan.drivers import choose
 from gpuinterop.vulkan import _query
 from tests.programs import printed
 
@@ -23,7 +23,7 @@ else:
 
 def test_importing_needs_neither_vulkan_nor_numpy() -> None:
     code = (
-        "import sys, gpuinterop.vulkan, gpuinterop.exporters.vulkan\n"
+        "import sys, gpuinterop.vulkan, gpuinterop.testing.exporters.vulkan\n"
         "assert not {'cffi', 'vulkan', 'numpy'} & set(sys.modules), set(sys.modules)"
     )
     printed("-c", code)
@@ -33,7 +33,7 @@ def test_without_the_package_the_message_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['cffi'] = None\n"
         "import gpuinterop as gi\n"
-        "from gpuinterop.exporters.vulkan import list_drivers\n"
+        "from gpuinterop.testing.exporters.vulkan import list_drivers\n"
         "print(list(list_drivers()), list_drivers().reason, *gi.vulkan.required_extensions())\n"
         "try: gi.vulkan.identity(1)\n"
         "except gi.BackendUnavailableError as error: print(error.fix)\n"
@@ -49,7 +49,7 @@ def test_without_the_package_the_message_says_what_to_install() -> None:
 
 def test_without_a_driver_the_list_is_empty_and_says_why(tmp_path: object) -> None:
     code = (
-        "from gpuinterop.exporters.vulkan import list_drivers, VulkanExporter\n"
+        "from gpuinterop.testing.exporters.vulkan import list_drivers, VulkanExporter\n"
         "import gpuinterop as gi\n"
         "print(list(list_drivers()), list_drivers().reason)\n"
         "try: VulkanExporter()\n"

@@ -18,9 +18,9 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.cli.demo.producer import Producer
 from gpuinterop.cli.demo.simulation import WaveParameters
-from gpuinterop.exporters.base import Fill, ImageParameters
-from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import DmaBufFd, MemoryHandle, OpaqueFd
+from gpuinterop.testing.exporters.base import Fill, ImageParameters
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from gpuinterop.vulkan import _context
 from gpuinterop.vulkan._memory import Bound
 from tests.limits import LIMIT

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
 from gpuinterop.handles import Binary, Timeline
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from gpuinterop.testing.missing_vulkan import give_up
 
 DRIVERS = os.environ.get("GPUINTEROP_TEST_DRIVERS", "swiftshader,lavapipe").split(",")

@@ -14,7 +14,7 @@ import gpuinterop as gi
 from .shells import Raised, Shell
 
 GIVEN = """
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 device = gi.device()
 party, (here, there) = open_exporter("memfd").__enter__(), socket.socketpair()
 memory, allocation, timeline = party.create_memory(4096), device.allocate(4096), device.create_semaphore(gi.TimelineFd)

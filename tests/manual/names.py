@@ -55,9 +55,9 @@ from typing import Any
 import numpy as np
 
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.opengl import HeadlessContext
 from gpuinterop.handles import FdHandle
+from gpuinterop.testing.exporters import open_exporter
+from gpuinterop.testing.exporters.opengl import HeadlessContext
 
 SIZE = 65536
 APPLICATION = Path(__file__).parents[2] / "docs" / "examples" / "vulkan_application.py"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds, and lib
 
 ROOT: Final = Path(__file__).parents[2]
 MODULES: Final = (
-    "gpuinterop", *(f"gpuinterop.{name}" for name in gi._MODULES), "gpuinterop.exporters", "gpuinterop.testing",
+    "gpuinterop", *(f"gpuinterop.{name}" for name in gi._MODULES), "gpuinterop.testing.exporters", "gpuinterop.testing",
 )  # fmt: skip
 EXEMPT: Final = {
     "gpuinterop.backend.Address": "an alias, for annotations",

@@ -189,7 +189,7 @@ def _public() -> set[str]:
     import gpuinterop as gi
 
     names = {f"gpuinterop.{name}" for name in gi.__all__ if name not in gi._MODULES}
-    for module in (*gi._MODULES, "exporters", "testing"):
+    for module in (*gi._MODULES, "testing.exporters", "testing"):
         here = (f"gpuinterop.{module}.{name}" for name in importlib.import_module(f"gpuinterop.{module}").__all__)
         names |= {name for name in here if f"gpuinterop.{name.rpartition('.')[2]}" not in names}
     return names

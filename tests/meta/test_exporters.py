@@ -22,10 +22,10 @@ from gpuinterop.errors import (
     ResourceClosedError,
     UnsupportedError,
 )
-from gpuinterop.exporters import open_exporter, process
-from gpuinterop.exporters.base import Exporter, ExporterMemory, Fill, Kernel
-from gpuinterop.exporters.process import ProcessExporter
 from gpuinterop.handles import Binary, Timeline
+from gpuinterop.testing.exporters import open_exporter, process
+from gpuinterop.testing.exporters.base import Exporter, ExporterMemory, Fill, Kernel
+from gpuinterop.testing.exporters.process import ProcessExporter
 from tests.limits import LIMIT
 from tests.programs import runs
 
@@ -159,7 +159,7 @@ def test_an_interrupt_is_for_the_parent() -> None:
 
 def test_child_ends_with_its_parent() -> None:
     code = (
-        "import os; from gpuinterop.exporters import open_exporter\n"
+        "import os; from gpuinterop.testing.exporters import open_exporter\n"
         "print(open_exporter('memfd', process=True).pid, flush=True)\n"
         "os._exit(9)\n"
     )

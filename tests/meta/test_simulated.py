@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
@@ -43,7 +43,7 @@ def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path
 EACH_ITS_OWN = """
 import pytest
 from gpuinterop import HandleError, OpaqueFd, Operation, get_backend
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing import requires
 from gpuinterop.testing.suites import Suite
 

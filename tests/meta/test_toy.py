@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpuinterop.capabilities import read_verified
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")

@@ -40,7 +40,7 @@ EXIT_S: Final = 3 * STANDSTILL
 ONE_IN: Final = 8
 """Every so many operations one is interrupted, about: the others fill the pools."""
 LIBRARY: Final = (f"{ROOT}/gpuinterop/", f"{ROOT}/backends/")
-OTHERS: Final = (f"{ROOT}/gpuinterop/exporters/", f"{ROOT}/tests/")
+OTHERS: Final = (f"{ROOT}/gpuinterop/testing/exporters/", f"{ROOT}/tests/")
 
 
 class Stopped(KeyboardInterrupt):

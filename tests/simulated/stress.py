@@ -38,7 +38,7 @@ import numpy as np
 
 import gpuinterop as gi
 from gpuinterop.capabilities import Operation
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.simulated import build
 from tests.limits import LIMIT
 from tests.simulated.driver import Simulator, hide_rocm, preload

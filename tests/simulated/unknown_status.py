@@ -25,7 +25,7 @@ import numpy as np
 import gpuinterop as gi
 from gpuinterop._core.lifetime import RETIRED, alive
 from gpuinterop._core.streams import KnownStream
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.simulated import assert_simulated
 from tests.beside import elsewhere
 from tests.kept_streams import destroy_kept_streams

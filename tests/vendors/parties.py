@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters import open_exporter
+from gpuinterop.testing.exporters.base import Exporter
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 
 from .table import VENDOR

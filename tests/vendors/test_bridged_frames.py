@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from tests.graphics.bridged_frames import FRAMES, run_frames
 
 from .parties import PARTIES, open_party

@@ -13,7 +13,7 @@ PROGRAM = textwrap.dedent(
     import os, struct
     from contextlib import ExitStack
     import gpuinterop as gi
-    from gpuinterop.exporters import open_exporter
+    from gpuinterop.testing.exporters import open_exporter
 
     device = gi.device()
     with ExitStack() as stack:

@@ -78,7 +78,7 @@ thread's own default stream, which HIP's backend refuses."""
 
 TWO_DEVICES = """
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
+from gpuinterop.testing.exporters import open_exporter
 from tests.simulated.driver import Simulator
 
 simulator = Simulator.attach(VENDOR)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters.vulkan import VulkanExporter
+from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from ..._core.discovery import GROUP, get_backend, top_package
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError
-from ...exporters import open_exporter, opengl
-from ...exporters.base import Driver, DriverList
-from ...exporters.vulkan import list_drivers
 from ...handles import OpaqueFd, TimelineFd
 from ...testing import stand_ins
+from ...testing.exporters import open_exporter, opengl
+from ...testing.exporters.base import Driver, DriverList
+from ...testing.exporters.vulkan import list_drivers
 from . import floor
 
 if TYPE_CHECKING:
-    from ...exporters.base import Exporter
+    from ...testing.exporters.base import Exporter
 
 __all__ = ["Bench"]
 

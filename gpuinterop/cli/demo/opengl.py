@@ -17,10 +17,10 @@ from ... import opengl
 from ..._core.device import Device
 from ..._core.memory import Buffer
 from ...errors import DriverError, InvalidArgumentError
-from ...exporters.base import Driver, Submission
-from ...exporters.opengl import HeadlessContext
 from ...graphics.handoff import BRIDGED
 from ...handles import OpaqueFd, TimelineFd, VmmFd
+from ...testing.exporters.base import Driver, Submission
+from ...testing.exporters.opengl import HeadlessContext
 from .picture import SHADER_VALUES, factor_of, scale_of
 from .producer import GROUP, Producer
 from .simulation import Field, WaveParameters

@@ -6,9 +6,9 @@ from ..._core.device import Device
 from ..._core.discovery import get_backend, match_device
 from ...capabilities import Operation
 from ...errors import BackendUnavailableError, DeviceNotFoundError, InvalidArgumentError
-from ...exporters import open_exporter, opengl, vulkan
-from ...exporters.base import Driver, Exporter
 from ...handles import DeviceIdentity, OpaqueFd, OpaqueWin32, TimelineFd, TimelineWin32
+from ...testing.exporters import open_exporter, opengl, vulkan
+from ...testing.exporters.base import Driver, Exporter
 from ..console import note
 from .opengl import OpenGLParty
 

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import Any, Self
 
 from ...errors import SemaphoreTimeoutError
-from ...exporters.base import Exporter, ExporterSemaphore, Kernel, Submission
 from ...handles import Binary, Timeline
+from ...testing.exporters.base import Exporter, ExporterSemaphore, Kernel, Submission
 from .simulation import WaveParameters
 
 __all__ = ["Producer", "step"]

@@ -27,10 +27,10 @@ from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Event, Stream
 from ...bridge import Bridge
 from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ...exporters.base import Exporter, ExporterSemaphore, Submission
 from ...graphics.handoff import MODES, Handoff, mode_gaps
 from ...graphics.sides import Graphics
 from ...handles import Binary, Timeline
+from ...testing.exporters.base import Exporter, ExporterSemaphore, Submission
 from .consumer import Consumer, open_consumer
 from .producer import Producer
 from .simulation import Field, Sources, WaveParameters, simulate

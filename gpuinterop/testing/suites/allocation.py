@@ -15,8 +15,8 @@ from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ...capabilities import Operation
 from ...errors import GpuInteropError, HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
-from ...exporters.base import ExporterMemory, Fill
 from ...handles import OriginKind, VmmFd
+from ..exporters.base import ExporterMemory, Fill
 from ..peer import BackendPeer
 from ..requirements import requires
 from .base import (

@@ -12,8 +12,8 @@ from ..._core.image import MipmappedArray
 from ..._core.memory import Buffer
 from ...capabilities import Operation
 from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
-from ...exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ...handles import ArrayUsage, OpaqueFd
+from ..exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ..requirements import requires, skip_declared
 from .base import LIMIT, Gate, Harness, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
 

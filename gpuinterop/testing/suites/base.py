@@ -21,8 +21,8 @@ from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, SemaphoreTimeoutError
-from ...exporters.base import Exporter, ExporterMemory, ExporterSemaphore
 from ...handles import Binary, Timeline
+from ..exporters.base import Exporter, ExporterMemory, ExporterSemaphore
 from ..plugin import kit_of
 from ..requirements import HANDLE_TYPES as HANDLE_TYPES, skip_declared
 

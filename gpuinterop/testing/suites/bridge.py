@@ -32,8 +32,8 @@ from ...errors import (
     ResourceClosedError,
     UnsupportedError,
 )
-from ...exporters.base import Exporter, ExporterSemaphore
 from ...handles import Binary, EventFd, OpaqueFd, Timeline, TimelineFd
+from ..exporters.base import Exporter, ExporterSemaphore
 from ..plugin import kit_of
 from ..requirements import requires, skip_declared
 from .base import GRACE, KINDS, LIMIT, Harness, Suite, args, becomes_idle, end, held, leaves_nothing, new_stream, raises

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ResourceBusyError
-from ...exporters.base import Fill
+from ..exporters.base import Fill
 from ..requirements import requires, skip_declared
 from .base import KINDS, LIMIT, SHORT_GRACE, Harness, Suite, args, held, word
 from .semaphores import IMPORT, MEMORY, SIGNAL, WAIT

@@ -11,8 +11,8 @@ import pytest
 from ..._core.device import Device
 from ...capabilities import Operation
 from ...errors import GpuInteropError, PeerError, SemaphoreTimeoutError
-from ...exporters.process import ProcessExporter, ProcessSemaphore
 from ...handles import OpaqueFd, Timeline
+from ..exporters.process import ProcessExporter, ProcessSemaphore
 from ..participants import ExporterSpec
 from ..requirements import KIND, requires, skip_declared
 from .base import KINDS, LIMIT, Harness, Suite, args, raises, read

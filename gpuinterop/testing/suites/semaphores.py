@@ -22,8 +22,8 @@ from ...errors import (
     SemaphoreTimeoutError,
     UnsupportedError,
 )
-from ...exporters.base import Fill
 from ...handles import Binary, OpaqueFd, Timeline, TimelineFd, VmmFd
+from ..exporters.base import Fill
 from ..peer import BackendPeer
 from ..requirements import KIND, requires, skip_declared
 from .base import (

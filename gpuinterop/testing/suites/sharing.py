@@ -14,9 +14,9 @@ from ..._core.memory import Buffer
 from ..._core.stream import Stream
 from ...capabilities import Operation
 from ...errors import InvalidArgumentError, ResourceClosedError, SemaphoreTimeoutError
-from ...exporters.base import ExporterMemory, Fill
 from ...handles import Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ...sharing import ArrayShare, attach, share
+from ..exporters.base import ExporterMemory, Fill
 from ..peer import BackendPeer
 from ..requirements import requires, skip_declared
 from .base import LIMIT, Harness, Suite, held, leaves_nothing, pattern, raises, read, word, write

@@ -19,9 +19,9 @@ import pytest
 from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.base import Exporter
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters import open_exporter
+from gpuinterop.testing.exporters.base import Exporter
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 from tests.beside import beside, elsewhere
 from tests.core.forged import forge

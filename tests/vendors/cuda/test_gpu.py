@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.exporters import open_exporter
-from gpuinterop.exporters.vulkan import list_drivers
+from gpuinterop.testing.exporters import open_exporter
+from gpuinterop.testing.exporters.vulkan import list_drivers
 from tests.limits import LIMIT
 
 from ..parties import REAL, native

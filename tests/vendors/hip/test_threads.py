@@ -70,7 +70,7 @@ OBJECTS = textwrap.dedent(
     """
     import ctypes, mmap, os
     import gpuinterop as gi
-    from gpuinterop.exporters import open_exporter
+    from gpuinterop.testing.exporters import open_exporter
     from tests.kept_streams import destroy_kept_streams
     from tests.simulated.driver import Simulator
     try:

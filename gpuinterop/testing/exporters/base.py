@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from .._arguments import NoCopy, check_int
-from ..bridge import Endpoint
-from ..capabilities import Capabilities, Operation
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, UnsupportedError
-from ..handles import (
+from ..._arguments import NoCopy, check_int
+from ...bridge import Endpoint
+from ...capabilities import Capabilities, Operation
+from ...errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, UnsupportedError
+from ...handles import (
     AllocationHandle,
     AnySemaphoreHandle,
     ArrayUsage,
@@ -29,7 +29,7 @@ from ..handles import (
 )
 
 if TYPE_CHECKING:
-    from .._core.device import Device
+    from ..._core.device import Device
 
 __all__ = [
     "Driver",

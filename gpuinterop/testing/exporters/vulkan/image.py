@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...capabilities import Operation
-from ...errors import InvalidArgumentError, ResourceClosedError
-from ...handles import MemoryHandle, OpaqueFd
-from ...vulkan import _api as c
-from ...vulkan._context import VulkanContext
-from ...vulkan._memory import create
-from ...vulkan._query import IMAGE_USAGE, Support
+from ....capabilities import Operation
+from ....errors import InvalidArgumentError, ResourceClosedError
+from ....handles import MemoryHandle, OpaqueFd
+from ....vulkan import _api as c
+from ....vulkan._context import VulkanContext
+from ....vulkan._memory import create
+from ....vulkan._query import IMAGE_USAGE, Support
 from ..base import ExporterImage, ImageParameters
 from .staging import TRANSFERS, Staged
 

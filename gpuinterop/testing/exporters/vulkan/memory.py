@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..._arguments import check_nbytes
-from ...errors import InvalidArgumentError, ResourceClosedError
-from ...handles import AllocationHandle, MemoryHandle
-from ...vulkan import _api as c
-from ...vulkan._buffer import SharedBuffer, create_buffer, import_array, import_fd
-from ...vulkan._query import BUFFER_USAGE
+from ...._arguments import check_nbytes
+from ....errors import InvalidArgumentError, ResourceClosedError
+from ....handles import AllocationHandle, MemoryHandle
+from ....vulkan import _api as c
+from ....vulkan._buffer import SharedBuffer, create_buffer, import_array, import_fd
+from ....vulkan._query import BUFFER_USAGE
 from ..base import ExporterMemory
 from .shader import Shader
 from .staging import TRANSFERS, Staged, map_memory

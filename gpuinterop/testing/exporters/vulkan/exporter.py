@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..._arguments import check_type
-from ..._core.importing import check_size
-from ...capabilities import Capabilities, Operation
-from ...errors import (
+from ...._arguments import check_type
+from ...._core.importing import check_size
+from ....capabilities import Capabilities, Operation
+from ....errors import (
     ArgumentTypeError,
     DriverError,
     HandleError,
@@ -21,14 +21,14 @@ from ...errors import (
     LeakedResourceWarning,
     ResourceClosedError,
 )
-from ...handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Timeline, VmmFd
-from ...vulkan import _api as c
-from ...vulkan._api import Api, check
-from ...vulkan._context import VulkanContext
-from ...vulkan._device import Device, Instance
-from ...vulkan._handoff import VulkanSubmit
-from ...vulkan._query import BUFFER_USAGE, PhysicalDevice
-from ...vulkan._semaphore import import_binary_fd
+from ....handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Timeline, VmmFd
+from ....vulkan import _api as c
+from ....vulkan._api import Api, check
+from ....vulkan._context import VulkanContext
+from ....vulkan._device import Device, Instance
+from ....vulkan._handoff import VulkanSubmit
+from ....vulkan._query import BUFFER_USAGE, PhysicalDevice
+from ....vulkan._semaphore import import_binary_fd
 from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
 from .drivers import choose
 from .image import VulkanImage, image_gap
@@ -107,7 +107,7 @@ class VulkanExporter(Exporter):
     staged : bool, optional
         Write and read through a staging buffer and the queue even if the host can map the memory. A GPU always does.
     identity : DeviceIdentity, optional
-        See :func:`gpuinterop.exporters.open_exporter`.
+        See :func:`gpuinterop.testing.exporters.open_exporter`.
     """
 
     name = "vulkan"

@@ -25,11 +25,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeoutError
 from typing import Any, Final
 
-from .. import ipc, system
-from .._arguments import check_type
-from ..bridge import Endpoint, OwnTimelineEndpoint
-from ..capabilities import Capabilities
-from ..errors import (
+from ... import ipc, system
+from ..._arguments import check_type
+from ...bridge import Endpoint, OwnTimelineEndpoint
+from ...capabilities import Capabilities
+from ...errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     GpuInteropError,
@@ -37,7 +37,7 @@ from ..errors import (
     PeerError,
     ResourceClosedError,
 )
-from ..handles import AllocationHandle, FdHandle, Timeline
+from ...handles import AllocationHandle, FdHandle, Timeline
 from .base import Exporter, ExporterImage, ExporterMemory, ExporterSemaphore, Submission
 
 __all__ = ["ProcessExporter", "Wire"]
@@ -150,7 +150,7 @@ class _Child:
             left.callback(ours.shutdown, socket.SHUT_RDWR)
             self._reader = system.start_thread(self._read)
             # -c instead of -m: the package has imported this module, and -m would load it a second time.
-            code = "from gpuinterop.exporters.process import _main; _main()"
+            code = "from gpuinterop.testing.exporters.process import _main; _main()"
             command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())]
             # A terminal sends Ctrl-C to the child too. Block it from the start, or it would end the child's imports
             # with a traceback.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from ctypes import byref, c_char_p, c_int, c_uint, c_void_p, create_string_buffer
 from typing import Any, Final, Self
 
-from .._arguments import NoCopy
-from ..errors import BackendUnavailableError, DriverError
-from ..opengl._context import current_context
-from ..opengl._handoff import gaps
+from ..._arguments import NoCopy
+from ...errors import BackendUnavailableError, DriverError
+from ...opengl._context import current_context
+from ...opengl._handoff import gaps
 from .base import Driver, DriverList
 
 __all__ = ["HeadlessContext", "device_count", "list_drivers"]

@@ -22,11 +22,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
-from .. import system
-from .._arguments import check_nbytes, check_type
-from .._core.importing import import_duplicate
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
-from ..errors import (
+from ... import system
+from ..._arguments import check_nbytes, check_type
+from ..._core.importing import import_duplicate
+from ...capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope
+from ...errors import (
     ArgumentTypeError,
     BackendUnavailableError,
     HandleError,
@@ -34,7 +34,7 @@ from ..errors import (
     PeerError,
     ResourceClosedError,
 )
-from ..handles import (
+from ...handles import (
     AllocationHandle,
     AnySemaphoreHandle,
     Binary,
@@ -414,8 +414,8 @@ class MemfdSemaphore(ExporterSemaphore):
 class MemfdExporter(Exporter):
     """The CPU with plain memfds, and one thread that does submitted work in order.
 
-    With an `identity` (see :func:`gpuinterop.exporters.open_exporter`) it simulates that device's driver, and its
-    timelines have a different magic number, so that they are not taken for those of `gpuinterop.timeline`. Raises
+    With an `identity` (see :func:`gpuinterop.testing.exporters.open_exporter`) it simulates that device's driver, and
+    its timelines have a different magic number, so that they are not taken for those of `gpuinterop.timeline`. Raises
     `BackendUnavailableError` if the system is not Linux, or the libc's pthread objects have an unknown layout.
     """
 
@@ -561,7 +561,7 @@ _USABLE = frozenset(
 
 
 def _capability(cell: Cell) -> Capability:
-    home = "gpuinterop.exporters.memfd"
+    home = "gpuinterop.testing.exporters.memfd"
     if cell in _USABLE:
         return cell.unverified(Scope.PLATFORM, "the exporter makes, or maps, the other side with plain memfds.", home)
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:

@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from importlib.resources import files
 from typing import Any
 
-from ..._arguments import NoCopy
-from ...errors import InvalidArgumentError
-from ...vulkan import _api as c
-from ...vulkan._context import VulkanContext
+from ...._arguments import NoCopy
+from ....errors import InvalidArgumentError
+from ....vulkan import _api as c
+from ....vulkan._context import VulkanContext
 
 __all__ = ["Shader"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from ... import system
-from ...bridge import Endpoint
-from ...capabilities import Operation
-from ...errors import InvalidArgumentError, ResourceClosedError
-from ...handles import AnySemaphoreHandle, Binary, FdHandle, Timeline
-from ...vulkan._semaphore import (
+from .... import system
+from ....bridge import Endpoint
+from ....capabilities import Operation
+from ....errors import InvalidArgumentError, ResourceClosedError
+from ....handles import AnySemaphoreHandle, Binary, FdHandle, Timeline
+from ....vulkan._semaphore import (
     TimelineEndpoint,
     counter_reader,
     create_semaphore,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ... import system
-from ..._arguments import check_int, check_type
-from ...capabilities import Operation
-from ...errors import BackendUnavailableError, DeviceNotFoundError, DriverError
-from ...graphics.handoff import mode_gaps
-from ...handles import OpaqueFd
-from ...vulkan._device import Instance
-from ...vulkan._query import PhysicalDevice
+from .... import system
+from ...._arguments import check_int, check_type
+from ....capabilities import Operation
+from ....errors import BackendUnavailableError, DeviceNotFoundError, DriverError
+from ....graphics.handoff import mode_gaps
+from ....handles import OpaqueFd
+from ....vulkan._device import Instance
+from ....vulkan._query import PhysicalDevice
 from ..base import Driver, DriverList
 
 __all__ = ["choose", "list_drivers"]

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..._arguments import NoCopy
-from ...errors import DriverError
-from ...vulkan import _api as c
-from ...vulkan._context import VulkanContext, VulkanObject
+from ...._arguments import NoCopy
+from ....errors import DriverError
+from ....vulkan import _api as c
+from ....vulkan._context import VulkanContext, VulkanObject
 
 if TYPE_CHECKING:
     from .exporter import VulkanExporter

@@ -1,17 +1,18 @@
-"""Independent exporters: Vulkan, plain memfds, and either of them in a child process.
+"""Exporters, the other side in tests and in the demo: Vulkan, plain memfds, and either of them in a child process.
 
-The demo and the conformance kit test backends with them; an exporter never calls a backend.
+An exporter is independent of the backends, which the demo and the conformance kit test with it: it never calls one. The
+Vulkan exporter is not independent of `gpuinterop.vulkan`, whose buffers, images and imported arrays it uses.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._arguments import check_type
-from ..errors import InvalidArgumentError
+from ..._arguments import check_type
+from ...errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from ..handles import DeviceIdentity
+    from ...handles import DeviceIdentity
     from .base import Exporter
 
 __all__ = ["open_exporter"]
@@ -57,7 +58,7 @@ def open_exporter(
 
     Examples
     --------
-    >>> from gpuinterop.exporters import open_exporter
+    >>> from gpuinterop.testing.exporters import open_exporter
     >>> with open_exporter("memfd") as exporter, exporter.create_memory(4096) as theirs, theirs.export() as handle:
     ...     with device.import_memory(handle, size=theirs.size) as memory:
     ...         buffer = memory.map_buffer()
