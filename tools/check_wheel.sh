@@ -57,7 +57,7 @@ brought() {
 
 # advised NAME: what the command that messages recommend for the extra `vulkan` would install there.
 advised() {
-    local ask='from gpuinterop.system import pip_install; print(pip_install("vulkan"))'
+    local ask='from gpuinterop.installing import pip_install; print(pip_install("vulkan"))'
     PATH=$work/$1/bin:$PATH bash -c "$("$work/$1/bin/python" -c "$ask") --dry-run" | tail -n 1
 }
 

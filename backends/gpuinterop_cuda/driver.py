@@ -13,8 +13,8 @@ from collections.abc import Callable
 from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any, ClassVar, Final
 
-from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError
+from gpuinterop.installing import pip_install
 from gpuinterop.native_driver.driver import NativeDevice, NativeDriver
 from gpuinterop.native_driver.table import Table
 
@@ -127,13 +127,13 @@ def _load() -> tuple[Any, str]:
         # Having a package `cuda` proves nothing: hip-python-interop has one too.
         failure = BackendUnavailableError(
             f"cuda-bindings cannot be imported ({error}).",
-            fix=system.pip_install("cuda"),
+            fix=pip_install("cuda"),
             absent=isinstance(error, ModuleNotFoundError),
         )
         raise failure from None
     version = cuda.bindings.__version__
     if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < (12, 9, 1):  # 12.9.0 keeps the GIL in every call
         raise BackendUnavailableError(
-            f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix=system.pip_install("cuda")
+            f"expected cuda-bindings 12.9.1 or newer, got {version}.", fix=pip_install("cuda")
         )
     return driver, version

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 
 from gpuinterop import system
 from gpuinterop.errors import BackendUnavailableError, InvalidArgumentError
+from gpuinterop.installing import pip_install
 from gpuinterop.native_driver.driver import NativeDevice, NativeDriver
 from gpuinterop.native_driver.table import Table
 
@@ -204,6 +205,6 @@ def _load() -> tuple[Any, str, bool]:
         errors.append(ImportError(f"the package at {getattr(api, '__file__', None)} is not hip-python"))
     raise BackendUnavailableError(
         f"hip-python cannot be imported ({'; '.join(map(str, errors))}).",
-        fix=advised(system.pip_install("hip")),
+        fix=advised(pip_install("hip")),
         absent=all(isinstance(error, ModuleNotFoundError) for error in errors),
     )

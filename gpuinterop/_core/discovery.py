@@ -46,6 +46,7 @@ from ..errors import (
     users_frame,
 )
 from ..handles import DeviceIdentity, TimelineFd
+from ..installing import pip_install
 from .device import Device
 from .lifetime import after_fork
 
@@ -457,7 +458,7 @@ def _by_priority() -> LoadedBackend:
 
 
 def _none_installed() -> str:
-    return f"none is installed; an installation of gpuinterop includes its own ({system.pip_install()})."
+    return f"none is installed; an installation of gpuinterop includes its own ({pip_install()})."
 
 
 def _warn_of_failures(fallback: str) -> None:

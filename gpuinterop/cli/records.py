@@ -9,10 +9,10 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from .. import system
 from .._core.discovery import GROUP, package_folder, top_package
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError, InvalidArgumentError
+from ..installing import pip_install
 
 __all__ = ["EXPORTERS", "add_record_arguments", "check_record_arguments", "need", "recorded_runs", "verified_file"]
 
@@ -47,7 +47,7 @@ def verified_file(backend: str) -> Path:
 def need(module: str, what: str, extra: str = "test") -> None:
     """Raise `BackendUnavailableError` if `module` of an extra is not installed, which `what` needs."""
     if importlib.util.find_spec(module) is None:
-        raise BackendUnavailableError(f"{what} needs {module.replace('_', '-')}.", fix=system.pip_install(extra))
+        raise BackendUnavailableError(f"{what} needs {module.replace('_', '-')}.", fix=pip_install(extra))
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, what: str) -> None:

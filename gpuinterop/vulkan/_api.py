@@ -15,9 +15,9 @@ from functools import cache
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
-from .. import system
 from .._arguments import check_int
 from ..errors import ArgumentTypeError, BackendUnavailableError, DriverError, InvalidArgumentError, OutOfMemoryError
+from ..installing import install_vulkan, pip_install
 
 # -- numbers of the API ----------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
         from ._declarations import ffi
     except ImportError:
         raise BackendUnavailableError(
-            "the Python package 'cffi' is not installed.", fix=system.pip_install("vulkan")
+            "the Python package 'cffi' is not installed.", fix=pip_install("vulkan")
         ) from None
     return ffi, False
 
@@ -185,7 +185,7 @@ def _loader() -> ctypes.CDLL:
         return ctypes.CDLL(_LOADERS.get(sys.platform, "libvulkan.so.1"))
     except OSError as error:
         raise BackendUnavailableError(
-            f"the Vulkan loader could not be opened ({error}).", fix=system.install_vulkan()
+            f"the Vulkan loader could not be opened ({error}).", fix=install_vulkan()
         ) from None
 
 

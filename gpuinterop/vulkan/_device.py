@@ -6,10 +6,10 @@ import os
 import threading
 from typing import Any
 
-from .. import system
 from .._arguments import NoCopy
 from ..errors import BackendUnavailableError, DeviceNotFoundError, DriverError
 from ..handles import DeviceIdentity
+from ..installing import install_vulkan
 from . import _api as c
 from ._api import Api, Functions, check_call
 from ._context import VulkanContext
@@ -75,7 +75,7 @@ def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
         limits = "".join(f"; {name}={os.environ[name]}" for name in _LIMITS if name in os.environ)
         raise BackendUnavailableError(
             f"the Vulkan loader found no usable driver ({error}{limits}).",
-            fix=f"VK_LOADER_DEBUG=error makes the loader print the reason. {system.install_vulkan()}",
+            fix=f"VK_LOADER_DEBUG=error makes the loader print the reason. {install_vulkan()}",
         ) from error
     return out[0]
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from ... import system
 from ...errors import InvalidArgumentError
+from ...installing import pip_install
 from ..console import bar, complain, handle_name, note, progress, say
 from .opengl import OpenGLParty, run_wave_in_opengl
 from .parties import find_device, open_party
@@ -91,7 +91,7 @@ def command(given: argparse.Namespace) -> int:
     """
     draws = importlib.util.find_spec("PIL") is not None
     if not draws:
-        note(f"no picture is drawn: that needs PIL. {system.pip_install('cli')}")
+        note(f"no picture is drawn: that needs PIL. {pip_install('cli')}")
     _check_target(given.output)
     with ExitStack() as cleanup:
         with _noted_warnings():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .... import system
 from ...._arguments import check_int, check_type
 from ....capabilities import Operation
 from ....errors import BackendUnavailableError, DeviceNotFoundError, DriverError
 from ....graphics.handoff import mode_gaps
 from ....handles import OpaqueFd
+from ....installing import install_vulkan
 from ....vulkan._device import Instance
 from ....vulkan._query import PhysicalDevice
 from ..base import Driver, DriverList
@@ -31,7 +31,7 @@ def list_drivers() -> DriverList:
     except (BackendUnavailableError, DriverError) as error:
         found.reason = str(error)
     if not found and not found.reason:
-        found.reason = f"the Vulkan loader lists no physical device. {system.install_vulkan()}"
+        found.reason = f"the Vulkan loader lists no physical device. {install_vulkan()}"
     return found
 
 

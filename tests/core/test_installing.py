@@ -13,7 +13,7 @@ import gpuinterop
 from tests.programs import printed
 
 ROOT = Path(gpuinterop.__file__).parents[1]
-ADVICE = "from gpuinterop import system; print(system.pip_install('cuda'))"
+ADVICE = "from gpuinterop.installing import pip_install; print(pip_install('cuda'))"
 
 
 @pytest.fixture
