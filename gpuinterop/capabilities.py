@@ -312,6 +312,12 @@ Examples
 
 _BY_NAME: Final[Mapping[str, Cell]] = {str(cell): cell for cell in DOMAIN}
 
+
+def multicast_needs(kinds: Iterable[HandleType]) -> list[Cell]:
+    """The cells of a multicast object whose handles have these types."""
+    return [Cell(Operation.CREATE_MULTICAST), *(Cell(Operation.EXPORT_MULTICAST, kind) for kind in kinds)]
+
+
 Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]"
 
 

@@ -6,12 +6,12 @@ import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from .. import system, timeline
 from .._arguments import MAX_32, NoCopy, check_int, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
-from ..capabilities import Capabilities, Cell, Operation, Scope
+from ..capabilities import Capabilities, Cell, Operation, Scope, multicast_needs
 from ..errors import (
     ArgumentTypeError,
     GpuInteropError,
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 K = TypeVar("K")
 T = TypeVar("T")
 
-Needs: TypeAlias = "tuple[tuple[Operation, type[AllocationHandle] | None], ...]"
 
 _gates: weakref.WeakKeyDictionary[Backend, Gate] = weakref.WeakKeyDictionary()  # shared by all devices of a backend
 _devices: weakref.WeakSet[Device] = weakref.WeakSet()
@@ -521,10 +520,12 @@ class Device(NoCopy):
         >>> size
         4194304
         """
-        kinds = check_handle_types(handle_types)
-        _, count, members = team_of(devices, self)
-        backend = multicast_backend(to_multicast(kinds), self, members)
-        return backend.multicast_granularity(count, check_nbytes(size), kinds)
+        kinds, is_number = check_handle_types(handle_types), not isinstance(devices, Iterable)
+        members = [] if is_number else check_devices(devices, "devices", self.driver)
+        count = check_int(devices if is_number else len(members), "devices", minimum=1, maximum=MAX_32)
+        for device in dict.fromkeys([self, *members]):
+            device.capabilities.require(*multicast_needs(kinds))
+        return cast(MulticastBackend, self.driver).multicast_granularity(count, check_nbytes(size), kinds)
 
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
@@ -863,28 +864,3 @@ def _load(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> Dr
         undo("an imported allocation", lambda: backend.release_allocation(loaded))
         raise
     return loaded
-
-
-def team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Device | None, int, list[Device]]:
-    """Return the leader (`device`, or the first of `devices`), the team's size, and the devices to add to the team."""
-    leader = None if device is None else check_device(device, "device")
-    if not isinstance(devices, Iterable):
-        return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
-    given = list(devices)
-    leader = leader or check_device(next(iter(given), None), "devices")
-    members = check_devices(given, "devices", leader.driver)
-    if not members:
-        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
-    if twice := next((one for one in members if members.count(one) > 1), None):
-        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
-    return leader, len(members), members
-
-
-def to_multicast(kinds: Sequence[type[AllocationHandle]]) -> Needs:
-    return (Operation.CREATE_MULTICAST, None), *((Operation.EXPORT_MULTICAST, kind) for kind in kinds)
-
-
-def multicast_backend(needs: Needs, leader: Device, members: Iterable[Device]) -> MulticastBackend:
-    for device in dict.fromkeys([leader, *members]):
-        device.capabilities.require(*needs)
-    return cast(MulticastBackend, leader.driver)  # otherwise the capability is a gap

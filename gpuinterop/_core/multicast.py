@@ -10,16 +10,17 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 from .. import system
-from .._arguments import NotAnArray, check_int, check_nbytes, check_type
-from ..capabilities import Cell, Operation, Scope
+from .._arguments import MAX_32, NotAnArray, check_int, check_nbytes, check_type
+from ..backend import MulticastBackend
+from ..capabilities import Cell, Operation, Scope, multicast_needs
 from ..errors import InvalidArgumentError, ResourceBusyError, UnsupportedError
 from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from . import discovery
 from .allocation import Allocation
-from .device import Device, Needs, check_device, check_devices, multicast_backend, team_of, to_multicast
+from .device import Device, check_device, check_devices
 from .importing import HandleTypes, check_handle, check_handle_types, check_origin, import_duplicate
 from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
 from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
@@ -78,7 +79,7 @@ def create_multicast(
     """
     kinds = check_handle_types(handle_types)
     size = check_nbytes(size)
-    multicast = MulticastObject(devices, device, size, kinds, to_multicast(kinds), exportable=True, label=label)
+    multicast = MulticastObject(devices, device, size, kinds, multicast_needs(kinds), exportable=True, label=label)
     backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
     return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
 
@@ -130,7 +131,7 @@ def import_multicast(
     check_origin(handle, (OriginKind.MULTICAST,))
     if handle.origin is not None and handle.origin.size not in (None, size):
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
-    needs = ((Operation.IMPORT_MULTICAST, kind),)
+    needs = [Cell(Operation.IMPORT_MULTICAST, kind)]
     multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
     backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
 
@@ -139,6 +140,21 @@ def import_multicast(
 
     user = f"{multicast.device.backend} import_multicast"
     return _make(multicast, lambda: import_duplicate(handle, load, user=user, lifetime=multicast.lifetime))
+
+
+def _team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[Device | None, int, list[Device]]:
+    """Return the leader (`device`, or the first of `devices`), the team's size, and the devices to add to the team."""
+    leader = None if device is None else check_device(device, "device")
+    if not isinstance(devices, Iterable):
+        return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
+    given = list(devices)
+    leader = leader or check_device(next(iter(given), None), "devices")
+    members = check_devices(given, "devices", leader.driver)
+    if not members:
+        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
+    if twice := next((one for one in members if members.count(one) > 1), None):
+        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
+    return leader, len(members), members
 
 
 def _make(multicast: MulticastObject, make: Callable[[], None]) -> MulticastObject:
@@ -215,14 +231,16 @@ class MulticastObject(Sized):
         device: Device | None,
         size: int,
         handle_types: tuple[type[AllocationHandle], ...],
-        needs: Needs,
+        needs: Sequence[Cell],
         *,
         exportable: bool,
         label: str | None,
     ) -> None:
-        leader, self.device_count, self._team = team_of(devices, device)
+        leader, self.device_count, self._team = _team_of(devices, device)
         device = leader or discovery.device()
-        self.driver = backend = multicast_backend(needs, device, self._team)
+        for one in dict.fromkeys([device, *self._team]):
+            one.capabilities.require(*needs)
+        self.driver = backend = cast(MulticastBackend, device.driver)  # otherwise the capability is a gap
         self.granularity = steps = backend.multicast_granularity(self.device_count, size, handle_types)
         if size % steps.minimum:
             raise InvalidArgumentError(
