@@ -1,6 +1,6 @@
 """Arrays whose memory does not contain their values, or whose element type only NumPy has: each entry refuses them.
 
-tests/frameworks/test_values.py has torch's, JAX's and PyArrow's own.
+tests/frameworks/test_foreign_arrays.py has torch's, JAX's and PyArrow's own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 from tests.limits import LIMIT
 
 from .shells import Raised, Shell, needs_root
-from .test_frames import FRAMES, PUBLISH
+from .test_sharing_frames import FRAMES, PUBLISH
 
 UNSHARE: Final = (
     "unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--net",
