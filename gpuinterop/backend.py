@@ -61,12 +61,12 @@ __all__ = [
     "AllocationBackend",
     "ArrayBackend",
     "Backend",
-    "Behind",
     "Block",
     "DeviceInfo",
     "DriverHandle",
     "GraphBackend",
     "HostSemaphoreBackend",
+    "MemoryKind",
     "MulticastBackend",
     "SemaphoreNode",
     "SharingBackend",
@@ -606,13 +606,13 @@ class GraphBackend(Backend):
         """Set the values of later launches. Launches that are already running keep theirs."""
 
 
-class Behind(Enum):
+class MemoryKind(Enum):
     """The kind of memory at an address.
 
     Examples
     --------
-    >>> from gpuinterop.backend import Behind
-    >>> Behind.IPC.handle_type
+    >>> from gpuinterop.backend import MemoryKind
+    >>> MemoryKind.IPC.handle_type
     <class 'gpuinterop.handles.IpcMemHandle'>
     """
 
@@ -630,14 +630,14 @@ class Behind(Enum):
     @cached_property
     def handle_type(self) -> type[Handle]:
         """The handle type that carries such memory, or would if it could be shared."""
-        ways: dict[Behind, type[Handle]] = {Behind.VMM: VmmFd, Behind.CLOSED: VmmFd}
-        files = (Behind.FILE, Behind.HOST, Behind.NOTHING)
+        ways: dict[MemoryKind, type[Handle]] = {MemoryKind.VMM: VmmFd, MemoryKind.CLOSED: VmmFd}
+        files = (MemoryKind.FILE, MemoryKind.HOST, MemoryKind.NOTHING)
         return ways.get(self) or (OpaqueFd if self in files else IpcMemHandle)
 
     @property
     def travels(self) -> bool:
         """Whether another process can import it."""
-        return self in (Behind.IPC, Behind.VMM, Behind.FILE)
+        return self in (MemoryKind.IPC, MemoryKind.VMM, MemoryKind.FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -646,7 +646,7 @@ class Block:
 
     Attributes
     ----------
-    behind : Behind
+    kind : MemoryKind
         Its kind.
     address : int
         Address of its first byte in this process.
@@ -659,12 +659,12 @@ class Block:
 
     Examples
     --------
-    >>> from gpuinterop.backend import Behind, Block
-    >>> Block(behind=Behind.VMM, address=0x7F0000000000, size=2 << 20, key=56, ordinal=0).end == 0x7F0000200000
+    >>> from gpuinterop.backend import Block, MemoryKind
+    >>> Block(kind=MemoryKind.VMM, address=0x7F0000000000, size=2 << 20, key=56, ordinal=0).end == 0x7F0000200000
     True
     """
 
-    behind: Behind
+    kind: MemoryKind
     address: Address = 0
     size: int = 0
     key: int = 0
@@ -705,7 +705,7 @@ class SharingBackend(Backend):
 
     @abstractmethod
     def export_block(self, device: DriverHandle, block: Block) -> Handle:
-        """A new handle of type ``block.behind.handle_type`` that the caller owns. `find_blocks` has just found it."""
+        """A new handle of type ``block.kind.handle_type`` that the caller owns. `find_blocks` has just found it."""
 
     @abstractmethod
     def attach_blocks(

@@ -313,7 +313,7 @@ class Connection(NoCopy):
     def __init__(self, link: socket.socket) -> None:
         self.socket = link
         # What each `recvmsg` has returned of the next message.
-        self._came: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
+        self._received: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
         # Messages, their handles, whether these are owned, and what each `sendmsg` has sent.
         self._rest: deque[tuple[bytes, Sequence[FdHandle], bool, list[int]]] = deque()
 
@@ -365,18 +365,18 @@ class Connection(NoCopy):
         Raises `PeerError` for other data or a closed connection, and `DriverError` if this process has no room for a
         descriptor; then only this message is lost.
         """
-        while (count := sum(len(came[0]) for came in self._came)) < (size := self._size()):
+        while (count := sum(len(piece[0]) for piece in self._received)) < (size := self._size()):
             try:
-                _keep(self._came, self.socket.recvmsg, min(size - count, _PIECE), _ROOM, _RECEIVES)
+                _keep(self._received, self.socket.recvmsg, min(size - count, _PIECE), _ROOM, _RECEIVES)
             except BlockingIOError:
                 return None
-            if not self._came[-1][0]:
+            if not self._received[-1][0]:
                 self.has_ended = True
                 raise PeerError(f"the peer closed the connection after {count} of {size} bytes.")
-        data = b"".join(came[0] for came in self._came)
+        data = b"".join(piece[0] for piece in self._received)
         _, _, kind, wanted, number, _ = HEAD.unpack_from(data)
         message = Message(kind, number, data[HEAD.size :], self._fds())
-        self._came = []
+        self._received = []
         if wanted > len(message.fds):  # the kernel drops descriptors for which there is no room
             with message:
                 raise system.driver_error("recvmsg", errno.EMFILE)
@@ -384,7 +384,7 @@ class Connection(NoCopy):
 
     def _size(self) -> int:
         """Bytes of the next message; of its head, until all of that has arrived."""
-        head = b"".join(came[0][: HEAD.size] for came in self._came[: HEAD.size])[: HEAD.size]
+        head = b"".join(piece[0][: HEAD.size] for piece in self._received[: HEAD.size])[: HEAD.size]
         if len(head) < HEAD.size:
             return HEAD.size
         magic, version, _, _, _, size = HEAD.unpack(head)
@@ -398,7 +398,7 @@ class Connection(NoCopy):
     def _fds(self) -> list[int]:
         """The descriptors that have arrived."""
         fds = array.array("i")
-        for level, kind, content in (one for came in self._came for one in came[1]):
+        for level, kind, content in (one for piece in self._received for one in piece[1]):
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(content)
         return fds.tolist()
@@ -413,7 +413,7 @@ class Connection(NoCopy):
 
     def discard(self) -> None:
         """Close the descriptors that have arrived and the owned ones that are not sent."""
-        fds, self._came = self._fds(), []
+        fds, self._received = self._fds(), []
         _close(fds)
         for _, beside, owned, _ in self._rest:
             for handle in beside if owned else ():

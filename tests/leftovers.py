@@ -147,7 +147,7 @@ class Things:
             if one.gate is not None:
                 one.gate.blocked.pop(one, None)
             for parent in self.natives.intersection(one.parents):
-                parent.standing.pop(one, None)
+                parent.dependents.pop(one, None)
             for known in _REGISTRIES:
                 known.pop(one, None)
         for one in lifetime.alive():
@@ -157,7 +157,7 @@ class Things:
 
 
 _REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
-    lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, streams.fenced, streams.waiting,
+    lifetime._alive, lifetime.polled, lifetime.endings, streams.fenced, streams.waiting,
 )  # fmt: skip
 
 

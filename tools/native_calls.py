@@ -387,7 +387,7 @@ class Methods:
             yield "`AttachedArrays.acquire(stream)` while the writer is not writing", lambda: attached.acquire(stream)
             yield "", lambda: attached.release(stream)
             yield "", attached.close
-            assert system.until(lambda: not loop()._again, LIMIT)  # the attachment has ended
+            assert system.until(lambda: not loop()._repeated, LIMIT)  # the attachment has ended
 
     def shares_elsewhere(self, scope: ExitStack) -> list[str]:
         """Descriptors of another process's memory: an allocation, and another library's memory."""

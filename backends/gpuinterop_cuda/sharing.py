@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from gpuinterop.backend import Address, Behind, Block
+from gpuinterop.backend import Address, Block, MemoryKind
 from gpuinterop.handles import AllocationHandle, Handle, OpaqueWin32, VmmFd
 from gpuinterop.native_driver.allocations import Allocation, NativeSharing
 from gpuinterop.native_driver.driver import NativeDevice
@@ -48,26 +48,26 @@ class Sharing(NativeSharing):
                 driver.forget_error()
             place, ordinal, managed, legacy, pool, kinds, start, size, key = found
             if not place:
-                return Block(behind=Behind.NOTHING)
+                return Block(kind=MemoryKind.NOTHING)
             if place == HOST or managed:
-                return Block(behind=Behind.HOST if place == HOST else Behind.MANAGED, ordinal=ordinal)
+                return Block(kind=MemoryKind.HOST if place == HOST else MemoryKind.MANAGED, ordinal=ordinal)
             if not legacy:
                 if pool:
-                    return Block(behind=Behind.POOL, ordinal=ordinal)
+                    return Block(kind=MemoryKind.POOL, ordinal=ordinal)
                 start, size, key = (pointer_attribute(driver, address, one) for one in _MAPPING)
-            behind = Behind.IPC if legacy else Behind.VMM if kinds & _POSIX_FD else Behind.CLOSED
-            return Block(behind=behind, address=start, size=size, key=key, ordinal=ordinal)
+            kind = MemoryKind.IPC if legacy else MemoryKind.VMM if kinds & _POSIX_FD else MemoryKind.CLOSED
+            return Block(kind=kind, address=start, size=size, key=key, ordinal=ordinal)
 
         return block_at
 
     def is_there(self, block: Block) -> bool:
         """``cuPointerGetAttribute``."""
-        *_, key = _MAPPING if block.behind is Behind.VMM else _ALLOCATION
+        *_, key = _MAPPING if block.kind is MemoryKind.VMM else _ALLOCATION
         return pointer_attribute(self._driver, block.address, key) == block.key
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``cuIpcGetMemHandle``; ``cuMemRetainAllocationHandle``, ``cuMemExportToShareableHandle``."""
-        if block.behind is Behind.IPC:
+        if block.kind is MemoryKind.IPC:
             return super().export_block(device, block)
         allocation = Allocation(device, block.size, VmmFd).create("MemRetainAllocationHandle", block.address)
         try:

@@ -13,7 +13,7 @@ from ctypes import byref, c_int, c_size_t, c_ulonglong, c_void_p
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
-from gpuinterop.backend import Address, Behind, Block
+from gpuinterop.backend import Address, Block, MemoryKind
 from gpuinterop.errors import HandleError
 from gpuinterop.handles import Handle, IpcMemHandle
 from gpuinterop.native_driver.allocations import (
@@ -107,12 +107,12 @@ class Sharing(NativeSharing):
             pointer_attribute(driver, address, one) for one in (MEMORY_TYPE, ORDINAL, IS_MANAGED, BUFFER_ID)
         )
         if not place or driver.status("MemGetAddressRange", byref(start), byref(size), address):
-            return Block(behind=Behind.NOTHING)
-        behind = Behind.MANAGED if managed else Behind.HOST if place == HOST else Behind.IPC
+            return Block(kind=MemoryKind.NOTHING)
+        kind = MemoryKind.MANAGED if managed else MemoryKind.HOST if place == HOST else MemoryKind.IPC
         where = (c_int * 2)(ON_DEVICE, ordinal)
-        if behind is Behind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
-            behind = Behind.VMM if self._placed(start.value) else Behind.CLOSED
-        return Block(behind=behind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
+        if kind is MemoryKind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
+            kind = MemoryKind.VMM if self._placed(start.value) else MemoryKind.CLOSED
+        return Block(kind=kind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
 
     def is_there(self, block: Block) -> bool:
         """``hipPointerGetAttribute``."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from gpuinterop import system
-from gpuinterop.backend import Address, Behind, Block, SharingBackend
+from gpuinterop.backend import Address, Block, MemoryKind, SharingBackend
 from gpuinterop.errors import HandleError
 from gpuinterop.handles import Handle, OpaqueFd
 
@@ -35,9 +35,9 @@ class Sharing(SharingBackend):
             found = mapped[at - 1] if at and address in mapped[at - 1].addresses else None
             key = _key(*found.file) if found else 0
             if found is None or (fd := self._descriptor_of(key)) is None:
-                return Block(behind=Behind.HOST)
+                return Block(kind=MemoryKind.HOST)
             size = min(len(found.addresses), _examined(fd).size)
-            return Block(behind=Behind.FILE, address=found.addresses.start, size=size, key=key, ordinal=0)
+            return Block(kind=MemoryKind.FILE, address=found.addresses.start, size=size, key=key, ordinal=0)
 
         return block_at
 

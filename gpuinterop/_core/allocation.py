@@ -12,7 +12,7 @@ from ..handles import AllocationHandle, HandleOrigin, OriginKind
 from .layout import Layout
 from .lifetime import Lifetime, locked
 from .memory import Buffer, Mappable, Mapping
-from .release import behind_default_stream
+from .release import once_default_is_free
 from .resource import Resource
 from .view import View
 
@@ -161,7 +161,7 @@ class Allocation(Mappable):
 
         if not self.driver.map_allocation_blocks:
             return call()
-        return behind_default_stream(self.device.gate, call, f"mapping {self.label}")
+        return once_default_is_free(self.device.gate, call, f"mapping {self.label}")
 
 
 class DeviceArray(View, Resource):

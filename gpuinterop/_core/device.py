@@ -679,7 +679,7 @@ class Device(NoCopy):
                 if not stream.synchronize(left()):
                     closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = stream.late(f"{closed} is not idle after {limit:g} s")
-                elif (failure := stream.tell_failure()) is not None:
+                elif (failure := stream.take_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
             except CapturedError:  # such work runs when the graph is launched
                 continue

@@ -18,7 +18,7 @@ from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
 from .resource import Resource
-from .semaphore import Enqueues, ExternalSemaphore, Told, note_told
+from .semaphore import Enqueues, ExternalSemaphore, LastSignalled, note_signalled
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Waits
 
@@ -321,8 +321,8 @@ class Graph(Resource, Enqueues):
             pending.values = [None] * len(self._awaited)  # nothing passes before this launch's values are set
         known = (stream := check_stream(self.device, stream))._known_as()
         places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
-        for (step, place, _semaphore), (told, at) in zip(self._signals, places, strict=True):
-            told[at] = max(step.values[place], told[at])
+        for (step, place, _semaphore), (values, at) in zip(self._signals, places, strict=True):
+            values[at] = max(step.values[place], values[at])
 
     def _launch_now(self, _batch: None, known: KnownStream, _numbers: object, pending: Waits | None = None) -> None:
         if known.graph is not None or self.driver.is_capturing(known.handle):  # by any library
@@ -333,18 +333,18 @@ class Graph(Resource, Enqueues):
         if pending is not None:
             pending.values = [step._most[place] if valued else None for step, place, valued in self._waits]
 
-    def _look_closer(self, stream: Stream) -> None:
+    def _check_closely(self, stream: Stream) -> None:
         self._check_open()
         self._marked.check()
         check_stream(self.device, stream)
         stream._known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[Told]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[LastSignalled]:
         check_stream(self.device, stream)
         for mapping, (first, last) in self._mappings.items():
             mapping.used_on(known, first, last)
-        note_use(self._marked, known, note_told([semaphore for _, _, semaphore in self._signals], known))
-        return cast(Sequence[Told], self._marked.uses[known])
+        note_use(self._marked, known, note_signalled([semaphore for _, _, semaphore in self._signals], known))
+        return cast(Sequence[LastSignalled], self._marked.uses[known])
 
     def _hold_in(self, graph: Graph) -> None:
         """Do nothing, because such a launch is refused."""
@@ -373,7 +373,7 @@ class Graph(Resource, Enqueues):
             raise CapturedError(known)
         self._joined.append(known)
         known.captured = True  # other calls no longer query it, because a query would end the capture
-        known.note_odd()
+        known.update_checks()
 
     @locked
     def _join(self, known: KnownStream) -> None:
@@ -388,7 +388,7 @@ class Graph(Resource, Enqueues):
             if known in self._joined:
                 known.graph = None
                 known.captured = False
-                known.note_odd()
+                known.update_checks()
                 self._joined.remove(known)
 
     def _end(self, known: KnownStream) -> None:

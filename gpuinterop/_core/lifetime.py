@@ -144,7 +144,7 @@ BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, DEAD = State
 GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
 
 
-class Standing(Enum):
+class Dependency(Enum):
     """How an object depends on a parent: what happens to it when the parent is closed, or may be released."""
 
     CHILD = "it is closed as well"
@@ -155,7 +155,7 @@ class Standing(Enum):
 _serials = itertools.count(1)
 _alive: dict[Lifetime, None] = {}
 
-waiting_for_a_look: dict[Lifetime, None] = {}  # closed objects that may be ready for release
+polled: dict[Lifetime, None] = {}  # closed objects that may be ready for release
 endings: dict[Lifetime, object] = {}  # released objects: the next drain runs their callbacks, and drops what they kept
 
 
@@ -167,8 +167,26 @@ class Lifetime(NoCopy):
     """One driver object, or an object of gpuinterop in its place."""
 
     __slots__ = (
-        "behind", "callbacks", "calls", "device", "ends_with_children", "gate", "handle", "how", "keep", "made_at",
-        "naming", "parents", "problem", "release", "standing", "state", "tellers", "untracked", "uses", "warns",
+        "awaits",
+        "callback_runs",
+        "callbacks",
+        "calls",
+        "dependency",
+        "dependents",
+        "device",
+        "ends_with_children",
+        "gate",
+        "handle",
+        "keep",
+        "made_at",
+        "naming",
+        "parents",
+        "problem",
+        "release",
+        "state",
+        "untracked",
+        "uses",
+        "warns",
         "written",
     )  # fmt: skip
 
@@ -184,7 +202,7 @@ class Lifetime(NoCopy):
         release: Callable[[Any], None] | None = None,  # called once, with the handle
         *,
         parents: Sequence[Lifetime] = (),  # objects that it depends on; they are released later
-        how: Standing = Standing.CHILD,  # how it depends on them
+        dependency: Dependency = Dependency.CHILD,  # how it depends on them
         gate: Gate | None = None,  # decides when a release may run that blocks the device
         keep: object = None,  # must stay alive as long: another library's stream, a handle's owner
         device: Streams | None = None,  # by default the devices of its parents
@@ -200,22 +218,22 @@ class Lifetime(NoCopy):
         self.warns = False  # a user's object: a warning is issued if it ends without `close`
         self.release = release
         self.parents = parents
-        self.how = how
+        self.dependency = dependency
         self.gate = gate
         self.keep = keep
         self.device = device
         self.ends_with_children = False  # it is closed with its last child
         self.state = BORN
         self.calls: list[Any] = Marks()
-        self.standing: dict[Lifetime, Standing] = {}  # the objects that depend on it
+        self.dependents: dict[Lifetime, Dependency] = {}  # the objects that depend on it
         self.uses: dict[KnownStream, Any] = {}  # per stream: the bytes used, or the last value signalled
         self.untracked: Sequence[Any] = ()  # devices (`Streams`) whose streams may all use it: a caller has its address
         self.written = False  # a copy or fill into it has been enqueued
-        self.behind: list[Fence] | None = None  # fences that the release waits for; a drain sets them
+        self.awaits: list[Fence] | None = None  # fences that the release waits for; a drain sets them
         self.handle: Any = None
         self.callbacks: list[Callable[[], None]] = []
         self.problem = ""  # error of the failed release
-        self.tellers: list[Any] = Marks()  # one mark for each thread that runs the callbacks
+        self.callback_runs: list[Any] = Marks()  # one mark for each thread that runs the callbacks
 
     @property
     def label(self) -> str:
@@ -232,7 +250,7 @@ class Lifetime(NoCopy):
         try:
             _begin(self, BORN)
             made = call()
-            _came_up(self, made)
+            _created(self, made)
         except BaseException as error:
             _failed(self, error)
             raise
@@ -291,23 +309,23 @@ class Lifetime(NoCopy):
     @property
     def stays(self) -> bool:
         """Whether the object is never released, because an object that depends on it could not be released."""
-        return any(one.state is LEAKED or one.stays for one in self.standing.copy())
+        return any(one.state is LEAKED or one.stays for one in self.dependents.copy())
 
     def what_holds(self) -> str:
         """Describe why the object is not released yet, for messages."""
         if self.state is LEAKED:
             return f"it is {self.state.value}: {self.problem}"
-        if self.tellers:
+        if self.callback_runs:
             return "another thread runs its callbacks"
         if arrays := len(self.arrays.copy()):
             return f"{arrays} exported array(s) are still alive"
-        for one, how in self.standing.copy().items():
+        for one, dependency in self.dependents.copy().items():
             state = one.state
             if state in (RETIRED, LEAKED):
                 return f"{one.label} is still in use ({one.what_holds()})"
             if state in (BORN, RELEASING):
                 return f"{one.label} is {state.value}"
-            if how is Standing.HOLDS and not one.noted_of_closed:
+            if dependency is Dependency.HOLDS and not one.noted_of_closed:
                 return f"{one.label} is still open"
         if self.calls.copy():
             return "a call is under way"
@@ -330,12 +348,12 @@ def _begin(lifetime: Lifetime, state: State) -> None:
             parent.check()
     lifetime.state = state
     for parent in lifetime.parents:
-        parent.standing[lifetime] = lifetime.how
+        parent.dependents[lifetime] = lifetime.dependency
     _alive[lifetime] = None
 
 
 @locked
-def _came_up(lifetime: Lifetime, made: Any) -> None:
+def _created(lifetime: Lifetime, made: Any) -> None:
     if lifetime.state is BORN:  # after a fork, the child's state is DEAD
         lifetime.handle = made
         lifetime.state = LIVE
@@ -353,7 +371,7 @@ def _failed(lifetime: Lifetime, error: BaseException) -> None:
             lifetime.state = LIVE
         elif isinstance(error, GpuInteropError):  # the driver has made nothing
             lifetime.release = lifetime.gate = None
-            lifetime.behind = []
+            lifetime.awaits = []
             lifetime.state = LIVE
         else:  # the driver may have made it, so it stays until the exit, with its parents
             lifetime.problem = repr(error)
@@ -366,22 +384,23 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     if lifetime.state is not LIVE:
         return
     lifetime.ending()
-    for one, how in list(lifetime.standing.items()):
-        if how is Standing.CHILD:
+    for one, dependency in list(lifetime.dependents.items()):
+        if dependency is Dependency.CHILD:
             _retire(one, lifetime)
-    waiting_for_a_look[lifetime] = None
+    polled[lifetime] = None
     lifetime.state = RETIRED
     keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
-    if not (keeps or lifetime.standing or lifetime.calls.copy()):  # no need to wait for a drain
+    if not (keeps or lifetime.dependents or lifetime.calls.copy()):  # no need to wait for a drain
         leave(lifetime)
         lifetime.state = RELEASED
-    if lifetime.how is not Standing.CHILD:
+    if lifetime.dependency is not Dependency.CHILD:
         return
     for parent in lifetime.parents:
         if parent is under or not parent.ends_with_children:
             continue
         if not any(
-            how is Standing.CHILD and one.state in (BORN, LIVE) for one, how in reversed(parent.standing.items())
+            dependency is Dependency.CHILD and one.state in (BORN, LIVE)
+            for one, dependency in reversed(parent.dependents.items())
         ):  # newest first, because open children are usually new
             _retire(parent)
 
@@ -414,7 +433,7 @@ def retire_dropped() -> None:
         lifetime = dropped[0]
         _retire(lifetime)
         if lifetime.state is RETIRED:
-            waiting_for_a_look[lifetime] = None
+            polled[lifetime] = None
         dropped.popleft()
 
 
@@ -422,19 +441,19 @@ def leave(lifetime: Lifetime) -> None:
     """Note that an object is released, so that its parents can be. Called under the monitor."""
     for parent in lifetime.parents:
         if parent.state is RETIRED:
-            waiting_for_a_look[parent] = None
-        parent.standing.pop(lifetime, None)
+            polled[parent] = None
+        parent.dependents.pop(lifetime, None)
     _alive.pop(lifetime, None)
 
 
 @locked
 def hold(lifetime: Lifetime, user: Lifetime) -> None:
     """Keep an object, even if it is closed, until its user is released. Graphs do this for what they use."""
-    if user not in lifetime.standing:
+    if user not in lifetime.dependents:
         if lifetime.state is not RETIRED:
             lifetime.check()
         user.parents = (*user.parents, lifetime)
-        lifetime.standing[user] = Standing.HOLDS
+        lifetime.dependents[user] = Dependency.HOLDS
 
 
 @locked
@@ -459,5 +478,5 @@ def alive() -> list[Lifetime]:
 def _forked() -> None:
     for lifetime in _alive:
         lifetime.state = DEAD
-    for shared in (_alive, waiting_for_a_look, endings):
+    for shared in (_alive, polled, endings):
         shared.clear()

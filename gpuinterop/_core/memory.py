@@ -22,9 +22,9 @@ from .lifetime import (
     LIVE,
     MARK,
     RELEASED,
+    Dependency,
     Lifetime,
     Marks,
-    Standing,
     dropped,
     forget_use,
     locked,
@@ -91,7 +91,7 @@ class Mapping(Lifetime):
         for stream, hull in self.uses.copy().items():
             if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
-            if (failure := stream.tell_failure()) is not None:
+            if (failure := stream.take_failure()) is not None:
                 raise again(failure)
             if stream.is_capturing():
                 raise InvalidArgumentError(
@@ -176,8 +176,12 @@ class Mappable(Sized):
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
             self._check_open()
-            standing = mapping.standing.copy().values()
-            held = mapping.state is LEAKED or mapping.arrays.copy() or any(how is Standing.HOLDS for how in standing)
+            dependents = mapping.dependents.copy().values()
+            held = (
+                mapping.state is LEAKED
+                or mapping.arrays.copy()
+                or any(dependency is Dependency.HOLDS for dependency in dependents)
+            )
             if held or not wait_for(mapping, MOMENT_S):  # drivers need a moment to report work as done
                 raise ResourceBusyError(
                     f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
@@ -493,7 +497,7 @@ class Buffer(Sized):
     def _wait_for_users(self, start: int = 0, size: int | None = None) -> None:
         for user in self._users(None, start, size):
             user.synchronize(None)
-            if (failure := user.tell_failure()) is not None:
+            if (failure := user.take_failure()) is not None:
                 raise again(failure)
 
     def _on(

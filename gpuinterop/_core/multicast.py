@@ -182,8 +182,8 @@ class _Group(Lifetime):
     __slots__ = ()
 
     def ending(self) -> None:
-        mappings = [one for one in self.standing if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
-        for binding in [one for one in self.standing if not isinstance(one, _Mapping) and one.state is LIVE]:
+        mappings = [one for one in self.dependents if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
+        for binding in [one for one in self.dependents if not isinstance(one, _Mapping) and one.state is LIVE]:
             for mapping in mappings:
                 hold(binding, mapping)
 
@@ -441,8 +441,8 @@ class MulticastObject(Sized):
                 )
             self.driver.bind_address(self._handle, device._handle, at, number, count)
 
-        behind = _mapping_at(device, number) if buffer is None else buffer.lifetime
-        return self._bind(device, at, count, bind, buffer, behind, assume_all_added)
+        mapping = _mapping_at(device, number) if buffer is None else buffer.lifetime
+        return self._bind(device, at, count, bind, buffer, mapping, assume_all_added)
 
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """Close a binding like `MulticastBinding.close` (``cuMulticastUnbind`` after pending work).
@@ -644,14 +644,14 @@ class MulticastObject(Sized):
 
     def _bind(
         self, device: Device, offset: int, size: int, call: Callable[[], None], memory: Allocation | Buffer | None,
-        behind: Lifetime | None, assume_all_added: bool,
+        mapping: Lifetime | None, assume_all_added: bool,
     ) -> MulticastBinding:  # fmt: skip
         self._check_complete("binding", assume_all_added)
         drain()  # before the marks, because callbacks run here
         for there in self._overlapping(device, offset, size):
             if there.closed:  # drivers need a moment to report work as done
                 wait_for(there.lifetime, MOMENT_S)
-        return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, behind, call))
+        return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, mapping, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
         """Bind or map. Afterwards no device can be added, unless this call fails."""
@@ -734,11 +734,11 @@ class MulticastBinding(Sized):
         offset: int,
         size: int,
         memory: Allocation | Buffer | None,
-        behind: Lifetime | None,
+        mapping: Lifetime | None,
         call: Callable[[], None],
     ) -> None:
         backend, group, handle = multicast.driver, multicast.lifetime, device._handle
-        parents = (group,) if behind is None else (group, behind)
+        parents = (group,) if mapping is None else (group, mapping)
         lifetime = Lifetime(
             "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
         )

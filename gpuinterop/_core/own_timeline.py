@@ -61,7 +61,7 @@ class PinnedWords:
             _give_back(error, self._unmap)
             raise
 
-    def anew(self) -> Self:
+    def reset(self) -> Self:
         for word in self._words:
             word.value = 0
         return self
@@ -113,7 +113,7 @@ def _give_back(error: GpuInteropError, *calls: Callable[[], object], duplicate: 
 
 
 class _Page(Protocol):
-    def anew(self) -> Self: ...
+    def reset(self) -> Self: ...
 
     def close(self) -> None: ...
 
@@ -130,7 +130,7 @@ class Spare(Generic[P]):
 
     def take(self, make: Callable[[], P]) -> P:
         try:
-            return self._pages.pop().anew()
+            return self._pages.pop().reset()
         except IndexError:
             return make()
 
@@ -160,7 +160,7 @@ class _Own:
     word: Address
     exported: bool  # other processes or devices may use it
 
-    def anew(self) -> Self:
+    def reset(self) -> Self:
         self.page.reset()
         return self
 

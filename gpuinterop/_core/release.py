@@ -23,8 +23,8 @@ from .lifetime import (
     RELEASED,
     RELEASING,
     RETIRED,
+    Dependency,
     Lifetime,
-    Standing,
     after_fork,
     alive,
     dropped,
@@ -33,9 +33,9 @@ from .lifetime import (
     leave,
     lingering,
     locked,
+    polled,
     retire,
     retire_dropped,
-    waiting_for_a_look,
 )  # fmt: skip
 from .streams import (
     MANY,
@@ -85,7 +85,7 @@ def make_room() -> None:
     drain()
     stream = next((one for one in list(fenced) if len(one.fences) > BACKLOG and not one.pending()), None)
     if stream is not None:
-        system.until(lambda: len(stream.poll()) <= BACKLOG, BACKLOG_S)
+        system.until(lambda: len(stream.poll_fences()) <= BACKLOG, BACKLOG_S)
         drain()
 
 
@@ -100,8 +100,8 @@ def _drain() -> None:
         if dropped:
             retire_dropped()
         for stream in list(fenced):
-            shown(stream.poll)
-        if not (waiting_for_a_look and _release_ready()):
+            shown(stream.poll_fences)
+        if not (polled and _release_ready()):
             return
 
 
@@ -111,8 +111,8 @@ def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
     def over() -> bool:
         drain()
         # A callback does not wait for other callbacks, because those of its thread run after it.
-        told = _here.calling_back or (lifetime not in endings and not lifetime.tellers)
-        return bool(lifetime.state in GONE and told) or lifetime.stays
+        called_back = _here.calling_back or (lifetime not in endings and not lifetime.callback_runs)
+        return bool(lifetime.state in GONE and called_back) or lifetime.stays
 
     return system.until(over, timeout) and not lifetime.stays
 
@@ -141,7 +141,7 @@ def relieve(gate: Gate) -> None:
         call_back()  # after the gate is open, because a callback may wait
 
 
-def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
+def once_default_is_free(gate: Gate, call: Callable[[], T], what: str) -> T:
     """Make a call that blocks until the default stream reaches it, when no known wait delays that stream.
 
     Raises `ResourceBusyError` if only the calling thread could signal.
@@ -155,7 +155,7 @@ def behind_default_stream(gate: Gate, call: Callable[[], T], what: str) -> T:
         finally:
             del shut[-1]
         stream = gate.before_default()
-        if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_behind()):
+        if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_on()):
             raise ResourceBusyError(
                 f"{what} blocks until {stream.label} is done, which waits for {wait}, and only this thread could "
                 "signal that; signal first, or map before the wait."
@@ -178,23 +178,25 @@ def _release_ready() -> bool:
 def _ready() -> list[Lifetime]:
     """Return the objects that may be released. Remove objects from the queue that something still keeps."""
     found = []
-    for lifetime in list(waiting_for_a_look):
+    for lifetime in list(polled):
         if lifetime.state is RETIRED:
             if lifetime.calls.copy():  # a copy, for a defined order with the marks of other threads
                 continue
-            standing = lifetime.standing.values()
-            if not (Standing.CHILD in standing or Standing.HOLDS in standing or lifetime.arrays.copy()):
+            dependents = lifetime.dependents.values()
+            if not (Dependency.CHILD in dependents or Dependency.HOLDS in dependents or lifetime.arrays.copy()):
                 found.append(lifetime)
                 continue
-        del waiting_for_a_look[lifetime]
+        del polled[lifetime]
     return found
 
 
 def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
     """Release an object, or put it where it waits. Return whether anything has changed."""
-    behind = lifetime.behind
-    if behind is None and (streams := lifetime.streams()):
-        if any(stream.bare and stream.elsewhere for stream in streams):  # only that stream's thread can see its end
+    fences = lifetime.awaits
+    if fences is None and (streams := lifetime.streams()):
+        if any(
+            stream.unfenced and stream.of_other_thread for stream in streams
+        ):  # only that stream's thread can see its end
             return False
         try:
             for stream in streams:
@@ -202,10 +204,10 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
                     ends[stream] = _end_of(stream)
         except CapturedError:
             return False
-        behind = [end for stream in streams if (end := ends[stream]) is not None]
-    if behind is not None and _park(lifetime, behind):
+        fences = [end for stream in streams if (end := ends[stream]) is not None]
+    if fences is not None and _park(lifetime, fences):
         return False
-    if lifetime.standing:
+    if lifetime.dependents:
         _end_events(lifetime)
         return True
     if lifetime.gate is None:
@@ -215,25 +217,25 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
 
 def _end_of(stream: KnownStream) -> Fence | None:
     """Return a fence after all work of the stream; None if the work is done."""
-    if stream.behind is not None:  # the stream is closed, so its end is known
-        return next((fence for fence in stream.behind if fence.state is LIVE), None)
+    if stream.awaits is not None:  # the stream is closed, so its end is known
+        return next((fence for fence in stream.awaits if fence.state is LIVE), None)
     if stream.state in GONE or stream.is_idle():
         return None
-    if stream.elsewhere:  # each call has made a fence
+    if stream.of_other_thread:  # each call has made a fence
         return stream.last_fence()
     return stream.fence()
 
 
 @locked
-def _park(lifetime: Lifetime, behind: list[Fence]) -> bool:
+def _park(lifetime: Lifetime, fences: list[Fence]) -> bool:
     """Wait for the first pending fence; return False if all are reached."""
     if lifetime.state is not RETIRED:  # it was reopened
         return False
-    lifetime.behind = behind
-    for fence in behind:
+    lifetime.awaits = fences
+    for fence in fences:
         if fence.state is LIVE:
             fence.waiters[lifetime] = None
-            waiting_for_a_look.pop(lifetime, None)
+            polled.pop(lifetime, None)
             return True
     return False
 
@@ -241,9 +243,9 @@ def _park(lifetime: Lifetime, behind: list[Fence]) -> bool:
 @locked
 def _end_events(lifetime: Lifetime) -> None:
     """Release the events of an idle stream, which are reached. The last event puts the stream in the queue again."""
-    for one, how in list(lifetime.standing.items()):
-        waiting_for_a_look.pop(lifetime, None)
-        if how is Standing.YIELDS:
+    for one, dependency in list(lifetime.dependents.items()):
+        polled.pop(lifetime, None)
+        if dependency is Dependency.YIELDS:
             retire(one)
 
 
@@ -299,10 +301,10 @@ def shown(call: Callable[[], T]) -> T | None:
 def _begin(lifetime: Lifetime) -> bool:
     if lifetime.state is not RETIRED:  # it was reopened, or another thread releases it
         return False
-    if lifetime.standing or lifetime.calls.copy():
+    if lifetime.dependents or lifetime.calls.copy():
         return False
     lifetime.state = RELEASING
-    waiting_for_a_look.pop(lifetime, None)
+    polled.pop(lifetime, None)
     return True
 
 
@@ -338,14 +340,14 @@ def call_back() -> None:
 
 
 def _call_back(lifetime: Lifetime) -> None:
-    tellers = lifetime.tellers
-    tellers += MARK
+    callback_runs = lifetime.callback_runs
+    callback_runs += MARK
     try:
         callbacks, _kept = _take(lifetime)
         for callback in callbacks:
             shown(callback)
     finally:
-        del tellers[-1]
+        del callback_runs[-1]
 
 
 @locked
@@ -368,7 +370,7 @@ def _drain_at_exit() -> None:
 
     def is_over() -> bool:
         drain()
-        return not any(lifetime.state is RETIRED and lifetime.behind and not lifetime.stays for lifetime in alive())
+        return not any(lifetime.state is RETIRED and lifetime.awaits and not lifetime.stays for lifetime in alive())
 
     system.until(is_over, system.left_of_exit(last=True))
 
@@ -378,7 +380,7 @@ def open_at_exit() -> str:
     open_ones = {one: None for one in alive() if one.warns and one.state is LIVE}
 
     def closes_with_another(one: Lifetime) -> bool:
-        above = [parent for parent in one.parents if parent.standing.get(one) is Standing.CHILD]
+        above = [parent for parent in one.parents if parent.dependents.get(one) is Dependency.CHILD]
         return any(parent in open_ones or closes_with_another(parent) for parent in above)
 
     left = [f"{one.label}{one.made_at}" for one in open_ones if not closes_with_another(one)]

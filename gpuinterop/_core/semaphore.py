@@ -55,7 +55,7 @@ T = TypeVar("T")
 Valued: TypeAlias = (  # semaphores whose calls take a value
     "ExternalSemaphore[Timeline] | ExternalSemaphore[Fence] | ExternalSemaphore[Keyed] | ExternalSemaphore[SciSync]"
 )
-Told: TypeAlias = tuple[list[int], int]  # (values, index): calls store the value that a stream was told to signal last
+LastSignalled: TypeAlias = tuple[list[int], int]  # (values, index): calls store the last value that a stream signals
 
 _SEQUENCES = (tuple, list)
 _COUNTING = (Timeline, Fence)
@@ -146,7 +146,7 @@ class Enqueues(ABC):
         self._noted = noted
 
     @abstractmethod
-    def _look_closer(self, stream: Stream) -> None:
+    def _check_closely(self, stream: Stream) -> None:
         """Raise if something is closed or of another device, or the stream has failed or begins a capture."""
 
     @abstractmethod
@@ -179,12 +179,12 @@ class Enqueues(ABC):
         calls += MARK
         streams += MARK
         try:
-            if (odd := known.odd) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
-                self._look_closer(stream)
-                known.bare = known.thread is not None  # until `came_along` records an event after the call
+            if (needs_checks := known.needs_checks) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
+                self._check_closely(stream)
+                known.unfenced = known.thread is not None  # until `came_along` records an event after the call
             if noted is None:  # before the call, because the release must wait even if the call fails half-way
                 noted = self._note_use(stream, known)
-            if odd and (graph := known.graph) is not None:  # the graph's launches will wait and signal
+            if needs_checks and (graph := known.graph) is not None:  # the graph's launches will wait and signal
                 self._hold_in(graph)
                 noted = None
             elif pending is not None:
@@ -198,10 +198,10 @@ class Enqueues(ABC):
                 give(self._batch, known.handle, numbers, pending.ms)
             else:
                 give(self._batch, known, numbers, pending)
-            if (odd or pending is not None) and len(known.waits) > known.limit:
+            if (needs_checks or pending is not None) and len(known.waits) > known.limit:
                 if pending is not None:
                     pending.enqueued = True
-                known.came_along()
+                known.after_call()
         except GpuInteropError:  # nothing was enqueued
             if pending is not None:
                 pending.passed = True
@@ -408,12 +408,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             known = (stream := check_stream(self.device, stream))._known_as()
         noted = self._noted.get(known)
         if noted is not None:
-            told, at = noted
-            if number <= told[at] and self._grows:
-                self._check_growth(known, number, told[at], "value")
+            values, at = noted
+            if number <= values[at] and self._grows:
+                self._check_growth(known, number, values[at], "value")
         if (noted := self._enqueue(stream, known, noted, self._give_signal, (number,))) is not None:
-            told, at = noted
-            told[at] = number
+            values, at = noted
+            values[at] = number
 
     @property
     def value(self) -> int:
@@ -612,26 +612,26 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         if (noted := self._enqueue(stream, known, noted, self._give_signal_asked, (value,))) is not None:
             noted[0][noted[1]] = value
 
-    def _look_closer(self, stream: Stream) -> None:
+    def _check_closely(self, stream: Stream) -> None:
         self._check_open()
         check_stream(self.device, stream)
         stream._known_as().refuse_edge()
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> Told:
+    def _note_use(self, stream: Stream, known: KnownStream) -> LastSignalled:
         check_stream(self.device, stream)
-        return note_told([self.lifetime], known)[0]
+        return note_signalled([self.lifetime], known)[0]
 
     def _hold_in(self, graph: Graph) -> None:
         graph._hold(self.lifetime)
         graph._kept.append(self)
 
-    def _check_growth(self, known: KnownStream, number: int, told: int, argument: str) -> None:
-        """Raise if a stream would signal `number`, which is not above `told`, its last value."""
+    def _check_growth(self, known: KnownStream, number: int, last: int, argument: str) -> None:
+        """Raise if a stream would signal `number`, which is not above `last`, its last value."""
         self._check_open()
         if not known.is_capturing():
             raise InvalidArgumentError(
                 argument,
-                f"{number} after {told} on the same stream for {self.label}: a timeline only grows; signal {told + 1} "
+                f"{number} after {last} on the same stream for {self.label}: a timeline only grows; signal {last + 1} "
                 "or more.",
             )
 
@@ -659,17 +659,17 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         return limit
 
     def _last_signalled(self) -> int:
-        return max((told[at] for told, at in self.lifetime.uses.copy().values()), default=0)
+        return max((values[at] for values, at in self.lifetime.uses.copy().values()), default=0)
 
     def _forget_values(self) -> None:
         """Forget the signalled values, because a capture noted some that its graph has not signalled."""
-        for told, at in self.lifetime.uses.copy().values():
-            told[at] = 0
+        for values, at in self.lifetime.uses.copy().values():
+            values[at] = 0
 
 
 @locked
-def note_told(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[Told]:
-    """Note a stream's use of semaphores. Return for each where the last value that the stream was told is stored.
+def note_signalled(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[LastSignalled]:
+    """Note a stream's use of semaphores. Return for each where the last value that the stream signals is stored.
 
     Semaphores that are noted together share one list, so that a batch stores all values in one C call.
     """
@@ -763,7 +763,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         numbers = self._check_values(values, self._cannot_wait)
         if limit is not None or not self._direct:  # one wait per semaphore
             if self.lifetime.state is not LIVE:  # checked first, so that the stream gets all waits or none
-                self._look_closer(check_stream(self.device, stream))
+                self._check_closely(check_stream(self.device, stream))
             left, taken = None if limit is None else system.seconds_left(limit), []
             try:
                 for semaphore, number in zip(self._semaphores, numbers, strict=True):
@@ -806,15 +806,15 @@ class SemaphoreBatch(NoCopy, Enqueues):
         if any(map(operator.le, numbers, lasts)):  # runs in C
             self._check_each(known, numbers, lasts)
         if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
-            told, places = noted
-            if told is not None:
-                told[:] = numbers
+            shared, places = noted
+            if shared is not None:
+                shared[:] = numbers
                 return
-            for number, (told, at) in zip(numbers, places):  # noqa: B905
-                told[at] = number
+            for number, (kept, at) in zip(numbers, places):  # noqa: B905
+                kept[at] = number
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
-        """Return the values that the stream was told to signal last; 0 if there was none."""
+        """Return the values that the stream signals last; 0 if there was none."""
         places = (semaphore._noted.get(known, ([0], 0)) for semaphore in self._semaphores)
         return [values[at] for values, at in places]
 
@@ -823,19 +823,19 @@ class SemaphoreBatch(NoCopy, Enqueues):
             if semaphore._grows and number <= last:
                 semaphore._check_growth(known, number, last, "values")
 
-    def _look_closer(self, stream: Stream) -> None:
+    def _check_closely(self, stream: Stream) -> None:
         for semaphore in self._semaphores:
-            semaphore._look_closer(stream)
+            semaphore._check_closely(stream)
 
-    def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[Told]]:
+    def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[LastSignalled]]:
         """Note a stream's first use. Return the list of all values, if the semaphores share one, and their places."""
         check_stream(self.device, stream)
         for one in [one for one in self._noted.copy() if one.state in GONE]:
             self._noted.pop(one, None)
-        places = note_told(self._lifetimes, known)
+        places = note_signalled(self._lifetimes, known)
         values = places[0][0]
         shared = len(places) == len(values) and all(  # `is`: equal lists can belong to two batches
-            told is values and at == place for place, (told, at) in enumerate(places)
+            kept is values and at == place for place, (kept, at) in enumerate(places)
         )
         noted = self._noted[known] = (values if shared else None, places)
         return noted
@@ -845,10 +845,10 @@ class SemaphoreBatch(NoCopy, Enqueues):
             semaphore._hold_in(graph)
 
     def _check_values(self, values: Sequence[int | None] | None, gap: Capability | None) -> Sequence[int]:
-        told: Any = [None] * len(self._semaphores) if values is None else values
-        if not isinstance(told, _SEQUENCES):
-            raise ArgumentTypeError("values", f"expected a tuple or a list, got {values!r}.")
-        given: tuple[Any, ...] = tuple(told)  # a copy: the caller may change a list
+        listed: Any = [None] * len(self._semaphores) if values is None else values
+        if not isinstance(listed, _SEQUENCES):
+            raise ArgumentTypeError("values", f"expected a tuple or a list, got {listed!r}.")
+        given: tuple[Any, ...] = tuple(listed)  # a copy: the caller may change a list
         if len(given) != len(self._semaphores):
             raise InvalidArgumentError(
                 "values", f"expected {len(self._semaphores)}, one for each semaphore, got {len(given)}."

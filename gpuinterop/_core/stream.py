@@ -259,10 +259,10 @@ class Stream(Resource):
             self._check_open()
             stream.refuse_edge()
             if lifetimes:
-                stream.bare = stream.thread is not None  # until `came_along` records an event after the call
+                stream.unfenced = stream.thread is not None  # until `came_along` records an event after the call
             result = call(stream.handle)
             if lifetimes:
-                stream.came_along()
+                stream.after_call()
             return result
         finally:
             del calls[-1], firsts[-1], seconds[-1]
@@ -330,7 +330,7 @@ class Stream(Resource):
                 finally:
                     for wait in waits:
                         wait.enqueued = True
-                stream.came_along()
+                stream.after_call()
 
             self._call(stream, noted)
 
@@ -338,7 +338,7 @@ class Stream(Resource):
 
     def _check_failure(self, known: KnownStream | None = None) -> None:
         """Raise the failure of the stream, or of `known` instead of the calling thread's. The first failure stays."""
-        failure = self._failure or (known or self._known_as()).tell_failure()
+        failure = self._failure or (known or self._known_as()).take_failure()
         if self.known is not None:  # each thread's default stream has its own failure
             self._failure = failure
         if failure is not None:
@@ -419,7 +419,7 @@ class Event(NoCopy):
             self.lifetime.check()
         done: bool = self.lifetime.ask(question, True)
         if done and not self._reached:
-            self._known.poll()  # fences before the event
+            self._known.poll_fences()  # fences before the event
             settle(self._known, self.lifetime.covers)
             self._stream._check_failure(self._known)
             self._reached = True  # a later failure does not concern the event
@@ -498,7 +498,12 @@ def check_stream(device: Device, stream: object) -> Stream:
         elif not pointer:  # 0 on every device
             check_foreign_device(device, stream)
         stream = last
-    if stream.lifetime.state is not LIVE or stream.known is None or stream.known.odd or stream._failure is not None:
+    if (
+        stream.lifetime.state is not LIVE
+        or stream.known is None
+        or stream.known.needs_checks
+        or stream._failure is not None
+    ):
         stream._check_open()  # the conditions above are inline because this is a hot path
         stream._check_failure()
     if stream.device is not device:

@@ -25,14 +25,14 @@ from .lifetime import (
     MARK,
     RELEASING,
     RETIRED,
+    Dependency,
     Lifetime,
     Marks,
-    Standing,
     after_fork,
     locked,
+    polled,
     retire,
     revive,
-    waiting_for_a_look,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Gate:
 
 
 def _holds_up(stream: KnownStream) -> bool:
-    stream.look()
+    stream.poll()
     return not all(wait.is_there() for wait in stream.waits.copy())
 
 
@@ -116,13 +116,13 @@ def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
         gate.crowded = True
     gate.blocked[lifetime] = held_by
     blocking[gate] = None
-    waiting_for_a_look.pop(lifetime, None)
+    polled.pop(lifetime, None)
 
 
 @locked
 def unblock(gate: Gate) -> None:
     """Make the next drain check all blocked releases again."""
-    waiting_for_a_look.update(dict.fromkeys(gate.blocked))
+    polled.update(dict.fromkeys(gate.blocked))
     gate.blocked.clear()
     blocking.pop(gate, None)
 
@@ -233,7 +233,7 @@ def fail_wait(wait: Wait, error: GpuInteropError) -> None:
     """Fail a wait whose signal will not come, and the streams that it held. Makes no driver calls (for the watcher)."""
     wait.failure = error  # first: from now on, streams that note the wait see this
     for stream in list(waiting):
-        _fail_behind(stream, wait, error)
+        _fail_after(stream, wait, error)
 
 
 def fail_waits(semaphore: Lifetime) -> None:
@@ -247,12 +247,12 @@ def fail_waits(semaphore: Lifetime) -> None:
 def awaited(semaphore: Lifetime) -> bool:
     """Whether a stream may still wait for a semaphore. Asks the driver."""
     for stream in list(waiting):
-        stream.look()
+        stream.poll()
     return any(wait.origin.semaphore is semaphore for stream in list(waiting) for wait in stream.pending())
 
 
 @locked
-def _fail_behind(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None:
+def _fail_after(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None:
     first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)
     if first is not None:
         stream.fail(error)
@@ -267,8 +267,8 @@ class NativeEvent(Lifetime):
 
     __slots__ = ("covers",)
 
-    def __init__(self, noun: str, stream: KnownStream, how: Standing = Standing.YIELDS) -> None:
-        super().__init__(noun, stream.backend.destroy_event, parents=(stream,), how=how, keep=stream.keep)
+    def __init__(self, noun: str, stream: KnownStream, dependency: Dependency = Dependency.YIELDS) -> None:
+        super().__init__(noun, stream.backend.destroy_event, parents=(stream,), dependency=dependency, keep=stream.keep)
         self.covers = [wait for wait in stream.enqueued() if not wait.covered]
 
 
@@ -279,7 +279,7 @@ class Fence(NativeEvent):
     noted_of_closed = True  # closing a stream makes a fence
 
     def __init__(self, stream: KnownStream) -> None:
-        super().__init__("event", stream, Standing.HOLDS)
+        super().__init__("event", stream, Dependency.HOLDS)
         self.stream = stream
         self.waiters: dict[Lifetime, None] = {}  # a drain checks these again when the fence is reached
 
@@ -294,7 +294,7 @@ class Fence(NativeEvent):
 
 
 @locked
-def _came_behind(fence: Fence) -> None:
+def _note_fence(fence: Fence) -> None:
     if fence.state is LIVE and fence not in fence.stream.fences:
         fenced[fence.stream] = None
         fence.stream.fences.append(fence)
@@ -306,7 +306,7 @@ def _came_behind(fence: Fence) -> None:
 def _reached(fence: Fence) -> None:
     stream = fence.stream
     settle(stream, fence.covers)
-    waiting_for_a_look.update(fence.waiters)
+    polled.update(fence.waiters)
     fence.waiters = {}
     retire(fence)  # before it leaves the list, because drains check only listed fences
     if fence in stream.fences:
@@ -316,7 +316,7 @@ def _reached(fence: Fence) -> None:
 
 
 @locked
-def _note_anew(stream: KnownStream, wait: Wait) -> None:
+def _replace_inherited(stream: KnownStream, wait: Wait) -> None:
     """Note an inherited wait instead of an earlier one, whose event the stream may already have passed."""
     twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
     wait.number = next(order) if twin is None else twin.number
@@ -354,8 +354,8 @@ class KnownStream(Lifetime):
     device: Streams
 
     __slots__ = (
-        "backend", "bare", "broken", "captured", "failure", "fences", "graph", "key", "limit", "odd", "owned",
-        "pointer", "thread", "told", "voids", "waits",
+        "backend", "broken", "captured", "failure", "failure_raised", "fences", "graph", "key", "limit", "needs_checks",
+        "owned", "pointer", "thread", "unfenced", "voids", "waits",
     )  # fmt: skip
 
     def __init__(self, device: Streams, *, owned: bool, label: str | None = None) -> None:
@@ -369,21 +369,23 @@ class KnownStream(Lifetime):
         self.waits: deque[Wait] = deque()  # that may be pending
         self.fences: list[Fence] = []  # that may be pending
         self.limit = _MANY_WAITS  # with more waits, the driver is asked which have passed; -1 for a thread's own stream
-        self.bare = False  # a thread's own stream has work after its last event, so other threads cannot see its end
+        self.unfenced = (
+            False  # a thread's own stream has work after its last event, so other threads cannot see its end
+        )
         self.broken = False  # a `Stream.capture` could not be ended, so the captured work will never run
         self.captured = False  # a `Stream.capture` is running, or about to begin
         self.graph: Graph | None = None  # the graph of that capture
         self.failure: GpuInteropError | None = None
-        self.told = False  # the failure was raised to a caller
-        self.odd = False  # calls must check the stream closely; see `note_odd`
+        self.failure_raised = False  # the failure was raised to a caller
+        self.needs_checks = False  # calls must check the stream closely; see `note_odd`
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # numbers of work that ran after a failed wait
 
     def streams(self) -> list[KnownStream]:
         return [self] if self.owned else []
 
-    def note_odd(self) -> None:
+    def update_checks(self) -> None:
         """Update `odd`, under the monitor: the stream is captured, has failed, or belongs to a thread."""
-        self.odd = self.captured or self.failure is not None or self.thread is not None
+        self.needs_checks = self.captured or self.failure is not None or self.thread is not None
 
     @property
     def is_over(self) -> bool:
@@ -397,9 +399,9 @@ class KnownStream(Lifetime):
             self.waits.append(wait)
             waiting[self] = None
         else:
-            _note_anew(self, wait)
+            _replace_inherited(self, wait)
         if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
-            _fail_behind(self, wait.origin, failure)
+            _fail_after(self, wait.origin, failure)
 
     def before(self) -> list[KnownStream]:
         """Return the streams whose waits can hold it up: itself, and for another library's stream also the default."""
@@ -423,15 +425,19 @@ class KnownStream(Lifetime):
         """Return the waits that new work follows."""
         return [wait for wait in self.waits.copy() if wait.enqueued]
 
-    def stuck_behind(self, *seen: KnownStream) -> Wait | None:
+    def stuck_on(self, *seen: KnownStream) -> Wait | None:
         """Return a wait that only a signal from this thread can end: no other process or stream will signal it."""
         seen = (*seen, self)
         for wait in (one.origin for one in self.pending()):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
-            uses = semaphore.uses.copy().items()  # the last value that each stream was told to signal
-            before = [None if one in seen else one.stuck_behind(*seen) for one, (told, at) in uses if told[at] >= value]
+            uses = semaphore.uses.copy().items()  # the last value that each stream signals
+            before = [
+                None if one in seen else one.stuck_on(*seen)
+                for one, (failure_raised, at) in uses
+                if failure_raised[at] >= value
+            ]
             if all(before):
                 return before[0] if before else wait
         return None
@@ -448,8 +454,8 @@ class KnownStream(Lifetime):
 
     def late(self, what: str) -> SemaphoreTimeoutError:
         """Return the error for an expired wait for the stream: what it waits for, and how to release it."""
-        self.poll()
-        for one in self.standing.copy():  # all events, so that the message names no wait that has passed
+        self.poll_fences()
+        for one in self.dependents.copy():  # all events, so that the message names no wait that has passed
             with contextlib.suppress(GpuInteropError):  # the stream has failed
                 if isinstance(one, NativeEvent) and one.state is LIVE and one.ask(self.backend.is_done, False):
                     settle(self, one.covers)
@@ -458,7 +464,7 @@ class KnownStream(Lifetime):
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
 
     @property
-    def elsewhere(self) -> bool:
+    def of_other_thread(self) -> bool:
         """Whether it is another thread's own default stream, which only that thread can use."""
         return self.thread is not None and self.thread() is not _here.me
 
@@ -496,8 +502,8 @@ class KnownStream(Lifetime):
         For another thread's own default stream, the fences decide, even after the thread has ended.
         """
         seen = self.enqueued()
-        if self.elsewhere:
-            return not (self.fences or self.bare)
+        if self.of_other_thread:
+            return not (self.fences or self.unfenced)
         try:
             if not self.uncaptured(self.backend.is_idle, True):
                 return False
@@ -506,12 +512,12 @@ class KnownStream(Lifetime):
                 return False
             _void(seen)  # the stream has failed, so the rest of its work never runs
         settle(self, seen)
-        self.bare = False
+        self.unfenced = False
         return True
 
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
         """Call `use` with an event after all earlier work, and return its result; None if the stream is gone."""
-        if self.elsewhere:
+        if self.of_other_thread:
             return None if (last := self.last_fence()) is None else last.ask(use, None)
 
         def recorded(handle: DriverHandle) -> T:
@@ -525,29 +531,29 @@ class KnownStream(Lifetime):
 
     def synchronize(self, timeout: float | None) -> bool:
         """Block until all work is done; return False after `timeout` seconds. Raise the stream's failure."""
-        seen, backend = [one for one in self.enqueued() if one.covered or not self.elsewhere], self.backend
+        seen, backend = [one for one in self.enqueued() if one.covered or not self.of_other_thread], self.backend
 
         def poll(_: DriverHandle) -> bool | None:
             return self.with_event(lambda event: backend.wait_done(event, timeout))
 
         polls = timeout is not None or backend.holds_gil or backend.synchronize_blocks_others
         wait: Callable[[DriverHandle], bool | None] = poll if polls else backend.synchronize
-        if (poll(None) if self.elsewhere else self.uncaptured(wait, None)) is False:
+        if (poll(None) if self.of_other_thread else self.uncaptured(wait, None)) is False:
             return False
         settle(self, seen)
         return True
 
-    def came_along(self) -> None:
+    def after_call(self) -> None:
         """Clean up after a call, before its marks are removed. Otherwise waits would accumulate.
 
         A thread's own stream gets an event here, because without one other threads cannot see its end.
         """
         if self.thread is not None:
-            self.poll()
+            self.poll_fences()
             with contextlib.suppress(CapturedError):
-                self.bare = self.fence() is None
+                self.unfenced = self.fence() is None
         elif len(self.waits) > self.limit:
-            self.look()
+            self.poll()
             self.limit = max(_MANY_WAITS, 2 * len(self.waits))  # do not check pending waits at every call
 
     def fence(self) -> Fence | None:
@@ -555,7 +561,7 @@ class KnownStream(Lifetime):
         fence = Fence(self)
         try:
             self.uncaptured(lambda handle: fence.create(lambda: self.backend.record(handle)), None)
-            _came_behind(fence)
+            _note_fence(fence)
         except CapturedError:
             raise
         except GpuInteropError:
@@ -566,18 +572,18 @@ class KnownStream(Lifetime):
         """Return the latest fence that may be pending. Other threads can remove fences at any time."""
         return next(reversed(self.fences.copy()), None)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Ask the driver which waits have passed. Never blocks."""
         # A pending fence is enough. When a busy stream is queried, AMD's runtime enqueues a marker and keeps it until
         # the stream has continued.
-        fences = self.poll()
-        if self.elsewhere or (not fences and self.is_idle()):
+        fences = self.poll_fences()
+        if self.of_other_thread or (not fences and self.is_idle()):
             return
         if len(fences) < _FENCES and not all(wait.covered for wait in self.enqueued()):
             with contextlib.suppress(CapturedError):
                 self.fence()
 
-    def poll(self) -> list[Fence]:
+    def poll_fences(self) -> list[Fence]:
         fences = self.fences.copy()
         while fences and fences[0].is_reached():
             del fences[0]
@@ -590,16 +596,16 @@ class KnownStream(Lifetime):
         A driver's stream cannot do that. From now on, its wrappers raise a copy of `error`. The failure stays until it
         has been raised; later wrappers start without it.
         """
-        if self.failure is None or self.told:
+        if self.failure is None or self.failure_raised:
             fresh = cast(GpuInteropError, again(error))
             if fresh is not error:
                 fresh.__cause__ = None  # do not keep it alive
             self.failure = fresh
-            self.told = False
-            self.note_odd()
+            self.failure_raised = False
+            self.update_checks()
 
-    def tell_failure(self) -> GpuInteropError | None:
-        return None if self.failure is None else _tell(self)
+    def take_failure(self) -> GpuInteropError | None:
+        return None if self.failure is None else _take_failure(self)
 
     def is_void(self, number: int) -> bool:
         """Whether the work with this number ran after a failed wait."""
@@ -607,9 +613,9 @@ class KnownStream(Lifetime):
 
 
 @locked
-def _tell(stream: KnownStream) -> GpuInteropError | None:
+def _take_failure(stream: KnownStream) -> GpuInteropError | None:
     """Note that the caller will raise the failure. One step, because a new wrapper drops a failure that was raised."""
-    stream.told = stream.failure is not None
+    stream.failure_raised = stream.failure is not None
     return stream.failure
 
 
@@ -664,7 +670,11 @@ class Streams:
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
         found = self.table.get((_PER_THREAD, id(_here.me)))
-        return found if found is not None and found.state is LIVE and not found.elsewhere else self._find(handle, None)
+        return (
+            found
+            if found is not None and found.state is LIVE and not found.of_other_thread
+            else self._find(handle, None)
+        )
 
     def _find(self, handle: DriverHandle, wrapper: Lifetime | None) -> KnownStream:
         pointer = self.backend.stream_pointer(handle)
@@ -702,23 +712,23 @@ def _intern(
         if thread is not None:
             stream.thread = weakref.ref(thread)
             stream.limit = -1
-            stream.note_odd()
+            stream.update_checks()
         revive(stream)
         device.table[key] = stream
         _forget(device)
-    if stream.told:  # a caller has got the failure, so this wrapper starts without it
+    if stream.failure_raised:  # a caller has got the failure, so this wrapper starts without it
         stream.failure = None
-        stream.told = False
-        stream.note_odd()
+        stream.failure_raised = False
+        stream.update_checks()
     if wrapper is not None:
         revive(wrapper)
         if not stream.owned:
             stream.keep = wrapper.keep
-            if wrapper.naming[2] or not (stream.naming[2] and Standing.CHILD in stream.standing.copy().values()):
+            if wrapper.naming[2] or not (stream.naming[2] and Dependency.CHILD in stream.dependents.copy().values()):
                 stream.naming = wrapper.naming
         wrapper.uses[stream] = None  # keeps the owner until the stream's work is done
         wrapper.parents = (stream,)
-        stream.standing[wrapper] = Standing.CHILD
+        stream.dependents[wrapper] = Dependency.CHILD
     return stream
 
 

@@ -251,7 +251,7 @@ class View(NoCopy):
         consumer = buffer.device._consumer(stream)
         if not buffer._is_used_by(consumer):  # skips the most frequent case
             for user in buffer._users(consumer):
-                if user.elsewhere or not user.uncaptured(buffer.driver.is_idle, True):
+                if user.of_other_thread or not user.uncaptured(buffer.driver.is_idle, True):
                     consumer._follow(user)
             buffer._use_on(consumer, 0, buffer._size)
         return consumer
@@ -281,12 +281,12 @@ class View(NoCopy):
         self._token = token
         interface = self._layout.interface(self._pointer, self.read_only)
         if users := self._buffer._users(None):
-            interface["stream"] = self._behind(users) or 1
+            interface["stream"] = self._stream_after(users) or 1
         return interface
 
-    def _behind(self, users: list[KnownStream]) -> int:
+    def _stream_after(self, users: list[KnownStream]) -> int:
         """Return the one stream that the interface can name; it waits for the users."""
-        if len(users) == 1 and users[0].state is LIVE and not users[0].elsewhere:
+        if len(users) == 1 and users[0].state is LIVE and not users[0].of_other_thread:
             return users[0].pointer
         meeting: Stream | None = self.__dict__.get("_meeting")
         if meeting is None:  # a stream for this view, so that no unrelated work waits for the users

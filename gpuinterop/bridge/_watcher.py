@@ -164,13 +164,13 @@ class Lane:
     def host_wait(self, value: int, timeout: float) -> bool:
         """Block the calling thread, for `system.SLICE` at most. The endpoint may be called meanwhile."""
 
-        def look() -> bool:
+        def polled() -> bool:
             self._check()
             # Unless the watcher is stuck, wait for its poll, because a timeout of 0 must still see a signal.
             limit = max(_LAST_LOOK_S, timeout)
             return system.under(self._calling, lambda: system.holds(self._calling) and self._take(value), limit=limit)
 
-        return system.until(look, timeout)
+        return system.until(polled, timeout)
 
     def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call the endpoint in the application's thread."""
@@ -210,7 +210,7 @@ class Lane:
 
     def _end(self) -> bool:
         if held := system.holds(self._calling):
-            self._look()
+            self._poll()
         self._finish()
         return held
 
@@ -230,9 +230,9 @@ class Lane:
 
     def step(self) -> bool:
         """Poll once; return whether anything has happened."""
-        return system.under(self._calling, self._look)
+        return system.under(self._calling, self._poll)
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         try:
             moved = self._forward()
             return self._arrive() or moved
@@ -325,7 +325,7 @@ def _explained(error: BaseException, what: str) -> GpuInteropError:
 
 
 def _raise_failure(stream: KnownStream) -> None:
-    if (failure := stream.tell_failure()) is not None:
+    if (failure := stream.take_failure()) is not None:
         raise again(failure)
 
 

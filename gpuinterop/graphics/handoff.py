@@ -228,15 +228,15 @@ class Handoff(Turns):
         self._first_turn = self._turn = SUBMIT if tracks_submits else ACQUIRE
         # The stream of the last release to a binary semaphore, which the host cannot read; it can query the stream.
         self._stream: Stream | None = None
-        stands = self._stands() if self._timeline else 0
-        self._frame = self._begin(stands) if frame is None else check_int(frame, "frame", maximum=_MAX_FRAME)
-        if self._frame < stands // 2 or (tracks_submits and frame is not None and 2 * self._frame < stands):
+        value = self._value_now() if self._timeline else 0
+        self._frame = self._begin(value) if frame is None else check_int(frame, "frame", maximum=_MAX_FRAME)
+        if self._frame < value // 2 or (tracks_submits and frame is not None and 2 * self._frame < value):
             raise InvalidArgumentError(
-                "frame", f"expected {(stands + 1) // 2} or more, got {self._frame}: {to_compute.label} is at {stands}."
+                "frame", f"expected {(value + 1) // 2} or more, got {self._frame}: {to_compute.label} is at {value}."
             )
         to_compute.lifetime.remark = _asked
         # Before an explicit first `frame` there is no release to wait for.
-        self._first = self._frame if self._timeline and stands < 2 * self._frame else 0
+        self._first = self._frame if self._timeline and value < 2 * self._frame else 0
 
     @property
     def mode(self) -> str:
@@ -340,23 +340,23 @@ class Handoff(Turns):
     def _semaphores(self) -> list[ExternalSemaphore[Any]]:
         return [one for one in (self._to_compute, self._to_graphics) if one is not None]
 
-    def _stands(self) -> int:
+    def _value_now(self) -> int:
         """The timeline's value, as far as this process can see it. Enqueued signals count."""
         counter = 0
         with suppress(UnsupportedError):  # only the driver can read it
             counter = self._to_compute.value
         return max(counter, self._to_compute._last_signalled(), self._to_compute._promised)
 
-    def _begin(self, stands: int) -> int:
+    def _begin(self, value: int) -> int:
         """Derive the frame from a timeline's value, and set the call that is due."""
-        frame, submitted = divmod(stands, 2)
-        if submitted and self._tracks_submits and self._to_compute._promised == stands:
+        frame, submitted = divmod(value, 2)
+        if submitted and self._tracks_submits and self._to_compute._promised == value:
             self._turn = ACQUIRE  # the frame was submitted here and never released
-        elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == stands):
+        elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == value):
             raise InvalidArgumentError(
                 "frame",
-                f"expected a value that begins a frame, got {self._to_compute.label} at {stands}: other code signalled "
-                f"it; pass frame={frame + 1}, whose values are {stands + 2} and {stands + 3}, or a later frame.",
+                f"expected a value that begins a frame, got {self._to_compute.label} at {value}: other code signalled "
+                f"it; pass frame={frame + 1}, whose values are {value + 2} and {value + 3}, or a later frame.",
             )
         return frame
 

@@ -96,12 +96,12 @@ def exported_block(
         )
 
     def check(device: Device, block: Block, what: str) -> None:
-        agree(graphics, device, (Operation.EXPORT_ARRAY,), (block.behind.handle_type,))
-        if not block.behind.travels:
+        agree(graphics, device, (Operation.EXPORT_ARRAY,), (block.kind.handle_type,))
+        if not block.kind.travels:
             wanted = "a memfd" if device.info.is_cpu else "an exportable VMM handle"
-            gap = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type).gap(
+            gap = Cell(Operation.EXPORT_ARRAY, block.kind.handle_type).gap(
                 Scope.DRIVER,
-                f"the driver imports memory only as {wanted}, and this array is not one: it is {block.behind.value}.",
+                f"the driver imports memory only as {wanted}, and this array is not one: it is {block.kind.value}.",
                 f"gpuinterop.{graphics.side.lower()}.import_array",
                 f"put the array into Device.empty(shape, dtype). {way_out}".rstrip(),
             )

@@ -54,7 +54,7 @@ class Access(Generic[T], NotAnArray):
         turns = getattr(self, "_turns", None)
         if turns is not None and turns.inside and turns._turn == self._turn:  # an interrupt struck in these methods
             turns.abandoned = self._turn
-            loop().look_again(partial(turns.drop, self._turn))
+            loop().repeat(partial(turns.drop, self._turn))
 
 
 class Arrays(Resource):

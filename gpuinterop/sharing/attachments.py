@@ -18,7 +18,7 @@ from .._core.device import Device, check_access, check_device
 from .._core.discovery import get_backend, search
 from .._core.lifetime import LIVE, Lifetime, locked, retire
 from .._core.memory import Buffer, Mappable, Mapping as Mapped
-from .._core.release import behind_default_stream, drain
+from .._core.release import drain, once_default_is_free
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
@@ -95,7 +95,7 @@ def keep(mapped: Import) -> bool:
 @locked
 def let_go(mapped: Import) -> None:
     """End an import that nothing uses."""
-    if not (mapped.standing or mapped.count):
+    if not (mapped.dependents or mapped.count):
         retire(mapped)
 
 
@@ -153,7 +153,7 @@ class Lease(NoCopy):
         self._is_known = self.link.hold(descriptor.slot)  # if held before, the memory has not changed
         self._number = next(_numbers).to_bytes(8, "little")
         """Identifies the reader, so that it gets one place even if it asks again."""
-        self.came: dict[int, FdHandle] = {}
+        self.received: dict[int, FdHandle] = {}
         """Received descriptors of blocks, by number, until they are mapped."""
         self._lock = threading.RLock()
         self.device: Device
@@ -167,13 +167,13 @@ class Lease(NoCopy):
         if self.is_here:
             offer = server().find(one, False)
             offer.check()
-            return offer.told, offer
+            return offer.contents, offer
         key = one.serial, one.token
         known = link.known.get(key) if self._is_known and not link.ended else None
-        if known is None or not link.stands(one.slot, one.serial):
+        if known is None or not link.is_open(one.slot, one.serial):
             with link.ask(ATTACH, one.request, left) as answer:
                 known = Contents.parse(answer.body)
-                _take(answer, islice(_by_descriptor(known.regions), len(answer.fds)), self.came)
+                _take(answer, islice(_by_descriptor(known.regions), len(answer.fds)), self.received)
             link.known[key] = known
         return known, None
 
@@ -205,7 +205,7 @@ class Lease(NoCopy):
 
     def over(self) -> GpuInteropError | None:
         """Why no newer version will arrive: the writer has closed the share, or has exited."""
-        if not self.link.stands(self.descriptor.slot, self.descriptor.serial):  # first: it can close and then exit
+        if not self.link.is_open(self.descriptor.slot, self.descriptor.serial):  # first: it can close and then exit
             return ResourceClosedError("the writer has closed: nothing newer will come.")
         return PeerError(ENDED) if self.link.ended else None
 
@@ -216,13 +216,13 @@ class Lease(NoCopy):
 
     def end(self) -> None:
         """Drop the share once the reader has released."""
-        for handle in self.came.values():
+        for handle in self.received.values():
             handle.close()
         self.leave()
         if self.reader is None:
             self.link.drop(self.descriptor.slot)
         else:
-            loop().look_again(self._is_over)
+            loop().repeat(self._is_over)
 
     def _is_over(self) -> bool:
         reader = cast(Reader, self.reader)
@@ -377,7 +377,7 @@ class AttachedArrays(Arrays):
         addresses = offer.addresses if offer is not None else []
         while True:
             if offer is None:
-                found = import_all(lease.link, self.device, regions, left, lease.came)
+                found = import_all(lease.link, self.device, regions, left, lease.received)
                 imports, addresses = [one for one, _ in found], [address for _, address in found]
             try:
                 self._placed = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
@@ -499,15 +499,15 @@ def attached(
 
 
 def import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]
+    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
 ) -> list[tuple[Import, int]]:
     """The import of each region, and the region's address in it; imports what is missing, and closes `came`."""
     limit = -1 if (rest := left()) is None else rest
-    return system.under(link.importing, _import_all, link, device, regions, left, came, limit=limit)
+    return system.under(link.importing, _import_all, link, device, regions, left, received, limit=limit)
 
 
 def _import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, came: dict[int, FdHandle]
+    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
 ) -> list[tuple[Import, int]]:
     if not system.holds(link.importing):
         raise PeerError("another thread waits for that process, which did not answer within the time-out.")
@@ -515,15 +515,15 @@ def _import_all(
     try:
         for at, region in enumerate(regions):
             if (one := import_of(link, device, region)) is None:
-                one = _imported(link, device, region, _handles(link, regions, at, left, came))
+                one = _imported(link, device, region, _handles(link, regions, at, left, received))
             found.append(one)
     except BaseException:
         for imported, _ in found:
             let_go(imported)
         raise
     finally:
-        _close_later(list(came.values()))
-        came.clear()
+        _close_later(list(received.values()))
+        received.clear()
     return found
 
 
@@ -535,17 +535,19 @@ def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] 
     return None
 
 
-def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, came: dict[int, FdHandle]) -> Sequence[Handle]:
+def _handles(
+    link: Link, regions: Sequence[Region], at: int, left: Left, received: dict[int, FdHandle]
+) -> Sequence[Handle]:
     """The handles of a region. Asks for missing descriptors, and for those of the regions after it."""
     region = regions[at]
     if region.kind is IpcMemHandle:
         return [IpcMemHandle(region.data)]
-    while not came.keys() >= set(region.numbers):
-        missing = (one for one in _by_descriptor(islice(regions, at, None)) if one[0] not in came)
+    while not received.keys() >= set(region.numbers):
+        missing = (one for one in _by_descriptor(islice(regions, at, None)) if one[0] not in received)
         asked = list(islice(missing, MAX_FDS))
         with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *(number for number, _ in asked)), left) as answer:
-            _take(answer, asked, came)
-    return [came.pop(number) for number in region.numbers]
+            _take(answer, asked, received)
+    return [received.pop(number) for number in region.numbers]
 
 
 def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
@@ -553,9 +555,9 @@ def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHand
     return ((number, one.kind) for one in regions if issubclass(one.kind, FdHandle) for number in one.numbers)
 
 
-def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], came: dict[int, FdHandle]) -> None:
+def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], received: dict[int, FdHandle]) -> None:
     for number, kind in blocks:
-        came[number] = answer.take(kind)
+        received[number] = answer.take(kind)
 
 
 def _close_later(handles: Sequence[Handle]) -> None:
@@ -565,14 +567,14 @@ def _close_later(handles: Sequence[Handle]) -> None:
         for handle in handles:
             handle.close()
 
-    loop().look_again(close) if any(isinstance(one, VmmFd) for one in handles) else close()
+    loop().repeat(close) if any(isinstance(one, VmmFd) for one in handles) else close()
 
 
 def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> tuple[Import, int]:
     backend, fresh = device.driver, Import(device, region, link)
     make = partial(fresh.attach, device, handles, region.sizes)
     if isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd:
-        make = partial(behind_default_stream, device.gate, make, "attaching arrays")
+        make = partial(once_default_is_free, device.gate, make, "attaching arrays")
     try:
         make()
         for handle in handles:

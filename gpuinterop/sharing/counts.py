@@ -105,7 +105,7 @@ class Holds(NoCopy):
         system.fence()  # the hold must become visible first
         self.counts.rows[_BALANCE][slot] += by
 
-    def stands(self, slot: int, serial: int) -> bool:
+    def is_open(self, slot: int, serial: int) -> bool:
         """Whether the slot still has that serial."""
         system.full_fence()
         return self.theirs.rows[_SERIAL][slot] == serial & _LOW
@@ -117,7 +117,7 @@ class Holds(NoCopy):
             return False
         _, held, balance = self.counts.rows
         held[slot] += 1
-        if not self.stands(slot, serial):
+        if not self.is_open(slot, serial):
             held[slot] -= 1
             return False
         balance[slot] += 1

@@ -10,7 +10,7 @@ from .._core.discovery import search
 from .._core.dlpack import CPU, HOST_TYPES
 from .._core.foreign_arrays import Described, described
 from .._core.layout import overlap
-from ..backend import Behind, Block, SharingBackend
+from ..backend import Block, MemoryKind, SharingBackend
 from ..capabilities import Capability, Cell, Operation, Scope
 from ..errors import HandleError, InvalidArgumentError, ResourceClosedError, UnsupportedError
 from ..handles import OpaqueFd, VmmFd
@@ -47,8 +47,8 @@ def device_of(arrays: Mapping[str, Described]) -> Device:
     """The one device that has the arrays. If only an address identifies it, `locate` checks each block."""
     found: dict[object, Device] = {}
     # An array without bytes can have any address.
-    told = {name: one for name, one in arrays.items() if isinstance(one.place, tuple) or 0 not in one.layout.shape}
-    for name, array in (told or arrays).items():
+    located = {name: one for name, one in arrays.items() if isinstance(one.place, tuple) or 0 not in one.layout.shape}
+    for name, array in (located or arrays).items():
         if array.place not in found:
             found[array.place] = _device_of(array, name or "array")
             first, other = next(iter(found.values())), found[array.place]
@@ -84,8 +84,8 @@ def _ordinal(device: Device, pointer: int) -> int | None:
 
 def check_block(device: Device, block: Block, name: str) -> None:
     """Raise if another process cannot map the memory."""
-    cell = Cell(Operation.EXPORT_ARRAY, block.behind.handle_type)
-    found = device.capabilities.of(cell) if block.behind.travels else _gap(cell, block.behind)
+    cell = Cell(Operation.EXPORT_ARRAY, block.kind.handle_type)
+    found = device.capabilities.of(cell) if block.kind.travels else _gap(cell, block.kind)
     if not found:
         raise UnsupportedError(found, context=device.name + (f", array {name!r}" if name else ""))
     if block.ordinal != device.ordinal:
@@ -118,7 +118,7 @@ def locate(
 
 
 def find_runs(
-    device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check, seen: set[tuple[Behind, int]]
+    device: Device, spans: Iterable[tuple[int, int, str]], allowed: Check, seen: set[tuple[MemoryKind, int]]
 ) -> tuple[list[tuple[Block, ...]], dict[str, int]]:
     """Like `locate`, for start and end addresses: the runs, and the number of each array's run.
 
@@ -127,7 +127,7 @@ def find_runs(
     backend = _backend_of(device)
     ask, joins = backend.find_blocks(), backend.joins_blocks
     runs, numbers = list[list[Block]](), dict[str, int]()
-    last = Block(behind=Behind.NOTHING)
+    last = Block(kind=MemoryKind.NOTHING)
     for start, end, name in sorted(spans):
         while (place := max(start, last.end)) < end:
             try:
@@ -135,10 +135,10 @@ def find_runs(
             except HandleError as error:
                 problem = f"expected memory that can be shared, got some that cannot: {error}"
                 raise InvalidArgumentError(name or "array", problem) from None
-            if (block.behind, block.ordinal) not in seen:
+            if (block.kind, block.ordinal) not in seen:
                 allowed(device, block, name)
-                seen.add((block.behind, block.ordinal))
-            joined = joins and last.end == block.address and last.behind is block.behind is Behind.VMM
+                seen.add((block.kind, block.ordinal))
+            joined = joins and last.end == block.address and last.kind is block.kind is MemoryKind.VMM
             if not block.address <= place < block.end or not (joined or place == start):
                 raise InvalidArgumentError(
                     name or "array",
@@ -169,7 +169,7 @@ def _backend_of(device: Device) -> SharingBackend:
     return cast(SharingBackend, backend)
 
 
-def _gap(cell: Cell, behind: Behind) -> Capability:
+def _gap(cell: Cell, kind: MemoryKind) -> Capability:
     """Why memory of this kind cannot be shared, and what to change."""
     allocate = "make the array with device.empty(shape, dtype), or pass copy=True and use share.view."
     pools = (
@@ -178,9 +178,9 @@ def _gap(cell: Cell, behind: Behind) -> Capability:
         "copy=True."
     )
     reasons = {
-        Behind.POOL: ("and the pool was not made for export.", pools),
-        Behind.CLOSED: ("or of another process; only that process can share it.", allocate),
-        Behind.HOST: ("which only its own process has: no open memfd, mapped from its start.", allocate),
+        MemoryKind.POOL: ("and the pool was not made for export.", pools),
+        MemoryKind.CLOSED: ("or of another process; only that process can share it.", allocate),
+        MemoryKind.HOST: ("which only its own process has: no open memfd, mapped from its start.", allocate),
     }
-    reason, way_out = reasons.get(behind, ("which no call can export.", allocate))
-    return cell.gap(Scope.DEVICE, f"the memory is {behind.value}, {reason}", "docs/howto/share_arrays.md", way_out)
+    reason, way_out = reasons.get(kind, ("which no call can export.", allocate))
+    return cell.gap(Scope.DEVICE, f"the memory is {kind.value}, {reason}", "docs/howto/share_arrays.md", way_out)

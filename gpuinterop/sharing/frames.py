@@ -590,14 +590,14 @@ class _Name(NoCopy):
         self._name, self._path, self._descriptor = name, path, b""
         self._lock, passes = threading.RLock(), loop().on_pass
         self._file = self._locked()
-        passes[self._look] = None
+        passes[self._check_file] = None
 
     def write(self, descriptor: bytes) -> None:
         self._write(self._file, descriptor)
         self._descriptor = descriptor
 
     @system.locked
-    def _look(self) -> None:
+    def _check_file(self) -> None:
         if self._descriptor and not (self.problem or os.fstat(self._file).st_nlink):
             try:
                 file = self._locked()
@@ -638,7 +638,7 @@ class _Name(NoCopy):
     @system.locked
     def close(self) -> None:
         self._descriptor = b""  # the loop may be about to look
-        loop().on_pass.pop(self._look, None)
+        loop().on_pass.pop(self._check_file, None)
         _unlock(self._file, self._path)
 
 

@@ -72,7 +72,7 @@ class Link(Holds):
         except TimeoutError as error:
             raise _lost(error) from None
         except (OSError, PeerError) as error:
-            has_ended = self._look()
+            has_ended = self._poll()
             if isinstance(error, PeerError) and not connection.has_ended:
                 raise
             raise PeerError(ENDED) if has_ended else _lost(error) from None
@@ -123,7 +123,7 @@ class Link(Holds):
             with answer.take(OpaqueFd) as page:
                 self.theirs = Words(page)
             self.bell = self._owned.enter_context(answer.take(EventFd))
-        loop().watch(link.fileno(), lambda _: self._look(), HANG_UP)
+        loop().watch(link.fileno(), lambda _: self._poll(), HANG_UP)
 
     # -- imports -----------------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Link(Holds):
         if self.ended:  # it may have exited before this call
             self.end()
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """End the link if the kernel has hung up."""
         if (connection := self._connection) is not None and has_hung_up(connection.socket):
             self.end()

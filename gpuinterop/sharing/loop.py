@@ -35,7 +35,7 @@ class Loop(NoCopy):
         """Held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
-        self._again: deque[Callable[[], object]] = deque()
+        self._repeated: deque[Callable[[], object]] = deque()
         self.on_pass: dict[Callable[[], object], None] = {}  # called at each pass
         self.exits = False  # whether the interpreter exits
         if not hasattr(select, "epoll"):
@@ -61,9 +61,9 @@ class Loop(NoCopy):
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
 
-    def look_again(self, look: Callable[[], object]) -> None:
-        """Call `look` in the loop, again and again while it returns False."""
-        self._again.append(look)
+    def repeat(self, call: Callable[[], object]) -> None:
+        """Call a function in the loop, again and again while it returns False."""
+        self._repeated.append(call)
         if system.holds(self._passing):
             return  # this pass or the next one calls it
         try:
@@ -71,7 +71,7 @@ class Loop(NoCopy):
         except ResourceClosedError:
             self.exits = True
         if self.exits:  # the thread may have ended, so this one makes the calls
-            system.under(self._passing, self._look, limit=0)
+            system.under(self._passing, self._poll, limit=0)
         self.wake()
 
     def start(self) -> None:
@@ -106,31 +106,31 @@ class Loop(NoCopy):
                     self._pass(None)
                 except BaseException as error:  # from an array library; the loop must still serve the others
                     report(error)
-            self._look()
+            self._poll()
 
     def _pass(self, timeout: float | None) -> None:
         if not system.holds(self._passing):
             return
         patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # do not wait for a peer's lock; try again
-        limits = [TICK_S if self._again else _LONG_S, *([] if timeout is None else [timeout])]
+        limits = [TICK_S if self._repeated else _LONG_S, *([] if timeout is None else [timeout])]
         try:
             for fd, events in self._epoll.poll(min(limits)):
                 if (call := self._calls.get(fd)) is not None:
                     call(events)
-            self._look()
+            self._poll()
             for check in list(self.on_pass):
                 with contextlib.suppress(GpuInteropError):  # the next call that needs it raises
                     check()
         finally:
             timeline.patience.seconds = patience
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if not system.holds(self._passing):
             return
-        for _ in range(len(self._again)):
-            if shown(self._again[0]) is False:
-                self._again.append(self._again[0])
-            self._again.popleft()  # after the call, so that an interrupt does not lose it
+        for _ in range(len(self._repeated)):
+            if shown(self._repeated[0]) is False:
+                self._repeated.append(self._repeated[0])
+            self._repeated.popleft()  # after the call, so that an interrupt does not lose it
 
     def forget(self) -> None:
         """Close the descriptors of a forked child's copy."""

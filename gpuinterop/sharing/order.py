@@ -140,7 +140,7 @@ class _Turns(NoCopy):
         _sides.add(self)
         self._stream: KnownStream | None = None
         """The stream that acquired or released last."""
-        self._told_by: KnownStream | None = None
+        self._signaller: KnownStream | None = None
         """The stream that has the last signal; None if the host signals."""
         self._guard = threading.RLock()
         """Held by a thread that acquires or releases, until everything is enqueued on the stream."""
@@ -152,7 +152,7 @@ class _Turns(NoCopy):
         """Release after the work of the stream that acquired; do not acquire again."""
         self.failure = self.failure or failure
         if not self._ends():
-            loop().look_again(self._ends)
+            loop().repeat(self._ends)
 
     def drop(self, turn: int) -> bool:
         """Release a turn that was left open; False while another thread acquires or releases."""
@@ -222,7 +222,7 @@ class _Turns(NoCopy):
         self._check(known, enters=False)
         self._stream = known
         try:
-            if known is not self._told_by and value_of(self.own) < self._turn - 1:
+            if known is not self._signaller and value_of(self.own) < self._turn - 1:
                 self.own._wait_asked(stream, self._turn - 1)  # values must not decrease
             self.own._signal_asked(stream, self._turn)
             self._leave(known)
@@ -230,9 +230,9 @@ class _Turns(NoCopy):
             self._give_up()
             raise
 
-    def _leave(self, told_by: KnownStream | None) -> None:
+    def _leave(self, signaller: KnownStream | None) -> None:
         """Note the release, after the stream has the signal."""
-        self._told_by, self.inside = told_by, False
+        self._signaller, self.inside = signaller, False
 
     def _ends(self) -> bool:
         """Release, unless another thread is acquiring or releasing; that thread may be waiting."""
@@ -242,15 +242,15 @@ class _Turns(NoCopy):
 
     def _give_up(self) -> None:
         """Signal from the host: the stream may be closed, belong to another thread, or have failed and skip signals."""
-        before, turn = self._told_by, self._turn
+        before, turn = self._signaller, self._turn
         if (stream := self._stream if self.inside else before) is None:
             return
-        tells = partial(self._tells, turn, _end_of(stream), before)
-        loop().look_again(tells)  # first, because another interrupt can strike
+        signals = partial(self._signal_late, turn, _end_of(stream), before)
+        loop().repeat(signals)  # first, because another interrupt can strike
         self._leave(None)
-        tells()
+        signals()
 
-    def _tells(self, turn: int, passed: Callable[[], bool], before: KnownStream | None) -> bool:
+    def _signal_late(self, turn: int, passed: Callable[[], bool], before: KnownStream | None) -> bool:
         """Signal after a stream's work so far, and after the signal or failure of the stream `before`."""
         try:
             if (value := value_of(self.own)) < turn:
@@ -265,7 +265,7 @@ class _Turns(NoCopy):
 def _end_of(stream: KnownStream) -> Callable[[], bool]:
     """Return a function that reports whether the stream has done all of its work so far."""
     with contextlib.suppress(CapturedError):
-        if not stream.elsewhere and (fence := stream.fence()) is not None:
+        if not stream.of_other_thread and (fence := stream.fence()) is not None:
             return fence.is_reached
     return stream.is_idle
 
@@ -297,7 +297,7 @@ class Writer(_Turns):
     def _note(self) -> Sequence[tuple[Word, int]]:
         self.thread = threading.get_ident()
         waits = self._take()
-        if self._stream is not self._told_by:
+        if self._stream is not self._signaller:
             waits.append((self.own, self._turn - 1))  # another stream may have signalled the last version
         return waits
 
@@ -317,9 +317,9 @@ class Writer(_Turns):
         system.fence()  # later loads must follow the loads of the values
         return found
 
-    def _leave(self, told_by: KnownStream | None) -> None:
+    def _leave(self, signaller: KnownStream | None) -> None:
         self.page.publish(self._turn, self.taken)
-        self._told_by, self.inside = told_by, False
+        self._signaller, self.inside = signaller, False
 
 
 class FrameWriter(Writer):
@@ -389,12 +389,12 @@ class FrameWriter(Writer):
         self.whole = False
         return self._readers  # a reader that has claimed the buffer since then sees that it is not the newest
 
-    def _leave(self, told_by: KnownStream | None) -> None:
+    def _leave(self, signaller: KnownStream | None) -> None:
         if self.whole:
             self._written[self.taken] = self._turn
             self.page.numbers[self.taken] = self.page.numbers[self.page.words[_TURN] >> _BUFFER] + 1
-            super()._leave(told_by)
-        self._told_by, self.inside = told_by, False
+            super()._leave(signaller)
+        self._signaller, self.inside = signaller, False
 
     def _give_up(self) -> None:
         self.whole = False
@@ -451,7 +451,7 @@ class Reader(_Turns):
         """The writer has exited: fail the streams that wait for it, and let them continue."""
         self.failure = PeerError(ENDED)
         fail_waits(self.writer.lifetime)
-        loop().look_again(partial(self.lets_pass, self.writer))
+        loop().repeat(partial(self.lets_pass, self.writer))
 
 
 class FrameReader(Reader):

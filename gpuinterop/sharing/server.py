@@ -64,7 +64,7 @@ CLOSED: Final = "the share was closed; ask its process for a new descriptor."
 
 
 class Offer:
-    """An object with a slot. The loop calls `contents`, if it can be attached, and `enrol`, if it has an order."""
+    """An object with a slot. The loop calls `encoded`, if it can be attached, and `enrol`, if it has an order."""
 
     token = secrets.token_bytes(16)
     serial = slot = 0
@@ -92,12 +92,12 @@ class Exported:
 
     @cached_property
     def data(self) -> bytes:
-        return cast(IpcMemHandle, self.export()).data if self.block.behind.handle_type is IpcMemHandle else b""
+        return cast(IpcMemHandle, self.export()).data if self.block.kind.handle_type is IpcMemHandle else b""
 
 
 def region_of(blocks: Sequence[Exported]) -> Region:
     """Blocks at consecutive addresses, in the form that other processes receive."""
-    kind, sizes = blocks[0].block.behind.handle_type, tuple(one.block.size for one in blocks)
+    kind, sizes = blocks[0].block.kind.handle_type, tuple(one.block.size for one in blocks)
     return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].data)
 
 
@@ -141,7 +141,7 @@ class Server(NoCopy):
             undo.pop_all()
         self._sums = Sums(page)
         loop().watch(wake, self._rung)
-        loop().on_pass[self._look_at_socket] = None
+        loop().on_pass[self._check_socket] = None
         Finalize(None, self._unlink, exitpriority=0)  # runs also in multiprocessing's children, unlike atexit
 
     # -- what is shared ----------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Server(NoCopy):
     def find(self, one: Descriptor, attached: bool) -> Any:
         """The offer that a descriptor opens. If it is closed, only for a process that has attached."""
         offer = self.offers.get(one.slot)
-        if offer is None or offer.serial != one.serial or not (attached or self.me.stands(one.slot, one.serial)):
+        if offer is None or offer.serial != one.serial or not (attached or self.me.is_open(one.slot, one.serial)):
             raise ResourceClosedError(CLOSED)
         if not hmac.compare_digest(one.token, offer.token):
             raise PeerError("the token is not this share's; pass the descriptor unchanged.")
@@ -175,7 +175,7 @@ class Server(NoCopy):
 
     def descriptor(self, offer: Offer) -> bytes:
         """An offer's descriptor; this process's, if the offer has no slot. Repairs the socket first."""
-        self._look_at_socket()
+        self._check_socket()
         return bytes(Descriptor(boot_id(), self.nonce, offer.serial, offer.slot, offer.token, self._path))
 
     def withdraw(self, offer: Offer) -> None:
@@ -184,7 +184,7 @@ class Server(NoCopy):
             offer.end()
             return
         self.shut(offer, ends=True)
-        self.look()  # the program may not serve again
+        self.poll()  # the program may not serve again
         loop().wake()
 
     @system.locked
@@ -198,16 +198,16 @@ class Server(NoCopy):
     @system.locked
     def send(self, offer: Offer) -> bool:
         """Count one more message, which keeps the offer until it arrives; False if the offer has ended."""
-        if stands := self.offers.get(offer.slot) is offer:
+        if is_open := self.offers.get(offer.slot) is offer:
             self._sums.forget_surplus(offer.slot)
             self._send(offer, 1)
-        return stands
+        return is_open
 
     def _send(self, offer: Offer, messages: int) -> None:
         self.me.move(offer.slot, -messages)
         self._sums.end_unheld(offer.slot)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Add up the counts, and end the offers that no process holds."""
         for offer in self._over():
             shown(offer.end)
@@ -215,7 +215,7 @@ class Server(NoCopy):
     @system.locked
     def _over(self) -> list[Any]:
         for offer in list(self.ordered):
-            offer.look()
+            offer.poll()
         return [self.offers.pop(slot) for slot in self._sums.over()]
 
     @system.locked
@@ -249,7 +249,7 @@ class Server(NoCopy):
         bell, again = self.me.bell.fd, time.monotonic() + TICK_S
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(bell)
-        self.look()
+        self.poll()
         loop().change(bell, 0)
 
         def listens() -> bool:
@@ -257,7 +257,7 @@ class Server(NoCopy):
                 loop().change(bell, select.EPOLLIN)
             return late
 
-        loop().look_again(listens)
+        loop().repeat(listens)
 
     def forget(self) -> None:
         """Close the descriptors of a forked child's copy."""
@@ -290,7 +290,7 @@ class Server(NoCopy):
         return listener, path
 
     @system.locked
-    def _look_at_socket(self) -> None:
+    def _check_socket(self) -> None:
         """Make the socket again if it was removed, for example by a cleaner of /tmp: descriptors contain its path."""
         if not os.path.exists(self._path):
             gone, place = self._listener, os.path.dirname(self._path)
@@ -356,7 +356,7 @@ class Server(NoCopy):
         guest.ended = True
         if guest.counts is not None:
             system.under(self._lock, self._sums.remove, guest.counts)
-        self.look()
+        self.poll()
 
     def _answer(self, guest: Guest, message: Message) -> None:
         handles = list[Handle]()
@@ -398,10 +398,10 @@ class Server(NoCopy):
             place, found = offer.enrol(guest, message.body[SHARE.size :])
             handles.extend(found)
             return int(place).to_bytes(4, "little")
-        contents: bytes = offer.contents()
+        contents: bytes = offer.encoded()
         numbers = [one.number for one in offer.blocks]
         if guest.blocks.isdisjoint(numbers):  # else it asks for the blocks that it lacks
-            beside = [one for one in offer.blocks if one.block.behind.handle_type is not IpcMemHandle]
+            beside = [one for one in offer.blocks if one.block.kind.handle_type is not IpcMemHandle]
             handles.extend(one.export() for one in beside[:MAX_FDS])
         guest.blocks.update(numbers)
         return contents

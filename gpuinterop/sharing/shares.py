@@ -56,8 +56,8 @@ class Offered(NoCopy, Offer):
             blocks = iter(self.blocks)
             regions = [region_of(list(itertools.islice(blocks, len(run)))) for run in runs]
             placed = {name: Placed(*places[name], one.layout, one.read_only) for name, one in arrays.items()}
-            self.told = Contents(os.getpid(), single, device.identity, regions, placed)
-            self._body = bytes(self.told)
+            self.contents = Contents(os.getpid(), single, device.identity, regions, placed)
+            self._encoded = bytes(self.contents)
         except BaseException:
             server().drop(self.blocks)
             raise
@@ -84,9 +84,9 @@ class Offered(NoCopy, Offer):
         names = itertools.islice(self._next, min(_LOOKS, len(self.movable)))
         check_pointers({name: self.arrays[name] for name in names})
 
-    def contents(self) -> bytes:
+    def encoded(self) -> bytes:
         self.check()
-        return self._body
+        return self._encoded
 
     def enrol(self, guest: Guest | Holds, number: bytes) -> tuple[int, Sequence[Handle]]:
         place = self.take_place(guest, number)
@@ -102,7 +102,7 @@ class Offered(NoCopy, Offer):
             writer.leases.pop(place).close()
             raise
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Drop the readers that have left the order or detached, or whose process has exited."""
         if (writer := self._writer) is not None:
             for place, (guest, _) in self._places.copy().items():
@@ -115,7 +115,7 @@ class Offered(NoCopy, Offer):
             if self._places.pop(place, None) is not None:  # two threads can look at once
                 own = writer.leases.pop(place)
                 self._leaving.add(own)
-                loop().look_again(partial(self._lets_go, writer, own))
+                loop().repeat(partial(self._lets_go, writer, own))
 
     def _lets_go(self, writer: Writer, own: Word) -> bool:
         if over := writer.lets_pass(own):
@@ -178,7 +178,7 @@ class Offered(NoCopy, Offer):
     def _is_rival(self, other: Any) -> bool:
         if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
             return False
-        if not (other._is_written and server().me.stands(other.slot, other.serial)):
+        if not (other._is_written and server().me.is_open(other.slot, other.serial)):
             return False
         ends = [0, 0]
         spans = [(*one.span, which) for which in (0, 1) for one in (self, other)[which].arrays.values()]
@@ -204,7 +204,7 @@ class Offered(NoCopy, Offer):
     def end(self) -> None:
         """End the offer: it is withdrawn, and no process holds it, not even one that gave up while it enrolled."""
         if not self._has_ended():  # the server has just looked, and looks again for each reader that leaves
-            loop().look_again(self._has_ended)
+            loop().repeat(self._has_ended)
 
     @system.locked
     def _has_ended(self) -> bool:
@@ -225,7 +225,7 @@ class Offered(NoCopy, Offer):
     def serves_out(self) -> bool:
         """Whether the share has ended. Without a thread, this call serves the readers that are left."""
         if self.threaded:
-            server().look()
+            server().poll()
         else:
             server().serve(0.0)
         return self.is_over
@@ -255,9 +255,9 @@ class ArrayShare(Arrays):
         device = offer.device
         noun = "Publisher" if offer.buffers else "ArrayShare"
         super().__init__(Lifetime(noun, Offered.close, device=device.streams, label=label))
-        self.device, self._contents = device, offer.told
+        self.device, self._contents = device, offer.contents
         offer.label = self.label
-        self._immutable = next((name for name, one in offer.told.arrays.items() if one.read_only), None)
+        self._immutable = next((name for name, one in offer.contents.arrays.items() if one.read_only), None)
         if stream is not None:
             offer.writer(stream)
         server().enter(offer, 0)

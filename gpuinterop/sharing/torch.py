@@ -53,7 +53,7 @@ from .._core.lifetime import GONE, Lifetime, after_fork, alive, retire
 from .._core.memory import Mapping
 from .._core.release import drain
 from .._core.streams import fail_waits
-from ..backend import Behind, Block
+from ..backend import Block, MemoryKind
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
 from .attachments import Import, device_for, import_all, import_of, keep
@@ -83,16 +83,16 @@ class _Run:
         self.start, self.end, self.uses = run[0].address, run[-1].end, 0
         self.blocks = server().use(device, run)
         try:
-            self.source, self.region = _source(device, run[0].behind), region_of(self.blocks)[1:]
+            self.source, self.region = _source(device, run[0].kind), region_of(self.blocks)[1:]
         except BaseException:
             server().drop(self.blocks)
             raise
 
 
 @lru_cache
-def _source(device: Device, behind: Behind) -> bytes:
+def _source(device: Device, kind: MemoryKind) -> bytes:
     """The part of a message that identifies this process, a device, and the handle type of its memory."""
-    contents = Contents(os.getpid(), True, device.identity, [Region(behind.handle_type, (), ())], {})
+    contents = Contents(os.getpid(), True, device.identity, [Region(kind.handle_type, (), ())], {})
     return server().descriptor(Offer()) + bytes(contents)
 
 
@@ -103,7 +103,7 @@ class _Place:
         self.device = device_of({"": describe(torch.empty(0, device=device), "tensor")})
         self.runs: list[tuple[int, _Run]] = []
         """Runs of one block, by address. A storage keeps its block, but a part of several blocks can change."""
-        self.seen = set[tuple[Behind, int]]()
+        self.seen = set[tuple[MemoryKind, int]]()
         """The kinds of memory that `check_block` has accepted."""
 
     def use(self, start: int, end: int) -> _Run:
@@ -160,7 +160,7 @@ class _Theirs:
         """Weak references to storages, by slot and serial."""
         self.dropped: deque[_Received] = deque()
         """Storages that are gone, but not given back yet."""
-        self.looks = False
+        self.to_be_polled = False
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
         """Count a message, and return its storage; None if it has arrived too late."""
@@ -192,21 +192,21 @@ class _Theirs:
         self.state.received[storage._cdata] = link, (source, place)
         return storage
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Give back the dropped storages whose streams have done their work. The loop calls this."""
-        return system.under(self.link.importing, self._look, limit=0)
+        return system.under(self.link.importing, self._poll, limit=0)
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         if not system.holds(self.link.importing):  # a thread waits for the other process; the loop must not wait too
             return False
-        self.looks = False  # first, so that a storage dropped after this causes another look
+        self.to_be_polled = False  # first, so that a storage dropped after this causes another look
         gone = list[_Received]()
         for _ in range(len(self.dropped)):
             one = self.dropped.popleft()
             if one.work is None or one.work.query():
                 gone.append(one)
             else:
-                self.looks = True
+                self.to_be_polled = True
                 self.dropped.append(one)
         for one in gone:
             if (weak := one.weak) is not None:
@@ -221,8 +221,8 @@ class _Theirs:
             mapped.count -= count
             mapped.ends_with_children = not mapped.count
         retire(ending)  # also ends the imports that nothing else uses
-        loop().look_again(partial(_is_gone, ending))
-        return not self.looks
+        loop().repeat(partial(_is_gone, ending))
+        return not self.to_be_polled
 
     def poison(self) -> None:
         self.state.theirs.pop(self.link.process, None)
@@ -267,9 +267,9 @@ class _Received:
             stream = torch.cuda.current_stream(self.gpu)
             self.work = None if stream.query() else stream.record_event()
         theirs.dropped.append(self)
-        if not theirs.looks:
-            theirs.looks = True
-            loop().look_again(theirs.look)
+        if not theirs.to_be_polled:
+            theirs.to_be_polled = True
+            loop().repeat(theirs.poll)
 
 
 class _Clock(Offer):
@@ -311,7 +311,7 @@ class _TheirClock:
         """The process has exited: fail the streams that wait for it, and let them continue."""
         self.heard.pop(self.key, None)
         fail_waits(self.word.lifetime)
-        loop().look_again(partial(store, self.word))
+        loop().repeat(partial(store, self.word))
 
 
 class _State:

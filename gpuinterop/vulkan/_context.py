@@ -40,7 +40,7 @@ class VulkanObject(lifetime.Lifetime):
 
     def __init__(self, vk: VulkanContext, noun: str, keeps: Sequence[VulkanObject] = ()) -> None:
         parents = (vk.lifetime, *keeps)
-        super().__init__(noun, lambda _: self._destroy(), parents=parents, how=lifetime.Standing.HOLDS)
+        super().__init__(noun, lambda _: self._destroy(), parents=parents, dependency=lifetime.Dependency.HOLDS)
         self._vk = vk
         self._made: list[tuple[str, Any]] = []
         self._other: ref[Resource] | None = None
@@ -318,7 +318,7 @@ class VulkanContext(NoCopy):
 
     def _fence_queue(self) -> None:
         """Submit a fence to the queue, unless there is no queue, or no object that it could be using."""
-        while self.queue is not None and self.lifetime.standing and self.lifetime.state is LIVE:
+        while self.queue is not None and self.lifetime.dependents and self.lifetime.state is LIVE:
             used = [native for native in self._shared() if not isinstance(native, Watched) and native.state is LIVE]
             fence, info = _Fence(self, "fence", used), self.api.new("VkFenceCreateInfo")
             with suppress(ResourceClosedError):  # another thread closed the context or one of `used`
@@ -358,7 +358,7 @@ class VulkanContext(NoCopy):
         return context.state in lifetime.GONE
 
     def _shared(self) -> list[VulkanObject]:
-        return [native for native in self.lifetime.standing.copy() if isinstance(native, VulkanObject)]
+        return [native for native in self.lifetime.dependents.copy() if isinstance(native, VulkanObject)]
 
     def __repr__(self) -> str:
         return f"<{self.lifetime.label} of {self.physical.name}{'' if self.lifetime.state is LIVE else ' closed'}>"
@@ -421,7 +421,7 @@ def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: li
         return
     context.state = lifetime.LEAKED
     left.append(why)
-    for native in context.standing:
+    for native in context.dependents:
         if native.state in (LIVE, lifetime.RETIRED):
             native.problem = why
             native.state = lifetime.LEAKED

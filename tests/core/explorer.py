@@ -469,7 +469,7 @@ class Core:
 def forget() -> None:
     """What is still to be released, in the whole process, is nobody's any more: a test that has failed left it."""
     for registry in (
-        lifetime._alive, lifetime.waiting_for_a_look, lifetime.endings, streams.fenced, streams.waiting,
+        lifetime._alive, lifetime.polled, lifetime.endings, streams.fenced, streams.waiting,
         streams.blocking, lifetime.dropped, lifetime.lingering,
     ):  # fmt: skip
         registry.clear()
@@ -488,9 +488,9 @@ def unsound() -> list[str]:
         if isinstance(one, streams.KnownStream) and one.waits and one not in streams.waiting:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
-            how = parent.standing.get(one)
+            how = parent.dependents.get(one)
             is_over = parent.state in (lifetime.RELEASED, lifetime.DEAD)
-            outlives = how is lifetime.Standing.CHILD and one.state is lifetime.LIVE is not parent.state
+            outlives = how is lifetime.Dependency.CHILD and one.state is lifetime.LIVE is not parent.state
             if how is None or is_over or outlives:
                 found.append(f"{one!r} stands on {parent!r}")
     return found

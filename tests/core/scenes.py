@@ -427,7 +427,7 @@ SCENES: dict[str, Scene] = {
     ),
     "who is told of a failure beside one that wraps the stream again": Scene(
         "wrapped", [_is_told, lambda w: w.make(w.device.wrap_stream(64))],
-        begin=lambda w: w.wrapped._known_as().fail(gi.PeerError("gone")), by_opcode=[KnownStream.tell_failure],
+        begin=lambda w: w.wrapped._known_as().fail(gi.PeerError("gone")), by_opcode=[KnownStream.take_failure],
     ),
     "finalizers beside a close": Scene("view stream", [_drop, _close("stream"), _drain]),
     "an array beside a close": Scene("buffer", [_use_array, _close("memory")], by_opcode=[Hold.__del__]),

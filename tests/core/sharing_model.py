@@ -29,7 +29,7 @@ Kernel = Callable[[], bool]
 _SOURCES = (
     *(order._Turns, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
     *(order.acquire_all, order._acquire, order._enter, order.store),
-    *(shares.Offered.look, shares.Offered._let_go, shares.Offered._lets_go, shares.Offered._take_place, arrays.acquire),
+    *(shares.Offered.poll, shares.Offered._let_go, shares.Offered._lets_go, shares.Offered._take_place, arrays.acquire),
 )
 _BUFFERS = 3
 _PAGES = [order.ControlPage(buffers=_BUFFERS) for _ in range(2)]
@@ -292,7 +292,7 @@ class Stream:
     """A queue of operations that tell whether they have passed; or the calling thread, which makes each at once."""
 
     failure: GpuInteropError | None = None
-    closed = elsewhere = False
+    closed = of_other_thread = False
     """Closed is the wrapper: the queue goes on."""
     device = SimpleNamespace(info=SimpleNamespace(is_cpu=True))
 
@@ -350,7 +350,7 @@ class Process:
         self.closed: set[Share] = set()
         self.jobs: deque[Callable[[], Any]] = deque()
         self.again: list[Callable[[], Any]] = []
-        self.look_again, self.ordered = self.again.append, dict[object, None]()
+        self.repeat, self.ordered = self.again.append, dict[object, None]()
         self.threads = [Thread(self, "loop", self._loop()), Thread(self, "main", self._main())]
 
     def fail_waits(self, word: Word) -> None:
@@ -450,7 +450,7 @@ class Process:
             yield from turns.end(ResourceClosedError("closed"))
             if share.home is not self and self not in share.left:
                 share.left.add(self)
-                self.look_again(partial(self._is_released, share, turns))
+                self.repeat(partial(self._is_released, share, turns))
 
     def _is_released(self, share: Share, turns: Any) -> Steps:
         if not (yield from turns.close_if_released()):
@@ -551,7 +551,7 @@ class Share:
         if process not in self.ended:
             self.ended.add(process)
             self.guests[process].ended = process.dead
-            self.home.jobs.append(lambda: self.world.code["look"](self.offer))
+            self.home.jobs.append(lambda: self.world.code["poll"](self.offer))
 
     def notices(self, process: Process) -> Steps:
         """A reader's loop learns of the writer's death."""
@@ -568,7 +568,7 @@ class Share:
         if process is self.home:
             self.written += 1
             return partial(self._begin, stream), partial(self._write, self.written)
-        look = partial(self._look, process, stream, floor, list[int]())
+        look = partial(self._poll, process, stream, floor, list[int]())
         return look, look
 
     def _begin(self, stream: Stream) -> bool:
@@ -584,7 +584,7 @@ class Share:
         self.writing, self.version = False, version
         return True
 
-    def _look(self, process: Process, stream: Stream, floor: int, seen: list[int]) -> bool:
+    def _poll(self, process: Process, stream: Stream, floor: int, seen: list[int]) -> bool:
         self.world.tell(f"{stream.name} sees version {self.version} of share {self.number}, due is {floor} or later")
         if process.dead:
             return True

@@ -130,8 +130,8 @@ def test_a_message_that_comes_again_while_its_slot_ends(monkeypatch: pytest.Monk
             came.append(reader.receive(slot, 7))
         return found
 
-    def stands(*asked: int, stands: Any = reader.stands) -> Any:
-        found = stands(*asked)
+    def is_open(*asked: int, is_open: Any = reader.is_open) -> Any:
+        found = is_open(*asked)
         over.extend(sums.over())
         return found
 
@@ -139,7 +139,7 @@ def test_a_message_that_comes_again_while_its_slot_ends(monkeypatch: pytest.Monk
         monkeypatch.setattr(sums, "_seen", looked)
         over.extend(sums.over())
     else:
-        monkeypatch.setattr(reader, "stands", stands)
+        monkeypatch.setattr(reader, "is_open", is_open)
         came.append(reader.receive(slot, 7))
     assert (over, came) == ([slot] if looks == 3 else [], [looks < 3])
     assert (own.rows[0][slot] == 7) is (looks < 3)

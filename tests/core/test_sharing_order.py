@@ -16,7 +16,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "the reader does not count on the control page": ("self.page.slots[self._slot] = self._turn\n", "pass\n"),
     "the writer does not tell that it is in": ("self.page.words[_TURN] = 2 * self._turn - 1\n", "pass\n"),
-    "the writer does not wait for its own last version": ("if self._stream is not self._told_by:", "if False:"),
+    "the writer does not wait for its own last version": ("if self._stream is not self._signaller:", "if False:"),
     "they acquire without the lock": ("run_all(locks,", "run_all([],"),
     "several are acquired one after the other": (
         "        waits = timeline.Lock.run_all(locks, _enter, sides)\n",
@@ -60,7 +60,7 @@ FRAME_MUTANTS: dict[str, Mutant] = {
     ),
     "a reader does not tell its turn": ("], self._before = self._turn, None", "], self._before = self._turn - 1, None"),
     "a frame of a dead writer passes for whole": ("value_of(self.writer) % POISON > self._version", "True"),
-    "a stream writes beside another that was given up": ("if self._stream is not self._told_by:", "if False:"),
+    "a stream writes beside another that was given up": ("if self._stream is not self._signaller:", "if False:"),
     "a reader does not wait for the writer": ("return [(self.writer, self._version + 1)]", "return []"),
 }
 

@@ -18,7 +18,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import system
-from gpuinterop.backend import Behind, Block
+from gpuinterop.backend import Block, MemoryKind
 from gpuinterop.sharing import server
 from gpuinterop.sharing.loop import loop
 from tests.limits import LIMIT
@@ -154,7 +154,7 @@ def state(torch: Any) -> Iterator[Any]:
             server.server().withdraw(clock)
     state.clocks.clear()
     state.heard.clear()
-    assert system.until(lambda: not (state.sent or loop()._again), LIMIT)
+    assert system.until(lambda: not (state.sent or loop()._repeated), LIMIT)
 
 
 def is_over(state: Any) -> bool:
@@ -165,7 +165,7 @@ def is_over(state: Any) -> bool:
 def costs() -> tuple[int, int]:
     """Descriptors and threads, once the loop has done what it was at: a reader has an answer before that is closed."""
     done = threading.Event()
-    loop().look_again(done.set)
+    loop().repeat(done.set)
     assert done.wait(LIMIT)
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
@@ -316,7 +316,7 @@ def test_a_message_that_comes_back_last_ends_what_it_brings(torch: Any, reader: 
     (slot,) = [sent.slot for sent in state.sent.values()]
     assert system.until(lambda: not server.server().holders(slot), LIMIT)
     reader("costs()")  # its loop has rung
-    assert system.until(lambda: not loop()._again, LIMIT)  # this one listens
+    assert system.until(lambda: not loop()._repeated, LIMIT)  # this one listens
     costs()  # and has looked
     assert len(state.sent) == 1
     assert rebuild(*arguments).sum().item() == 0.0
@@ -386,7 +386,7 @@ def test_a_block_of_its_own_is_asked_for_once(
     """One of several may be freed, and be other memory, while a storage in the others is still there."""
     from gpuinterop.sharing import torch as ours
 
-    blocks = tuple(Block(behind=Behind.VMM, address=at << 21, size=1 << 21, key=at, ordinal=0) for at in range(count))
+    blocks = tuple(Block(kind=MemoryKind.VMM, address=at << 21, size=1 << 21, key=at, ordinal=0) for at in range(count))
     asked: list[object] = []
 
     def find_runs(*arguments: object) -> Any:

@@ -235,7 +235,7 @@ def test_a_queue_that_does_not_end_keeps_its_objects(program: Program, raises: b
     # What the library left is destroyed by the test, and the layer would say so if it had been before.
     vulkan.vkDestroyBuffer(device, objects[0], None)
     vulkan.vkFreeMemory(device, objects[1], None)
-    (fence,) = (native for native in program.vk.lifetime.standing if native.label.startswith("fence"))
+    (fence,) = (native for native in program.vk.lifetime.dependents if native.label.startswith("fence"))
     vulkan.vkDestroyFence(device, fence.handle, None)
 
 
@@ -307,7 +307,7 @@ def test_closing_one_thing_destroys_vulkans_half_at_once(program: Program) -> No
             thing.close(timeout=0)
     with pytest.raises(gi.ResourceClosedError):
         shared.view(1)
-    assert not program.vk.lifetime.standing, "each would be kept as long as the context"
+    assert not program.vk.lifetime.dependents, "each would be kept as long as the context"
     program.vk.close()
     program.end()
     stays_right(array, mapped)

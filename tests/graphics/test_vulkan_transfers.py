@@ -393,7 +393,7 @@ def test_an_initial_layouts_submission_fails(
     with pytest.raises(gi.DriverError, match="VK_ERROR_DEVICE_LOST"), ExitStack() as scope:
         image(application, vk, device, scope, initial=GENERAL)
     assert locked == [True]
-    assert not vk.lifetime.standing
+    assert not vk.lifetime.dependents
 
 
 def test_an_initial_layout_while_the_queue_is_held(

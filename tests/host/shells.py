@@ -64,7 +64,7 @@ def leases():
     return sum(int(rows[1].sum()) for one in server.server.made for rows in list(one._sums._each.values()))
 
 def rests():
-    return not loop()._again
+    return not loop()._repeated
 
 def offers():
     return sum(len(one.offers) for one in server.server.made)

@@ -148,7 +148,7 @@ def test_a_failed_attachment_to_an_own_share_holds_nothing() -> None:
         with pytest.raises(Raised, match="ArgumentTypeError: label"):
             exporter("gi.attach(descriptor, label=5)")
         assert exporter("leases()") == 0
-        exporter("own = gi.attach(descriptor); share.close(); server.server().look(); own.close()")
+        exporter("own = gi.attach(descriptor); share.close(); server.server().poll(); own.close()")
         exporter.until("offers() == 0")  # it has noticed that nobody holds it
         with pytest.raises(Raised, match=r"ResourceClosedError: .*share"):
             exporter("gi.attach(descriptor)")
@@ -193,7 +193,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         exporter.until("not share.lifetime.handle._writer.leases")
         assert exporter("leases()") == 1
         reader("stays._turns()")  # in the same place
-        exporter("server.server().look()")
+        exporter("server.server().poll()")
         reader("stays.acquire(timeout=300)")
         with pytest.raises(Raised, match="SemaphoreTimeoutError"):
             exporter("share.acquire(timeout=0.1)")

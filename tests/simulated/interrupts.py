@@ -146,7 +146,7 @@ class Round(Run):
         gates = [device.gate for device in self.devices]
         wrong += ["a gate is shut" for gate in gates if not _soon(lambda gate=gate: not gate.shut.copy())]
         for one in lifetime.alive():
-            if not _soon(lambda one=one: not (one.calls.copy() or one.tellers.copy())):
+            if not _soon(lambda one=one: not (one.calls.copy() or one.callback_runs.copy())):
                 wrong += [f"a mark is left on {one!r}"]
         handles = [handle for world in worlds for handle in world.pools["handles"].all() if handle.calls]
         wrong += [f"a mark is left on {handle!r}" for handle in handles]
@@ -177,7 +177,7 @@ class Round(Run):
     def _is_settled(self) -> bool:
         for device in self.devices:
             device.drain()
-        return not any(one.state is lifetime.RETIRED and not one.standing for one in self._left())
+        return not any(one.state is lifetime.RETIRED and not one.dependents for one in self._left())
 
     def _left(self) -> list[lifetime.Lifetime]:
         return [one for one in lifetime.alive() if one not in self.natives]

@@ -49,7 +49,7 @@ class Camera:
 
     def sends(self, way: str, numbers: range, pause: float) -> Times:
         """Send frames one by one; time each until it was read, and from a release until the next frame arrived."""
-        times, send = Times(), {OURS: self._send, LOCK: self._write, PIPE: self._tell}[way]
+        times, send = Times(), {OURS: self._send, LOCK: self._write, PIPE: self._take_failure}[way]
         for number in numbers:
             began = time.perf_counter_ns()
             sent = send(number)
@@ -84,7 +84,7 @@ class Camera:
         """Read frames until the writer closes, using each for `seconds`; return how many."""
         taken = 0
         for frame in self._reader:
-            self._look(frame, seconds)
+            self._check(frame, seconds)
             taken += 1
         return taken
 
@@ -108,10 +108,10 @@ class Camera:
 
     def _take(self, _: int) -> int:
         frame, came = self._reader.next(), time.perf_counter_ns()
-        self._look(frame)
+        self._check(frame)
         return came
 
-    def _look(self, frame: Any, seconds: float = 0.0) -> None:
+    def _check(self, frame: Any, seconds: float = 0.0) -> None:
         """Copy a frame's bytes to the host, and hold the frame for this long."""
         with frame.read(self._stream) as picture:
             if self.is_host:
@@ -134,7 +134,7 @@ class Camera:
             pass
         return time.perf_counter_ns()
 
-    def _tell(self, _: int) -> int:
+    def _take_failure(self, _: int) -> int:
         sent = time.perf_counter_ns()
         self._ends[1].send_bytes(b".")
         return sent

@@ -15,7 +15,7 @@ from ..._core.multicast import create_multicast, import_multicast
 from ..._core.own_timeline import PinnedWords
 from ..._core.semaphore import DriverSemaphores, ExternalSemaphore
 from ..._core.stream import Stream
-from ...backend import Behind, Block
+from ...backend import Block, MemoryKind
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
@@ -161,8 +161,8 @@ class _Attempt:
             case Operation.IMPORT_MULTICAST:
                 import_multicast(self._make(), [device], 4096)
             case Operation.EXPORT_ARRAY:
-                behind = next(one for one in Behind if one.travels and one.handle_type is kind)
-                check_block(device, Block(behind=behind, ordinal=device.ordinal), "array")
+                of_memory = next(one for one in MemoryKind if one.travels and one.handle_type is kind)
+                check_block(device, Block(kind=of_memory, ordinal=device.ordinal), "array")
             case Operation.IMPORT_ARRAY:
                 assert kind is not None
                 device_for(Contents(0, True, device.identity, [Region(kind, (1,), (4096,))], {}), device)
