@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -182,12 +181,6 @@ class Arrays(Resource):
         'OpaqueFd'
         """
         return ", ".join(sorted({region.kind.__name__ for region in self._contents.regions}))
-
-    @property
-    def way(self) -> str:
-        """The old name of `transport`, for one more version."""
-        warnings.warn("way is now transport; the old name will go.", DeprecationWarning, stacklevel=2)
-        return self.transport
 
     @property
     def exposes(self) -> str:
