@@ -239,18 +239,12 @@ class OwnTimelines(WordCalls):
     def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         if stream.is_capturing():  # checked inline because this is a hot path
             refuse_capture(stream, batch[0].page.label)
-        self.wait_asked(batch, stream, values, wait)
-
-    def wait_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         wait.number = next(order)
         self.driver.wait_value(stream.handle, batch[0].word, values[0])
 
     def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         if stream.is_capturing():
             refuse_capture(stream, batch[0].page.label)
-        self.signal_asked(batch, stream, values)
-
-    def signal_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         for own, value in zip(batch, values):  # noqa: B905 - the caller has checked the lengths
             if value <= (current := own.page.counter.value):  # refused now, because a timeline never shrinks
                 raise InvalidArgumentError(

@@ -287,9 +287,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         giver = calls.direct or calls
         self._give_wait: Callable[..., None] = giver.wait
         self._give_signal: Callable[..., None] = giver.signal
-        # For callers that have already checked that the stream is not being captured.
-        self._give_wait_asked: Callable[..., None] = getattr(giver, "wait_asked", giver.wait)
-        self._give_signal_asked: Callable[..., None] = getattr(giver, "signal_asked", giver.signal)
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         lifetime.unsignalled = lifetime.remark = None
@@ -598,19 +595,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             if not self.takes_value:
                 return
         self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
-
-    def _wait_asked(self, stream: Stream, value: int) -> None:
-        """Wait on a stream of the device. The caller has checked that it is not being captured."""
-        known, pending = stream._known_as(), Wait.of(self.lifetime, value)
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait_asked, (value,), pending)
-
-    def _signal_asked(self, stream: Stream, value: int) -> None:
-        """Signal on a stream of the device. The caller has checked that it is not being captured."""
-        known = stream._known_as()
-        if (noted := self._noted.get(known)) is not None and value <= noted[0][noted[1]]:
-            self._check_growth(known, value, noted[0][noted[1]], "value")
-        if (noted := self._enqueue(stream, known, noted, self._give_signal_asked, (value,))) is not None:
-            noted[0][noted[1]] = value
 
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
