@@ -16,7 +16,7 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
+from .lifetime import GONE, Lifetime, hold, locked, marked, note_use
 from .resource import Resource
 from .semaphore import Enqueues, ExternalSemaphore, LastSignalled, note_signalled
 from .stream import Stream, check_stream
@@ -232,15 +232,10 @@ class GraphSemaphores(Resource):
         """
         step_by = by if type(by) is int else check_int(by, "by")
         plans = [(step, step._advanced(step_by)) for step in self.steps]
-        calls = self.lifetime.calls
-        calls += MARK
-        try:
-            if self.lifetime.state is not LIVE:
-                self._check_open()
+        with marked(self.lifetime.calls):
+            self._check_open()
             for step, numbers in plans:
                 step._apply(numbers)
-        finally:
-            del calls[-1]
 
 
 class _Opaque(Waits):

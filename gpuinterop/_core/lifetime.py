@@ -8,8 +8,8 @@ Invariants of this module and of those that build on it (`streams`, `release`):
 4. A pipeline that is never idle still releases.
 5. Work waits for all earlier work on the same bytes.
 6. If a native call fails in a drain, the failure is reported. The drain does not raise it, or mask other errors.
-7. After an exception at any point, no lock is held and no mark is left. The object being made or released may stay
-   until the exit.
+7. After an exception at any point, no lock is held and no gate is shut. The object being made, used or released may
+   stay until the exit.
 8. Objects made before a fork are unusable in the child.
 9. The exit takes two seconds in all. After that, finalizers do nothing.
 
@@ -24,8 +24,9 @@ A call takes no lock. It marks every object that it uses, then checks their stat
         del calls[-1]
 
 `retire` changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its
-check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so no mark is
-left. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
+check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so an exception
+leaves no mark. Hot paths have this written out, and so have gates and callbacks, whose marks other threads wait for. All
+other calls use `marked`. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
 the mark, then checks the state: if the mapping is closed, the array queues it for the next drain.
 
 The monitor is the only lock under which objects change their state. No native call, wait, callback or I/O happens under
@@ -126,6 +127,23 @@ if hasattr(os, "register_at_fork"):
 
 MARK: Final = (None,)
 Marks: type[list[Any]] = list  # one entry per call in progress, or per array
+
+
+class marked:
+    """Mark objects in a `with` block. After an interrupt, a mark may stay, which keeps its object until the exit."""
+
+    __slots__ = ("_each",)
+
+    def __init__(self, *each: list[Any]) -> None:
+        self._each = each
+
+    def __enter__(self) -> None:
+        for marks in self._each:
+            marks.append(None)
+
+    def __exit__(self, *_: object) -> None:
+        for marks in self._each:
+            marks.pop()
 
 
 class State(Enum):
@@ -288,13 +306,9 @@ class Lifetime(NoCopy):
 
     def use(self, call: Callable[[Any], T]) -> T:
         """Call the driver with the handle. Raises unless the object is open."""
-        calls = self.calls
-        calls += MARK
-        try:
+        with marked(self.calls):
             self.check()
             return call(self.handle)
-        finally:
-            del calls[-1]
 
     def is_of(self, device: Streams) -> bool:
         """Whether the object belongs to the device, or the device's streams may use it."""

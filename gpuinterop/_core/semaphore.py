@@ -515,21 +515,13 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         ...     semaphore.host_signal(1)
         ...     stream.synchronize(timeout=10)
         """
-        calls = self._calls
-        self._on_host(value, lambda handle, number: calls.host_signal(handle, number))  # noqa: PLW0108 - some have none
+        self._on_host(value, lambda handle, number: self._calls.host_signal(handle, number))  # noqa: PLW0108 - or none
 
     def _on_host(self, value: int | None, call: Callable[[Any, int], T]) -> T:
         number = self._checked(value)
-        lifetime = self.lifetime
-        calls = lifetime.calls
-        calls += MARK
-        try:
-            if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self._check_open()
-                self._check_host_side()
-            return call(lifetime.handle, number)
-        finally:
-            del calls[-1]
+        self._check_open()
+        self._check_host_side()
+        return self.lifetime.use(lambda handle: call(handle, number))
 
     @overload
     def export(self: ExternalSemaphore[Timeline]) -> TimelineFd: ...

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, note_use
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, marked, note_use
 from .release import drain, relieve, tidy
 from .resource import Resource
 from .streams import CapturedError, KnownStream, NativeEvent, settle
@@ -248,24 +248,17 @@ class Stream(Resource):
 
     def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
         """Call the driver with the stream, and keep it and one or two objects from being released meanwhile."""
-        first, second, *_ = (*lifetimes, stream, stream)
-        calls, firsts, seconds = stream.calls, first.calls, second.calls
-        calls += MARK
-        firsts += MARK
-        seconds += MARK
-        try:
-            first.check()
-            second.check()
+        with marked(stream.calls, *[lifetime.calls for lifetime in lifetimes]):
+            for lifetime in (*lifetimes, stream):
+                lifetime.check()
             self._check_open()
             stream.refuse_edge()
             if lifetimes:
-                stream.unfenced = stream.thread is not None  # until `came_along` records an event after the call
+                stream.unfenced = stream.thread is not None  # until `after_call` records an event
             result = call(stream.handle)
             if lifetimes:
                 stream.after_call()
             return result
-        finally:
-            del calls[-1], firsts[-1], seconds[-1]
 
     def _enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
