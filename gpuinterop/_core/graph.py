@@ -18,7 +18,7 @@ from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
 from .lifetime import GONE, Lifetime, hold, locked, marked, note_use
 from .resource import Resource
-from .semaphore import Enqueues, ExternalSemaphore, LastSignalled, note_signalled
+from .semaphore import Enqueueable, ExternalSemaphore, LastSignalled, note_signalled
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Waits
 
@@ -63,17 +63,17 @@ class GraphStep:
         self._node = node
         known = owner.device._semaphores
         self.signals = node.signals
-        found = (known.get(pointer) for pointer in node.semaphores)
+        imported = (known.get(pointer) for pointer in node.semaphores)
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if one is None or one.lifetime.state in GONE else one for one in found
+            None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in imported
         )
-        self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        self._handles = [semaphore._handle for semaphore in self._ours]
-        counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
+        self._imported = [semaphore for semaphore in self.semaphores if semaphore is not None]
+        self._handles = [semaphore._handle for semaphore in self._imported]
+        counts = all(semaphore is not None and semaphore.kind in (Timeline, Fence) for semaphore in self.semaphores)
         # The largest value that all semaphores accept; None if one of them does not count.
-        self._largest = min(one.max_value for one in self._ours) if counts else None
-        # `_most` has the largest values ever set. No launch waits for more, even if another thread sets values.
-        self.values = self._most = node.values
+        self._largest = min(semaphore.max_value for semaphore in self._imported) if counts else None
+        # No launch waits for more than the largest values ever set, even if another thread sets values.
+        self.values = self._largest_set = node.values
 
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
@@ -101,11 +101,12 @@ class GraphStep:
             raise InvalidArgumentError(
                 "values", "expected semaphores imported here, got one of another library; set its value there."
             )
-        return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
+        return tuple([semaphore._checked(value) for semaphore, value in zip(self._imported, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         owner = self._owner
-        self._most = tuple(map(max, self._most, numbers))  # first, so that a launch with these values finds them
+        # First, so that a launch with these values waits for no more.
+        self._largest_set = tuple(map(max, self._largest_set, numbers))
         owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
         self.values = numbers
 
@@ -185,7 +186,7 @@ class GraphSemaphores(Resource):
         self.lifetime.open()
         try:
             self.steps = tuple(GraphStep(self, node) for node in self.driver.semaphore_nodes(nodes_of))
-            for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
+            for semaphore in {semaphore for step in self.steps for semaphore in step._imported}:
                 hold(semaphore.lifetime, self.lifetime)
                 if _parent is None:  # another library launches the graph, so its signals cannot be tracked
                     semaphore._forget_values()
@@ -245,7 +246,7 @@ class _Opaque(Waits):
         return self.passed
 
 
-class Graph(Resource, Enqueues):
+class Graph(Resource, Enqueueable):
     """Work that is captured once and launched many times. `Stream.capture` returns it.
 
     It keeps the semaphores and mappings that its work uses, even if you close them, until it is released itself. After
@@ -268,14 +269,14 @@ class Graph(Resource, Enqueues):
         self.device, self.driver = device, backend
         self._batch, self._direct = None, False
         # After the capture: the driver's graph, its executable, and what they wait for and signal.
-        self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
+        self._result: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
         self._awaited: list[Lifetime] = []  # semaphores that it waits for and that this process imported
         self._waits: list[tuple[GraphStep, int, bool]] = []  # step, index of its value, whether it takes a value
         self._passing: type[Waits] = Waits
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work is being captured
-        self._kept: list[ExternalSemaphore[Any]] = []  # until the end of the capture, for the steps
+        self._semaphores: list[ExternalSemaphore[Any]] = []  # until the end of the capture, for the steps
         self.lifetime.open()
 
     @property
@@ -307,7 +308,7 @@ class Graph(Resource, Enqueues):
         InvalidArgumentError
             The capture has not ended, or the stream is being captured.
         """
-        if self._made is None:
+        if self._result is None:
             self._captured()
         pending: Waits | None = None
         if self._waits:  # `pending` can exist for long, so it refers to the semaphores and not to the graph
@@ -315,7 +316,7 @@ class Graph(Resource, Enqueues):
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before this launch's values are set
         known = (stream := check_stream(self.device, stream))._known_as()
-        places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
+        places = self._enqueue(stream, known, self._notes.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (values, at) in zip(self._signals, places, strict=True):
             values[at] = max(step.values[place], values[at])
 
@@ -326,7 +327,7 @@ class Graph(Resource, Enqueues):
             )
         self.driver.launch(self._marked.handle, known.handle)
         if pending is not None:
-            pending.values = [step._most[place] if valued else None for step, place, valued in self._waits]
+            pending.values = [step._largest_set[place] if valued else None for step, place, valued in self._waits]
 
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
@@ -346,9 +347,9 @@ class Graph(Resource, Enqueues):
 
     def _captured(self) -> tuple[Lifetime, Lifetime, GraphSemaphores]:
         self._check_open()
-        if self._made is None:
+        if self._result is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
-        return self._made
+        return self._result
 
     def _hold(self, lifetime: Lifetime) -> None:
         hold(lifetime, self.lifetime)
@@ -377,7 +378,7 @@ class Graph(Resource, Enqueues):
             known.graph = self
 
     @locked
-    def _part(self, streams: Sequence[KnownStream]) -> None:
+    def _drop_streams(self, streams: Sequence[KnownStream]) -> None:
         """End the capture of these streams: all at its end, or a single one that failed to join."""
         for known in streams:
             if known in self._joined:
@@ -388,15 +389,15 @@ class Graph(Resource, Enqueues):
 
     def _end(self, known: KnownStream) -> None:
         """End the capture, even one that failed, so that the stream runs again. Idempotent."""
-        if self._joined and self._made is None:
+        if self._joined and self._result is None:
             self._leave()
             with suppress(GpuInteropError):  # the capture was invalid: there is no graph
-                if known.ask(self.driver.is_capturing, False):  # otherwise the failed call has ended it
-                    self.driver.destroy_graph(self.device._handle, known.ask(self.driver.end_capture, None))
+                if known.try_use(self.driver.is_capturing, False):  # otherwise the failed call has ended it
+                    self.driver.destroy_graph(self.device._handle, known.try_use(self.driver.end_capture, None))
             with suppress(GpuInteropError):
-                known.broken = known.ask(self.driver.is_capturing, False)
-        self._part(self._joined.copy())
-        self._kept.clear()
+                known.broken = known.try_use(self.driver.is_capturing, False)
+        self._drop_streams(self._joined.copy())
+        self._semaphores.clear()
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended. Waits as `_enter` does."""
@@ -407,21 +408,21 @@ class Graph(Resource, Enqueues):
     def _finish(self, known: KnownStream) -> None:
         device, backend = self.device._handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
-        graph.create(lambda: known.ask(backend.end_capture, None))  # works on a closed stream, too
+        graph.create(lambda: known.try_use(backend.end_capture, None))  # works on a closed stream, too
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
-        self._gives(executable, self.device, executable.uses)
+        self._init_calls(executable, self.device, executable.uses)
         semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=self)
         for step in semaphores.steps:
-            for place, one in enumerate(step.semaphores):
-                if one is not None and step.signals:
-                    self._signals.append((step, place, one.lifetime))
-                elif one is not None:
-                    self._waits.append((step, place, one.takes_value))
-                    self._awaited.append(one.lifetime)
+            for place, semaphore in enumerate(step.semaphores):
+                if semaphore is not None and step.signals:
+                    self._signals.append((step, place, semaphore.lifetime))
+                elif semaphore is not None:
+                    self._waits.append((step, place, semaphore.takes_value))
+                    self._awaited.append(semaphore.lifetime)
                 elif not step.signals:
                     self._passing = _Opaque
-        self._made = graph, executable, semaphores
+        self._result = graph, executable, semaphores
 
 
 @contextmanager

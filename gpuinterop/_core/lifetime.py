@@ -267,15 +267,15 @@ class Lifetime(NoCopy):
         """
         try:
             _begin(self, BORN)
-            made = call()
-            _created(self, made)
+            handle = call()
+            _created(self, handle)
         except BaseException as error:
             _failed(self, error)
             raise
         if self.state is not LIVE:
-            for one in (*self.parents, self):
-                one.check()
-        return made
+            for lifetime in (*self.parents, self):
+                lifetime.check()
+        return handle
 
     def open(self) -> None:
         _begin(self, LIVE)
@@ -295,12 +295,12 @@ class Lifetime(NoCopy):
             )
         return ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
-    def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
+    def try_use(self, call: Callable[[Any], Any], default: Any) -> Any:
         """Call the driver with the handle, even if the object is closed; return `gone` once the release has begun."""
         calls = self.calls
         calls += MARK
         try:  # check the state only once, because `revive` may change it
-            return question(self.handle) if self.state in (LIVE, RETIRED) else gone
+            return call(self.handle) if self.state in (LIVE, RETIRED) else default
         finally:
             del calls[-1]
 
@@ -312,18 +312,18 @@ class Lifetime(NoCopy):
 
     def is_of(self, device: Streams) -> bool:
         """Whether the object belongs to the device, or the device's streams may use it."""
-        return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
+        return self.device is device or device in self.untracked or any(parent.is_of(device) for parent in self.parents)
 
     def streams(self) -> list[KnownStream]:
-        found = self.uses.copy()
+        streams = self.uses.copy()
         for device in self.untracked:
-            found.update(dict.fromkeys(device.known()))
-        return list(found)
+            streams.update(dict.fromkeys(device.known()))
+        return list(streams)
 
     @property
     def stays(self) -> bool:
         """Whether the object is never released, because an object that depends on it could not be released."""
-        return any(one.state is LEAKED or one.stays for one in self.dependents.copy())
+        return any(dependent.state is LEAKED or dependent.stays for dependent in self.dependents.copy())
 
     def what_holds(self) -> str:
         """Describe why the object is not released yet, for messages."""
@@ -333,14 +333,14 @@ class Lifetime(NoCopy):
             return "another thread runs its callbacks"
         if arrays := len(self.arrays.copy()):
             return f"{arrays} exported array(s) are still alive"
-        for one, dependency in self.dependents.copy().items():
-            state = one.state
+        for dependent, dependency in self.dependents.copy().items():
+            state = dependent.state
             if state in (RETIRED, LEAKED):
-                return f"{one.label} is still in use ({one.what_holds()})"
+                return f"{dependent.label} is still in use ({dependent.what_holds()})"
             if state in (BORN, RELEASING):
-                return f"{one.label} is {state.value}"
-            if dependency is Dependency.HOLDS and not one.noted_of_closed:
-                return f"{one.label} is still open"
+                return f"{dependent.label} is {state.value}"
+            if dependency is Dependency.HOLDS and not dependent.noted_of_closed:
+                return f"{dependent.label} is still open"
         if self.calls.copy():
             return "a call is under way"
         if self.gate is not None and (waits := self.gate.blocked.get(self)):
@@ -348,7 +348,7 @@ class Lifetime(NoCopy):
                 f"the driver's release waits for the whole device, and {waits} may be waiting for a semaphore: "
                 "synchronize that first"
             )
-        late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
+        late = next(filter(None, (stream.waiting_for() for stream in self.streams())), "")
         return f"work enqueued before close() is still pending{late}"
 
     def __repr__(self) -> str:
@@ -367,9 +367,9 @@ def _begin(lifetime: Lifetime, state: State) -> None:
 
 
 @locked
-def _created(lifetime: Lifetime, made: Any) -> None:
+def _created(lifetime: Lifetime, handle: Any) -> None:
     if lifetime.state is BORN:  # after a fork, the child's state is DEAD
-        lifetime.handle = made
+        lifetime.handle = handle
         lifetime.state = LIVE
     for parent in lifetime.parents:
         if parent.state is not LIVE and not lifetime.noted_of_closed:
@@ -398,14 +398,14 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     if lifetime.state is not LIVE:
         return
     lifetime.ending()
-    for one, dependency in list(lifetime.dependents.items()):
+    for child, dependency in list(lifetime.dependents.items()):
         if dependency is Dependency.CHILD:
-            _retire(one, lifetime)
+            _retire(child, lifetime)
     polled[lifetime] = None
     lifetime.state = RETIRED
     keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
     if not (keeps or lifetime.dependents or lifetime.calls.copy()):  # no need to wait for a drain
-        leave(lifetime)
+        note_released(lifetime)
         lifetime.state = RELEASED
     if lifetime.dependency is not Dependency.CHILD:
         return
@@ -413,8 +413,8 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
         if parent is under or not parent.ends_with_children:
             continue
         if not any(
-            dependency is Dependency.CHILD and one.state in (BORN, LIVE)
-            for one, dependency in reversed(parent.dependents.items())
+            dependency is Dependency.CHILD and child.state in (BORN, LIVE)
+            for child, dependency in reversed(parent.dependents.items())
         ):  # newest first, because open children are usually new
             _retire(parent)
 
@@ -451,7 +451,7 @@ def retire_dropped() -> None:
         dropped.popleft()
 
 
-def leave(lifetime: Lifetime) -> None:
+def note_released(lifetime: Lifetime) -> None:
     """Note that an object is released, so that its parents can be. Called under the monitor."""
     for parent in lifetime.parents:
         if parent.state is RETIRED:

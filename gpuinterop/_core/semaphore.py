@@ -39,7 +39,7 @@ from ..handles import (
     TimelineFd,
 )
 from .lifetime import GONE, LIVE, MARK, Lifetime, locked, note_use, retire
-from .release import relieve
+from .release import run_blocked_releases
 from .resource import Resource
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Wait, Waits, waiting
@@ -93,7 +93,7 @@ class SemaphoreCalls:
     host_wait: Callable[[Any, int, float], bool]  # block the calling thread; return False after the timeout
     export: Callable[[Any], AnySemaphoreHandle]  # return a new handle; called only for exportable semaphores
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
+    def register(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember a new semaphore, and pass on its label for messages."""
 
 
@@ -107,14 +107,14 @@ class DriverSemaphores(SemaphoreCalls):
             self.host_value, self.export = backend.host_value, backend.export_semaphore
             self.host_signal, self.host_wait = backend.host_signal, backend.host_wait
         self.blocks = backend.releases_block
-        self.know = device._know  # type: ignore[method-assign]
+        self.register = device._know  # type: ignore[method-assign]
 
     def abandon(self, handle: DriverHandle) -> None:
         self.driver.abandon_semaphore(handle)
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        found = self.device.capabilities.of(cell)
-        return None if found else found
+        capability = self.device.capabilities.of(cell)
+        return None if capability else capability
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         if isinstance(self.driver, HostSemaphoreBackend):
@@ -132,18 +132,18 @@ class _Semaphore(Lifetime):
     __slots__ = ("counter", "remark", "unsignalled")
 
 
-class Enqueues(ABC):
+class Enqueueable(ABC):
     """An object that a stream can wait for, signal or launch with one call."""
 
     _batch: Any
     _direct: bool  # a wait or signal is a single call of the driver
 
-    def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
+    def _init_calls(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
         """Set the object that each call marks, besides the stream, and the dict with notes on each stream."""
         self._marked = marked
         self.device = device
         self.gate = device.gate
-        self._noted = noted
+        self._notes = noted
 
     @abstractmethod
     def _check_closely(self, stream: Stream) -> None:
@@ -161,8 +161,8 @@ class Enqueues(ABC):
         self,
         stream: Stream,
         known: KnownStream,
-        noted: Any,
-        give: Callable[..., None],
+        notes: Any,
+        call: Callable[..., None],
         numbers: Sequence[int] = (),
         pending: Wait | None = None,
     ) -> Any:
@@ -172,8 +172,8 @@ class Enqueues(ABC):
         are the batch, the stream's handle, the values, and for a wait the milliseconds. Otherwise they are the batch,
         the known stream, the values, and for a wait the `Wait`.
         """
-        if pending is not None and (gate := self.gate).crowded:
-            relieve(gate)  # before the marks, because callbacks run here
+        if pending is not None and (gate := self.gate).delays_waits:
+            run_blocked_releases(gate)  # before the marks, because callbacks run here
         marked = self._marked
         calls, streams = marked.calls, known.calls
         calls += MARK
@@ -182,22 +182,22 @@ class Enqueues(ABC):
             if (needs_checks := known.needs_checks) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._check_closely(stream)
                 known.unfenced = known.thread is not None  # until `came_along` records an event after the call
-            if noted is None:  # before the call, because the release must wait even if the call fails half-way
-                noted = self._note_use(stream, known)
+            if notes is None:  # before the call, because the release must wait even if the call fails half-way
+                notes = self._note_use(stream, known)
             if needs_checks and (graph := known.graph) is not None:  # the graph's launches will wait and signal
                 self._hold_in(graph)
-                noted = None
+                notes = None
             elif pending is not None:
                 known.waits.append(pending)  # as `KnownStream.note` does
                 waiting[known] = None  # before the check of the gate; module `streams` says why
                 if gate.shut:
                     gate.let_releases_end()
             if pending is None:
-                give(self._batch, known.handle if self._direct else known, numbers)
+                call(self._batch, known.handle if self._direct else known, numbers)
             elif self._direct:
-                give(self._batch, known.handle, numbers, pending.ms)
+                call(self._batch, known.handle, numbers, pending.ms)
             else:
-                give(self._batch, known, numbers, pending)
+                call(self._batch, known, numbers, pending)
             if (needs_checks or pending is not None) and len(known.waits) > known.limit:
                 if pending is not None:
                     pending.enqueued = True
@@ -210,10 +210,10 @@ class Enqueues(ABC):
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
-        return noted
+        return notes
 
 
-class ExternalSemaphore(Resource, Enqueues, Generic[K]):
+class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     """A semaphore shared with another API or process. `Device.import_semaphore` and `create_semaphore` return it.
 
     `K` is its kind. Calls with ``Timeline`` and ``Fence`` take a value, with ``Keyed`` a key, with ``SciSync`` the
@@ -273,7 +273,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=streams, label=label
         )
         super().__init__(lifetime)
-        self._gives(lifetime, device, lifetime.uses)
+        self._init_calls(lifetime, device, lifetime.uses)
         self._calls = calls
         self._batch: Any = None
         self._exportable = exportable
@@ -284,9 +284,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self.max_value = calls.max_value
         # Bound here, so that the hot path calls the driver directly.
         self._direct = calls.direct is not None
-        giver = calls.direct or calls
-        self._give_wait: Callable[..., None] = giver.wait
-        self._give_signal: Callable[..., None] = giver.signal
+        target = calls.direct or calls
+        self._call_wait: Callable[..., None] = target.wait
+        self._call_signal: Callable[..., None] = target.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         lifetime.unsignalled = lifetime.remark = None
@@ -303,7 +303,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     def _make(self, call: Callable[[], DriverHandle]) -> None:
         try:
             self._batch = self._calls.prepare([self.lifetime.create(call)])
-            self._calls.know(self)
+            self._calls.register(self)
         except BaseException:
             retire(self.lifetime)
             raise
@@ -360,7 +360,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream | object) -> None: ...
@@ -403,13 +403,13 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         )
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        noted = self._noted.get(known)
-        if noted is not None:
-            values, at = noted
+        notes = self._notes.get(known)
+        if notes is not None:
+            values, at = notes
             if number <= values[at] and self._grows:
                 self._check_growth(known, number, values[at], "value")
-        if (noted := self._enqueue(stream, known, noted, self._give_signal, (number,))) is not None:
-            values, at = noted
+        if (notes := self._enqueue(stream, known, notes, self._call_signal, (number,))) is not None:
+            values, at = notes
             values[at] = number
 
     @property
@@ -447,9 +447,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "semaphore", f"expected a timeline or a fence, got {self.label}, which has no counter; wait for it."
             )
         self._check_host_side()
-        found = self.lifetime.use(self._calls.host_value)
+        counter = self.lifetime.use(self._calls.host_value)
         system.fence()  # loads after this see what was written before the signal
-        return found
+        return counter
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
         """Block the calling thread until the semaphore is signalled, without using a stream.
@@ -566,7 +566,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            self.lifetime.ask(self._calls.abandon, None)
+            self.lifetime.try_use(self._calls.abandon, None)
             raise
 
     def _check_host_side(self) -> None:
@@ -586,7 +586,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             self.host_wait(value, timeout=limit)
             if not self.takes_value:
                 return
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, (number,), pending)
 
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
@@ -599,7 +599,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     def _hold_in(self, graph: Graph) -> None:
         graph._hold(self.lifetime)
-        graph._kept.append(self)
+        graph._semaphores.append(self)
 
     def _check_growth(self, known: KnownStream, number: int, last: int, argument: str) -> None:
         """Raise if a stream would signal `number`, which is not above `last`, its last value."""
@@ -649,11 +649,11 @@ def note_signalled(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[
 
     Semaphores that are noted together share one list, so that a batch stores all values in one C call.
     """
-    new = [one for one in semaphores if stream not in one.uses]
+    new = [semaphore for semaphore in semaphores if stream not in semaphore.uses]
     values = [0] * len(new)
-    for at, one in enumerate(new):
-        note_use(one, stream, (values, at))
-    return [one.uses[stream] for one in semaphores]
+    for at, semaphore in enumerate(new):
+        note_use(semaphore, stream, (values, at))
+    return [semaphore.uses[stream] for semaphore in semaphores]
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -661,7 +661,7 @@ def origin_kind(kind: type) -> OriginKind:
     return OriginKind.__members__.get(kind.__name__.upper(), OriginKind.OTHER)
 
 
-class SemaphoreBatch(NoCopy, Enqueues):
+class SemaphoreBatch(NoCopy, Enqueueable):
     """Several semaphores of one device that one driver call waits for or signals.
 
     Parameters
@@ -704,15 +704,19 @@ class SemaphoreBatch(NoCopy, Enqueues):
         self._batch = self._calls.prepare([semaphore._handle for semaphore in semaphores])
         self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
         self.max_value = min(semaphore.max_value for semaphore in semaphores)
-        self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
-        self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
+        self._cannot_wait = next(
+            (gap for gap in (semaphore._cannot_wait for semaphore in semaphores) if gap is not None), None
+        )
+        self._cannot_signal = next(
+            (gap for gap in (semaphore._cannot_signal for semaphore in semaphores) if gap is not None), None
+        )
         self._direct = semaphores[0]._direct
-        self._give_wait, self._give_signal = semaphores[0]._give_wait, semaphores[0]._give_signal
+        self._call_wait, self._call_signal = semaphores[0]._call_wait, semaphores[0]._call_signal
         self._lifetimes = [semaphore.lifetime for semaphore in semaphores]
         # One mark for all: each semaphore is released after the batch, and closing a semaphore closes the batch.
         self.lifetime = Lifetime("SemaphoreBatch", parents=self._lifetimes)
         self.lifetime.open()
-        self._gives(self.lifetime, self.device, {})
+        self._init_calls(self.lifetime, self.device, {})
 
     __del__ = Resource.__del__
 
@@ -759,7 +763,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, numbers, pending)
 
     def signal(self, stream: Stream | object, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all semaphores. Returns at once. If a value is refused, none is signalled.
@@ -777,21 +781,21 @@ class SemaphoreBatch(NoCopy, Enqueues):
         numbers = self._check_values(values, self._cannot_signal)
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        noted = self._noted.get(known)
-        lasts = (noted and noted[0]) or self._lasts(known)
+        notes = self._notes.get(known)
+        lasts = (notes and notes[0]) or self._lasts(known)
         if any(map(operator.le, numbers, lasts)):  # runs in C
             self._check_each(known, numbers, lasts)
-        if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
-            shared, places = noted
+        if (notes := self._enqueue(stream, known, notes, self._call_signal, numbers)) is not None:
+            shared, places = notes
             if shared is not None:
                 shared[:] = numbers
                 return
-            for number, (kept, at) in zip(numbers, places):  # noqa: B905
-                kept[at] = number
+            for number, (last, at) in zip(numbers, places):  # noqa: B905
+                last[at] = number
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
         """Return the values that the stream signals last; 0 if there was none."""
-        places = (semaphore._noted.get(known, ([0], 0)) for semaphore in self._semaphores)
+        places = (semaphore._notes.get(known, ([0], 0)) for semaphore in self._semaphores)
         return [values[at] for values, at in places]
 
     def _check_each(self, known: KnownStream, numbers: Sequence[int], lasts: Sequence[int]) -> None:
@@ -806,15 +810,16 @@ class SemaphoreBatch(NoCopy, Enqueues):
     def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[LastSignalled]]:
         """Note a stream's first use. Return the list of all values, if the semaphores share one, and their places."""
         check_stream(self.device, stream)
-        for one in [one for one in self._noted.copy() if one.state in GONE]:
-            self._noted.pop(one, None)
+        for noted in self._notes.copy():
+            if noted.state in GONE:
+                self._notes.pop(noted, None)
         places = note_signalled(self._lifetimes, known)
         values = places[0][0]
         shared = len(places) == len(values) and all(  # `is`: equal lists can belong to two batches
-            kept is values and at == place for place, (kept, at) in enumerate(places)
+            last is values and at == place for place, (last, at) in enumerate(places)
         )
-        noted = self._noted[known] = (values if shared else None, places)
-        return noted
+        notes = self._notes[known] = (values if shared else None, places)
+        return notes
 
     def _hold_in(self, graph: Graph) -> None:
         for semaphore in self._semaphores:
@@ -842,4 +847,7 @@ class SemaphoreBatch(NoCopy, Enqueues):
         """The values for messages: None for a binary semaphore."""
         if self._takes_values:
             return numbers
-        return [number if one.takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
+        return [
+            number if semaphore.takes_value else None
+            for semaphore, number in zip(self._semaphores, numbers, strict=True)
+        ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
 from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, marked, note_use
-from .release import drain, relieve, tidy
+from .release import drain, run_blocked_releases, tidy
 from .resource import Resource
 from .streams import CapturedError, KnownStream, NativeEvent, settle
 
@@ -182,7 +182,7 @@ class Stream(Resource):
         self._check_open()
         stream = self._known_as()
         if not stream.synchronize(limit):
-            raise stream.late(f" is not idle after {limit:g} s")
+            raise stream.timeout_error(f" is not idle after {limit:g} s")
         drain()
         self._check_failure()
 
@@ -274,19 +274,19 @@ class Stream(Resource):
                 raise CapturedError(stream)
             call(handle)
 
-        kept = Lifetime("host memory", keep=host)
-        note_use(kept, stream, None)
+        host_memory = Lifetime("host memory", keep=host)
+        note_use(host_memory, stream, None)
         # The copy may hold the GIL, so no wait may be enqueued after the check: it would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
         shut += MARK
         try:
             if self.driver.holds_gil:
                 self._refuse_host_copy(host)
-            kept.open()
+            host_memory.open()
             self._call(stream, copy, *lifetimes)
         finally:
             del shut[-1]
-            dropped.append(kept)  # for the next drain; an exception in `retire` could leave it open
+            dropped.append(host_memory)  # for the next drain; an exception in `retire` could leave it open
 
     def _follow(self, other: KnownStream) -> None:
         """Make later work wait for all earlier work of another native stream, which may be closed."""
@@ -294,8 +294,8 @@ class Stream(Resource):
         if other is stream:
             return
         gate = stream.device.gate
-        if gate.crowded and other.pending():
-            relieve(gate)
+        if gate.delays_waits and other.pending():
+            run_blocked_releases(gate)
 
         def wait_for(event: DriverHandle) -> None:
             other.refuse_edge()
@@ -307,11 +307,11 @@ class Stream(Resource):
                 follow(event)
             except BaseException:
                 if graph is not None:
-                    graph._part([stream])
+                    graph._drop_streams([stream])
                 raise
 
         def follow(event: DriverHandle) -> None:
-            waits = stream.inherits(other)  # after the record, which covers other threads' earlier waits on `other`
+            waits = stream.inherited_from(other)  # after the record, which covers other threads' waits on `other`
 
             def noted(handle: DriverHandle) -> None:  # like `Enqueues._enqueue`
                 try:
@@ -353,9 +353,9 @@ class Stream(Resource):
         if (
             host.pageable
             and backend.pageable_copies_block
-            and (waits := stream.before())
+            and (waits := stream.streams_ahead())
             and backend.is_pageable(self.device._handle, host.ptr)
-            and (first := next((one for one in waits if one.is_held()), None)) is not None
+            and (first := next((other for other in waits if other.is_held()), None)) is not None
         ):
             raise ResourceBusyError(
                 f"a copy of pageable memory blocks the caller until {first.label} reaches it{first.waiting_for()}, "
@@ -388,7 +388,7 @@ class Event(NoCopy):
     @property
     def done(self) -> bool:
         """Whether the stream has reached the event. Never blocks. Raises if the stream failed before the event."""
-        return self._ask(self._stream.driver.is_done)
+        return self._poll(self._stream.driver.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
         """Block the calling thread until the stream reaches the event.
@@ -404,13 +404,13 @@ class Event(NoCopy):
             `timeout` seconds passed.
         """
         limit = check_timeout(timeout)
-        if not self._ask(lambda event: self._stream.driver.wait_done(event, limit)):
-            raise self._known.late(f" did not reach the event in {limit:g} s")
+        if not self._poll(lambda event: self._stream.driver.wait_done(event, limit)):
+            raise self._known.timeout_error(f" did not reach the event in {limit:g} s")
 
-    def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
+    def _poll(self, call: Callable[[DriverHandle], bool]) -> bool:
         if self.lifetime.state is DEAD:
             self.lifetime.check()
-        done: bool = self.lifetime.ask(question, True)
+        done: bool = self.lifetime.try_use(call, True)
         if done and not self._reached:
             self._known.poll_fences()  # fences before the event
             settle(self._known, self.lifetime.covers)

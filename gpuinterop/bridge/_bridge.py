@@ -287,8 +287,8 @@ class Bridge(Resource):
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
-        if not (found := _capability(cast(type[FdHandle], kind), self.device)):
-            raise UnsupportedError(found, context=f"a bridge of {self.device.name}")
+        if not (capability := _capability(cast(type[FdHandle], kind), self.device)):
+            raise UnsupportedError(capability, context=f"a bridge of {self.device.name}")
         with cast(FdHandle, handle).duplicate() as duplicate:
             return _ENDPOINTS[type(duplicate)][0](duplicate)
 

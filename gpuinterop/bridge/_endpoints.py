@@ -237,8 +237,8 @@ class _FdEndpoint(Endpoint):
     def _check(self, fd: int) -> None:
         """Refuse a wrong descriptor by its link. Other queries may block on a process that serves the file."""
         if (link := system.link(fd)) != self._link:
-            found = link or f"descriptor {fd}, which has no link in /proc/self/fd; check that /proc is mounted"
-            raise HandleError(f"handle: expected {self._what}, got {found}.")
+            shown = link or f"descriptor {fd}, which has no link in /proc/self/fd; check that /proc is mounted"
+            raise HandleError(f"handle: expected {self._what}, got {shown}.")
 
     def _poll(self, wanted: int, timeout: float) -> bool:
         events = system.poll(self._fd, wanted, timeout * 1000)

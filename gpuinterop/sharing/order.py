@@ -593,7 +593,7 @@ def _forked() -> None:
 def value_of(word: Word) -> int:
     """A timeline's current value, even if it is closed; `POISON` if it is gone."""
     lifetime: Any = word.lifetime
-    value: int = lifetime.ask(lifetime.counter, POISON)
+    value: int = lifetime.try_use(lifetime.counter, POISON)
     return value
 
 

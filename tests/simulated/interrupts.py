@@ -141,7 +141,7 @@ class Round(Run):
     def _look(self, worlds: list[World], locks: list[Any]) -> None:
         """Behind an interrupt: no lock is held, no gate is shut. Other threads may shut it for a moment."""
         wrong = [f"{lock!r} is held" for lock in locks if system.holds(lock)]
-        if release._here.calling_back:
+        if release._this_thread.calling_back:
             wrong.append("this thread runs no more callbacks")
         gates = [device.gate for device in self.devices]
         wrong += ["a gate is shut" for gate in gates if not _soon(lambda gate=gate: not gate.shut.copy())]
