@@ -1,7 +1,6 @@
 """Graphs: signals and waits that are captured once and launched many times.
 
-A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values. Set them with
-`GraphSemaphores.advance` or `GraphStep.set` before the launch.
+A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values.
 """
 
 from __future__ import annotations
@@ -47,15 +46,10 @@ class GraphStep:
     --------
     On CUDA (here a simulated driver):
 
-    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-    ...     with stream.capture() as graph:
-    ...         semaphore.signal(stream, 1)
-    ...     (step,) = graph.semaphores.signals
-    ...     step
-    ...     step.set(7)  # what the next launch signals
-    ...     graph.launch(stream)
-    ...     graph.close()
-    <GraphStep signal 1>
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:
+    ...     semaphore.signal(stream, 1)
+    >>> graph.semaphores.signals[0].set(7)  # what the next launch signals
+    >>> graph.close()
     """
 
     def __init__(self, owner: GraphSemaphores, node: SemaphoreNode) -> None:
@@ -78,10 +72,7 @@ class GraphStep:
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
 
-        Parameters
-        ----------
-        *values : int or None
-            One value per entry of `semaphores`; None for a binary semaphore. Launches already enqueued keep theirs.
+        Takes one value per entry of `semaphores`; None for a binary semaphore. Launches already enqueued keep theirs.
 
         Raises
         ------
@@ -143,7 +134,6 @@ class GraphSemaphores(Resource):
 
     Attributes
     ----------
-    device : Device
     steps : tuple of GraphStep
         The nodes that wait or signal, in the driver's order.
 
@@ -159,18 +149,14 @@ class GraphSemaphores(Resource):
 
     Examples
     --------
-    For torch's graph, use ``gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec())``.
-
     On CUDA (here a simulated driver):
 
-    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-    ...     with stream.capture() as graph:  # instead of torch's
-    ...         semaphore.wait(stream, 1)
-    ...         semaphore.signal(stream, 2)
-    ...     with gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as semaphores:
-    ...         semaphores.advance(2)
-    ...         semaphores.steps
-    ...     graph.close()
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:  # torch's
+    ...     semaphore.wait(stream, 1)
+    ...     semaphore.signal(stream, 2)
+    >>> with graph, gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as semaphores:
+    ...     semaphores.advance(2)
+    ...     semaphores.steps
     (<GraphStep wait 3>, <GraphStep signal 4>)
     """
 
@@ -209,27 +195,10 @@ class GraphSemaphores(Resource):
     def advance(self, by: int) -> None:
         """Add `by` to the value of every timeline and fence, usually once per frame.
 
-        Parameters
-        ----------
-        by : int
-            How much one frame adds to the timeline.
-
         Raises
         ------
         InvalidArgumentError
             A value would exceed 64 bits, or gpuinterop did not import a semaphore. No value was changed.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     with stream.capture() as graph:
-        ...         semaphore.signal(stream, 1)
-        ...     graph.semaphores.advance(2)
-        ...     graph.semaphores.signals[0].values
-        ...     graph.close()
-        (3,)
         """
         step_by = by if type(by) is int else check_int(by, "by")
         plans = [(step, step._advanced(step_by)) for step in self.steps]
@@ -256,11 +225,13 @@ class Graph(Resource, Enqueueable):
     --------
     On CUDA (here a simulated driver):
 
-    >>> with stream.capture() as graph:
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:
     ...     buffer.fill(7, stream=stream)
+    ...     semaphore.signal(stream, 1)
     >>> with graph:
     ...     for frame in range(3):
     ...         graph.launch(stream)
+    ...         graph.semaphores.advance(1)
     ...     stream.synchronize(timeout=10)
     """
 
@@ -296,12 +267,7 @@ class Graph(Resource, Enqueueable):
         return self._captured()[2]
 
     def launch(self, stream: Stream | object) -> None:
-        """Enqueue the graph's work (``cuGraphLaunch``). Returns at once.
-
-        Parameters
-        ----------
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device; it need not be the captured stream.
+        """Enqueue the graph's work on a stream of the same device (``cuGraphLaunch``). Returns at once.
 
         Raises
         ------
@@ -379,7 +345,7 @@ class Graph(Resource, Enqueueable):
 
     @locked
     def _drop_streams(self, streams: Sequence[KnownStream]) -> None:
-        """End the capture of these streams: all at its end, or a single one that failed to join."""
+        """End the capture of these streams: all at its end, or a single stream that failed to join."""
         for known in streams:
             if known in self._joined:
                 known.graph = None

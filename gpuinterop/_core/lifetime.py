@@ -1,37 +1,21 @@
-"""Lifetimes: the objects of drivers, and what the release of each has to wait for.
+"""The states of driver objects, and what the release of each has to wait for (docs/inside/lifetime.md).
 
-Invariants of this module and of those that build on it (`streams`, `release`):
-
-1. A call never uses a released handle, and a handle is never released during a call with it.
-2. An object is released only when it has no marks, no object depends on it, and all its uses have passed.
-3. A release that blocks the device runs only while no known wait is pending (`streams`).
-4. A pipeline that is never idle still releases.
-5. Work waits for all earlier work on the same bytes.
-6. If a native call fails in a drain, the failure is reported. The drain does not raise it, or mask other errors.
-7. After an exception at any point, no lock is held and no gate is shut. The object being made, used or released may
-   stay until the exit.
-8. Objects made before a fork are unusable in the child.
-9. The exit takes two seconds in all. After that, finalizers do nothing.
-
-A call takes no lock. It marks every object that it uses, then checks their states, then calls the driver::
+A call takes no lock. It marks every object that it uses, then checks their states, then calls the driver. `retire`
+changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its check,
+and a call that marks later sees the new state. After an interrupt, a mark of `marked` may stay, and keeps its object
+until the exit. Hot paths write the mark out, as do gates and callbacks, because other threads wait for their marks to
+go::
 
     calls = lifetime.calls
-    calls += MARK
+    calls += MARK  # no call between this line and `try`, so no interrupt comes between them
     try:
         if lifetime.state is not LIVE: ...
-        ...
     finally:
         del calls[-1]
 
-`retire` changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its
-check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so an exception
-leaves no mark. Hot paths have this written out, and so have gates and callbacks, whose marks other threads wait for. All
-other calls use `marked`. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
-the mark, then checks the state: if the mapping is closed, the array queues it for the next drain.
-
 The monitor is the only lock under which objects change their state. No native call, wait, callback or I/O happens under
-it. A signal handler's exception may end a function under it at any point. It may then leave an object that is never
-released, but no object that is released too early. So of two writes, the one that keeps the object comes first.
+it. An interrupt may end a function under it at any point, and leave an object that is never released, but no object
+that is released too early. So of two writes, the one that keeps the object comes first.
 """
 
 from __future__ import annotations
@@ -130,7 +114,7 @@ Marks: type[list[Any]] = list  # one entry per call in progress, or per array
 
 
 class marked:
-    """Mark objects in a `with` block. After an interrupt, a mark may stay, which keeps its object until the exit."""
+    """Mark objects in a `with` block."""
 
     __slots__ = ("_each",)
 
@@ -296,7 +280,7 @@ class Lifetime(NoCopy):
         return ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
     def try_use(self, call: Callable[[Any], Any], default: Any) -> Any:
-        """Call the driver with the handle, even if the object is closed; return `gone` once the release has begun."""
+        """Call the driver with the handle, even if the object is closed; `default` once the release has begun."""
         calls = self.calls
         calls += MARK
         try:  # check the state only once, because `revive` may change it

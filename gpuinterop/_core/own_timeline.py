@@ -1,4 +1,4 @@
-"""64-bit words in host memory that streams write and wait for: pinned pages, and timeline semaphores made from them.
+"""Timelines and pinned pages: 64-bit words in host memory that streams write and wait for.
 
 A stream's store wakes no host thread, and drivers do not track it: only the value tells a wait that the store is done.
 Each store writes one word. A page stays mapped until all streams that use it have finished.

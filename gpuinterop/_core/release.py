@@ -1,9 +1,8 @@
 """Releases: what frees objects that are closed and no longer in use, also at the exit. One such run is a drain.
 
-Import, create, allocate, close, synchronize and drain release. One thread releases one object, and threads do not wait
-for each other's drains. A closed object is in one place at a time: in the queue `waiting_for_a_look`, among the waiters
-of a fence, at the gate, or kept by an array or a dependent object. It stays in the queue while threads look at it, so
-two threads may look at one object.
+One thread releases one object, and threads do not wait for each other's drains. A closed object is in one place at a
+time: in the queue `polled`, among the waiters of a fence, at the gate, or kept by an array or a dependent object. It
+stays in the queue while threads check it, so two threads may check one object.
 """
 
 from __future__ import annotations

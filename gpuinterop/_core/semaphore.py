@@ -63,10 +63,7 @@ _VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fenc
 
 
 class SemaphoreCalls:
-    """Makes a semaphore's calls through the driver, stream memory operations, or the bridge.
-
-    Subclasses set the attributes without a value. They create the handles; `prepare` turns several into a batch.
-    """
+    """Makes a semaphore's calls: through the driver, stream memory operations, or the bridge."""
 
     max_value: int = MAX_64  # largest value that a stream can wait for
     blocks: bool = False  # whether `destroy` waits for the whole device
@@ -133,13 +130,13 @@ class _Semaphore(Lifetime):
 
 
 class Enqueueable(ABC):
-    """An object that a stream can wait for, signal or launch with one call."""
+    """An object whose calls a stream executes: one or several semaphores, or a graph."""
 
     _batch: Any
     _direct: bool  # a wait or signal is a single call of the driver
 
     def _init_calls(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
-        """Set the object that each call marks, besides the stream, and the dict with notes on each stream."""
+        """Set the object that each call marks, besides the stream, and where the notes on each stream are."""
         self._marked = marked
         self.device = device
         self.gate = device.gate
@@ -151,7 +148,7 @@ class Enqueueable(ABC):
 
     @abstractmethod
     def _note_use(self, stream: Stream, known: KnownStream) -> Any:
-        """Note a stream's first use, and return the entry of `_noted` for the stream."""
+        """Note a stream's first use, and return the stream's notes."""
 
     @abstractmethod
     def _hold_in(self, graph: Graph) -> None:
@@ -168,9 +165,8 @@ class Enqueueable(ABC):
     ) -> Any:
         """Mark, check, note, call, unmark. Return the stream's notes; None if a graph captures the call.
 
-        `noted` has the stream's notes, None before its first use. `give` enqueues. If it is the driver's, its arguments
-        are the batch, the stream's handle, the values, and for a wait the milliseconds. Otherwise they are the batch,
-        the known stream, the values, and for a wait the `Wait`.
+        `notes` is None before the stream's first use. `call` gets the batch, the stream (its handle, if `call` is the
+        driver's), the values, and for a wait the `Wait` (the milliseconds, if `call` is the driver's).
         """
         if pending is not None and (gate := self.gate).delays_waits:
             run_blocked_releases(gate)  # before the marks, because callbacks run here
@@ -181,7 +177,7 @@ class Enqueueable(ABC):
         try:
             if (needs_checks := known.needs_checks) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._check_closely(stream)
-                known.unfenced = known.thread is not None  # until `came_along` records an event after the call
+                known.unfenced = known.thread is not None  # until `after_call` records an event
             if notes is None:  # before the call, because the release must wait even if the call fails half-way
                 notes = self._note_use(stream, known)
             if needs_checks and (graph := known.graph) is not None:  # the graph's launches will wait and signal
@@ -221,8 +217,8 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
 
     `close()` does not cancel a stream's pending waits; no GPU driver does. ``close(timeout=...)`` waits for them, and
     cancels them after the timeout if the driver can (on the host backend, the stream then fails with
-    `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when the
-    streams no longer use the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
+    `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when no stream
+    uses the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
 
     Attributes
     ----------
@@ -236,11 +232,11 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     Notes
     -----
     **If the process that should signal has exited**, the stream waits forever: neither the driver nor gpuinterop
-    notices. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream
-    continue, signal the value yourself with `host_signal` or on another stream, before you close the semaphore. Then
-    discard the results of the work after the wait, because it ran on unfinished data. To be notified at
-    once, import a timeline of `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then
-    continues by itself and fails with `PeerError`.
+    notices. `Stream.synchronize` with a timeout names the semaphore and the value. To let the stream continue, signal
+    the value with `host_signal` or on another stream, before you close the semaphore. Then discard the results of the
+    work after the wait, because it ran on unfinished data. To be notified at once, import a timeline of
+    `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then continues by itself and fails
+    with `PeerError`.
 
     Examples
     --------
@@ -250,6 +246,8 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     ...     semaphore.signal(stream, 2)
     ...     semaphore.host_signal(1)  # the stream continues
     ...     semaphore.host_wait(2, timeout=10)
+    ...     semaphore.value
+    2
     """
 
     lifetime: _Semaphore
@@ -313,41 +311,30 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     @overload
     def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work.
+        """Make `stream` wait before its later work (``cu/hipWaitExternalSemaphoresAsync``).
 
         Returns at once, unless you pass `timeout`. On stream 0 of the host backend, the calling thread itself waits.
-        Native call: ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         value : int
             Timeline and fence: the counter must reach at least this value. Keyed mutex: the key to acquire with. Binary
             semaphore: None; the wait consumes its signal.
         timeout : float, optional
-            Seconds. The calling thread first waits until the stream's wait would succeed, and only then makes the
-            stream wait. For a binary semaphore, the thread consumes the signal itself. This works for semaphores that
-            support `host_wait`. For a keyed mutex, the driver's own wait has the limit and the call returns at once.
-            By default, the stream waits without a limit.
+            Seconds that the calling thread waits first, until the stream's wait would succeed. For a binary semaphore,
+            the thread consumes the signal itself. This works for semaphores that support `host_wait`. A keyed mutex
+            instead limits the driver's own wait, and the call returns at once.
 
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None or a negative value, or `stream` belongs to another
-            device. Also if `timeout` is invalid, or `stream` is being captured and you pass `timeout`.
+            `value` does not fit the kind, `stream` belongs to another device, or it is being captured and you pass
+            `timeout`.
         UnsupportedError
             The device cannot wait for this kind, or not with a timeout (`Operation.WAIT_TIMEOUT`).
         SemaphoreTimeoutError
             `timeout` seconds passed. Nothing was enqueued and no signal was consumed.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, device.create_stream() as producer:
-        ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)  # after the wait
-        ...     semaphore.signal(producer, 1)
-        ...     stream.synchronize(timeout=10)
         """
         if timeout is not None and (limit := self._check_limit(timeout)) is not None:
             self._wait_within(limit, stream, value)
@@ -367,14 +354,11 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     @overload
     def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
     def signal(self, stream: Stream | object, value: int | None = None) -> None:
-        """Make `stream` signal the semaphore after its earlier work.
-
-        Returns at once. Native call: ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``.
+        """Make `stream` signal after its earlier work (``cu/hipSignalExternalSemaphoresAsync``). Returns at once.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         value : int
             Timeline and fence: the new value of the counter; a timeline only grows. Keyed mutex: the key to release
             with. Binary semaphore: None.
@@ -382,19 +366,10 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None, or `stream` belongs to another device. Also if a
-            timeline would not grow on this stream: drivers accept that, but later waits never end.
+            `value` does not fit the kind, or `stream` belongs to another device. Also if a timeline would not grow on
+            this stream: drivers accept that, but later waits never end.
         UnsupportedError
             The device cannot signal this kind.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     semaphore.signal(stream, 1)
-        ...     semaphore.signal(stream, 1)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.InvalidArgumentError: value: 1 after 1 on the same stream for ...: a timeline only grows; ...
         """
         number = (
             value
@@ -414,15 +389,10 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
 
     @property
     def value(self) -> int:
-        """The current counter of a timeline or fence, read by the calling thread without a stream.
+        """The counter of a timeline or fence (64 bits), read by the calling thread without a stream.
 
-        It does not include signals that streams have not reached yet. If it includes a signal, the calling thread sees
-        everything that was written before that signal.
-
-        Returns
-        -------
-        int
-            The counter, from 0 to 2**64 - 1.
+        It does not include signals that streams have not reached yet. The calling thread sees everything that was
+        written before the signals that it includes.
 
         Raises
         ------
@@ -430,16 +400,6 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
             The semaphore is of a kind without a counter.
         UnsupportedError
             The CPU cannot read it, as for `host_wait`; or a bridged semaphore's `Endpoint` has no `counter`.
-        ResourceClosedError
-            The semaphore is closed.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.signal(stream, 3)
-        ...     stream.synchronize(timeout=10)
-        ...     semaphore.value
-        3
         """
         self._check_open()
         if self.kind not in _COUNTING:
@@ -452,14 +412,7 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
         return counter
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Block the calling thread until the semaphore is signalled, without using a stream.
-
-        Parameters
-        ----------
-        value : int
-            See `wait`.
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
+        """Block the calling thread until the semaphore is signalled, without using a stream. For `value`, see `wait`.
 
         Raises
         ------
@@ -467,14 +420,8 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
             The backend cannot wait for semaphores without a stream.
         SemaphoreTimeoutError
             `timeout` seconds passed.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.host_wait(1, timeout=0.01)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
+        ResourceClosedError
+            The semaphore is closed, or was closed meanwhile.
         """
         limit = check_timeout(timeout)
         left = system.seconds_left(limit)
@@ -496,24 +443,12 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
             )
 
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread at once, without using a stream.
-
-        Parameters
-        ----------
-        value : int
-            See `signal`.
+        """Signal from the calling thread at once, without using a stream. For `value`, see `signal`.
 
         Raises
         ------
         UnsupportedError
             The backend cannot signal semaphores without a stream.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.wait(stream, 1)
-        ...     semaphore.host_signal(1)
-        ...     stream.synchronize(timeout=10)
         """
         self._on_host(value, lambda handle, number: self._calls.host_signal(handle, number))  # noqa: PLW0108 - or none
 
@@ -530,23 +465,12 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     @overload
     def export(self) -> SemaphoreHandle[K]: ...
     def export(self) -> Any:
-        """Return a new handle that you own. Only semaphores of `Device.create_semaphore` can be exported.
-
-        Returns
-        -------
-        SemaphoreHandle
-            Handle of the type passed to `Device.create_semaphore`, with its origin.
+        """Return a new handle that you own, of the type passed to `Device.create_semaphore`, with its origin.
 
         Raises
         ------
         InvalidArgumentError
             The semaphore was imported.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
-        ...     handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
-        <OriginKind.TIMELINE: 'timeline'>
         """
         self._check_open()
         if not self._exportable:
@@ -664,16 +588,13 @@ def origin_kind(kind: type) -> OriginKind:
 class SemaphoreBatch(NoCopy, Enqueueable):
     """Several semaphores of one device that one driver call waits for or signals.
 
-    Parameters
-    ----------
-    *semaphores : ExternalSemaphore
-        You still own them; the batch needs no `close`. They can be of different kinds.
+    You still own them; the batch needs no `close`. They can be of different kinds.
 
     Raises
     ------
     InvalidArgumentError
-        The semaphores belong to several devices, one is passed twice, or they are a mix of the driver's, a bridge's
-        and gpuinterop's own timelines.
+        The semaphores belong to several devices, one is passed twice, or they are a mix of the driver's, a bridge's and
+        gpuinterop's own timelines.
 
     Examples
     --------
@@ -723,21 +644,15 @@ class SemaphoreBatch(NoCopy, Enqueueable):
     def wait(
         self, stream: Stream | object, values: Sequence[int | None] | None = None, *, timeout: float | None = None
     ) -> None:
-        """Make `stream` wait for all semaphores.
+        """Make `stream` wait for all semaphores. Raises as `ExternalSemaphore.wait`.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         values : sequence of int or None
-            One value per semaphore, in the constructor's order; None for a binary semaphore, or if all are binary.
+            One per semaphore, in the constructor's order; None for a binary semaphore, or if all are binary.
         timeout : float, optional
             Seconds in total; see `ExternalSemaphore.wait`.
-
-        Raises
-        ------
-        InvalidArgumentError, UnsupportedError, SemaphoreTimeoutError
-            See `ExternalSemaphore.wait`.
         """
         limit = None if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores][-1]
         numbers = self._check_values(values, self._cannot_wait)
@@ -768,15 +683,7 @@ class SemaphoreBatch(NoCopy, Enqueueable):
     def signal(self, stream: Stream | object, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all semaphores. Returns at once. If a value is refused, none is signalled.
 
-        Parameters
-        ----------
-        stream, values
-            See `wait`.
-
-        Raises
-        ------
-        InvalidArgumentError, UnsupportedError
-            See `ExternalSemaphore.signal`.
+        For the parameters see `wait`. Raises as `ExternalSemaphore.signal`.
         """
         numbers = self._check_values(values, self._cannot_signal)
         if type(stream) is not Stream or (known := stream.known) is None:

@@ -91,31 +91,10 @@ class Stream(Resource):
         capture waits up to a second for other threads' calls on the stream to finish. A call made while the capture
         begins or ends raises `InvalidArgumentError`.
 
-        Parameters
-        ----------
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
         Raises
         ------
         UnsupportedError
             The device cannot capture graphs (`Operation.GRAPH_CAPTURE`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> semaphore = device.import_semaphore(gi.TimelineFd(timeline_fd))
-        >>> with stream.capture() as graph:
-        ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)
-        ...     semaphore.signal(stream, 2)
-        >>> with semaphore, graph, device.create_stream() as renderer:
-        ...     for frame in range(3):
-        ...         semaphore.signal(renderer, 2 * frame + 1)  # the other side's
-        ...         graph.launch(stream)
-        ...         graph.semaphores.advance(2)
-        ...         stream.synchronize(timeout=10)
         """
         return self.device._capture(self, label)
 
@@ -128,13 +107,6 @@ class Stream(Resource):
             Work on the stream has failed.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> stream.synchronize(timeout=10)
-        >>> stream.query()
-        True
         """
         self._check_open()
         stream = self._known_as()
@@ -146,15 +118,10 @@ class Stream(Resource):
         return bool(done)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block until the stream is idle.
+        """Block until the stream is idle, at most `timeout` seconds.
 
         Without a timeout, CUDA's driver blocks (``cuStreamSynchronize``). With a timeout, and always on HIP, the call
         polls an event (``cuEventQuery`` / ``hipEventQuery``).
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
 
         Raises
         ------
@@ -165,18 +132,6 @@ class Stream(Resource):
             Work on the stream has failed. On the host backend, the stream stays failed and skips all later work.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.wait(stream, 1)
-        ...     try:
-        ...         stream.synchronize(timeout=0.01)
-        ...     except gi.SemaphoreTimeoutError as error:
-        ...         print(error)
-        ...     semaphore.host_signal(1)
-        ...     stream.synchronize(timeout=10)
-        Stream ... may be waiting for ... to reach 1. If the process that should signal has exited, signal it here ...
         """
         limit = check_timeout(timeout)
         self._check_open()
@@ -187,15 +142,10 @@ class Stream(Resource):
         self._check_failure()
 
     def wait_stream(self, other: Stream | object) -> None:
-        """Make this stream's later work wait for all earlier work of `other`.
+        """Make this stream's later work wait for all earlier work of `other`. Returns at once.
 
-        The driver orders the two streams (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``). Returns at once.
-
-        Parameters
-        ----------
-        other : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same backend. A `Stream` can belong to another device. Another library's stream must belong to
-            this stream's device.
+        Native calls: ``cuEventRecord`` and ``cuStreamWaitEvent`` / ``hip...``. `other` can belong to another device of
+        the same backend if it is a `Stream`, but not if it is another library's.
 
         Raises
         ------
@@ -203,14 +153,6 @@ class Stream(Resource):
             `other` belongs to another backend.
         GpuInteropError
             Work on one of the streams has failed.
-
-        Examples
-        --------
-        >>> with device.create_stream() as other:
-        ...     buffer.fill(7, stream=other)
-        ...     stream.wait_stream(other)
-        ...     buffer.fill(8, size=1024, stream=stream)  # after the first fill
-        ...     stream.synchronize(timeout=10)
         """
         self._check_open()
         if not isinstance(other, Stream):
@@ -228,19 +170,7 @@ class Stream(Resource):
         other._check_failure()  # it may have failed after the check above, but before the wait was enqueued
 
     def record(self) -> Event:
-        """Record an event that is done when all earlier work is done (``cuEventRecord`` / ``hipEventRecord``).
-
-        Returns
-        -------
-        Event
-            The event. Block with `Event.wait`, await it in asyncio, or check `Event.done`.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> event = stream.record()
-        >>> event.wait(timeout=10)
-        """
+        """Return an event that is done when all earlier work is done (``cuEventRecord`` / ``hipEventRecord``)."""
         self._check_open()
         self._check_failure()
         tidy()
@@ -391,12 +321,7 @@ class Event(NoCopy):
         return self._poll(self._stream.driver.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block the calling thread until the stream reaches the event.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
+        """Block the calling thread until the stream reaches the event, at most `timeout` seconds.
 
         Raises
         ------
@@ -428,8 +353,8 @@ class Event(NoCopy):
 def foreign_pointer(stream: object) -> tuple[int, object]:
     """Return the native pointer of another library's stream, and the object that must be kept alive.
 
-    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``), CuPy (``ptr``), and numba (``handle``:
-    an int, or an object of ctypes or CUDA's bindings). For torch's CPU stream the pointer is 0: the calling thread.
+    For torch's CPU stream the pointer is 0: the calling thread. numba's ``handle`` is an int, or an object of ctypes or
+    CUDA's bindings.
     """
     if isinstance(stream, bool) or stream is None:
         raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")

@@ -69,7 +69,9 @@ class Gate:
         self.shut: list[None] = Marks()  # one mark for each release that is running or about to begin
         self.blocked: dict[Lifetime, str] = {}  # releases delayed by a pending wait, each with that stream's label
         self.limit = MANY
-        self.delays_waits = False  # so many releases are blocked that the next wait is delayed (`release.relieve`)
+        self.delays_waits = (
+            False  # so many releases are blocked that the next wait is delayed (`release.run_blocked_releases`)
+        )
         self.devices: list[Streams] = []
 
     def let_releases_end(self) -> None:
@@ -79,8 +81,7 @@ class Gate:
     def held_by(self) -> str:
         """Return the label of a stream that may wait for a missing signal; empty if there is none. Never blocks.
 
-        Asks the driver about the stream that has waited longest, and about others only if that one has passed. So the
-        cost does not grow with the number of streams.
+        Asks the driver about a stream only if those that have waited longer have passed, so the cost does not grow.
         """
         for stream in self._waiting():
             if _holds_up(stream):
@@ -92,7 +93,7 @@ class Gate:
     def delays_default(self) -> KnownStream | None:
         """Return a stream whose wait for a missing signal delays the default stream. Asks the driver.
 
-        gpuinterop's streams delay it only if both share a hardware queue. Other libraries' streams can always do so.
+        gpuinterop's streams delay it only if both share a hardware queue, other libraries' streams always.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
@@ -149,7 +150,7 @@ class CapturedError(InvalidArgumentError):
 
 
 class Wait:
-    """A semaphore wait that a stream was given, or inherited because it waits for another stream."""
+    """A semaphore wait of a stream, or inherited because the stream waits for another stream."""
 
     semaphore: Lifetime
     value: int | None = None
@@ -260,10 +261,7 @@ def _fail_after(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None
 
 
 class NativeEvent(Lifetime):
-    """An event after all earlier work of a stream.
-
-    On AMD, an event must not outlive its stream. So it keeps the stream's owner, and its parent is the stream.
-    """
+    """An event after all earlier work of a stream. It keeps the stream, because on AMD it must not outlive it."""
 
     __slots__ = ("covers",)
 
@@ -377,14 +375,14 @@ class KnownStream(Lifetime):
         self.graph: Graph | None = None  # the graph of that capture
         self.failure: GpuInteropError | None = None
         self.failure_raised = False  # the failure was raised to a caller
-        self.needs_checks = False  # calls must check the stream closely; see `note_odd`
+        self.needs_checks = False  # calls must check the stream closely; see `update_checks`
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # numbers of work that ran after a failed wait
 
     def streams(self) -> list[KnownStream]:
         return [self] if self.owned else []
 
     def update_checks(self) -> None:
-        """Update `odd`, under the monitor: the stream is captured, has failed, or belongs to a thread."""
+        """Update `needs_checks`, under the monitor: it is captured, has failed, or belongs to a thread."""
         self.needs_checks = self.captured or self.failure is not None or self.thread is not None
 
     @property
@@ -488,7 +486,7 @@ class KnownStream(Lifetime):
             raise CapturedError(self)
 
     def uncaptured(self, call: Callable[[DriverHandle], T], default: T) -> T:
-        """Like `ask`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
+        """Like `try_use`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
 
         def checked(handle: DriverHandle) -> T:
             if self.is_capturing():
@@ -547,7 +545,7 @@ class KnownStream(Lifetime):
     def after_call(self) -> None:
         """Clean up after a call, before its marks are removed. Otherwise waits would accumulate.
 
-        A thread's own stream gets an event here, because without one other threads cannot see its end.
+        A thread's own stream gets an event here, because without it other threads cannot see the stream's end.
         """
         if self.thread is not None:
             self.poll_fences()
@@ -594,8 +592,7 @@ class KnownStream(Lifetime):
     def fail(self, error: GpuInteropError) -> None:
         """Fail the stream, because a signal that it waited for will not come and it was released.
 
-        A driver's stream cannot do that. From now on, its wrappers raise a copy of `error`. The failure stays until it
-        has been raised; later wrappers start without it.
+        A driver's stream cannot do that, so its wrappers raise a copy of `error` until a caller has got it.
         """
         if self.failure is None or self.failure_raised:
             copy = cast(GpuInteropError, again(error))

@@ -251,13 +251,12 @@ class EventFdEndpoint(_FdEndpoint):
     """An eventfd. A signal adds 1 to its counter, and a wait takes 1.
 
     Without EFD_SEMAPHORE a read takes the whole count. The endpoint then keeps the rest for its next waits, and adds it
-    back when it is closed.
+    back when it is closed. With EFD_SEMAPHORE other code can wait for it at the same time; each wait takes one signal.
 
     Parameters
     ----------
     handle : EventFd
-        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched. With
-        EFD_SEMAPHORE other code can wait for it at the same time; each wait takes one signal.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched.
 
     Raises
     ------
