@@ -4,7 +4,7 @@
 
 The main thread makes the operations of `stress`. In some of them a signal handler raises what Ctrl-C, a deep recursion
 or a lack of memory raises, at a random point of the library; exporters are the other party, which it spares. After each
-interrupt no lock is held, no mark is left and the gate is open. A round is a process of its own. At its end all is
+interrupt no lock is held and the gate is open. A round is a process of its own. At its end all is
 closed, and all streams have gone on. What was being made or released may stay; it is counted.
 """
 
