@@ -196,7 +196,7 @@ class Lifetime(NoCopy):
     counter: Callable[[Any], int] | None = None  # reads a timeline's value; None if only the driver can
     remark: Callable[[int | None], str] | None = None  # what messages add to a semaphore and the awaited value
     unsignalled: Callable[[int, int], GpuInteropError | None] | None = None  # why a counter is no signal of a value
-    noted_of_closed: ClassVar[bool] = False  # a parent may already be closed, but not yet released
+    allows_closed_parent: ClassVar[bool] = False  # a parent may already be closed, but not yet released
 
     def __init__(
         self,
@@ -323,7 +323,7 @@ class Lifetime(NoCopy):
                 return f"{dependent.label} is still in use ({dependent.what_holds()})"
             if state in (BORN, RELEASING):
                 return f"{dependent.label} is {state.value}"
-            if dependency is Dependency.HOLDS and not dependent.noted_of_closed:
+            if dependency is Dependency.HOLDS and not dependent.allows_closed_parent:
                 return f"{dependent.label} is still open"
         if self.calls.copy():
             return "a call is under way"
@@ -342,7 +342,7 @@ class Lifetime(NoCopy):
 @locked
 def _begin(lifetime: Lifetime, state: State) -> None:
     for parent in lifetime.parents:
-        if parent.state is not LIVE and not (lifetime.noted_of_closed and parent.state is RETIRED):
+        if parent.state is not LIVE and not (lifetime.allows_closed_parent and parent.state is RETIRED):
             parent.check()
     lifetime.state = state
     for parent in lifetime.parents:
@@ -356,7 +356,7 @@ def _created(lifetime: Lifetime, handle: Any) -> None:
         lifetime.handle = handle
         lifetime.state = LIVE
     for parent in lifetime.parents:
-        if parent.state is not LIVE and not lifetime.noted_of_closed:
+        if parent.state is not LIVE and not lifetime.allows_closed_parent:
             _retire(lifetime)
 
 

@@ -193,9 +193,7 @@ def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
     """Release an object, or put it where it waits. Return whether anything has changed."""
     fences = lifetime.awaits
     if fences is None and (streams := lifetime.streams()):
-        if any(
-            stream.unfenced and stream.of_other_thread for stream in streams
-        ):  # only that stream's thread can see its end
+        if any(stream.unfenced and stream.of_other_thread for stream in streams):  # only its thread can see its end
             return False
         try:
             for stream in streams:

@@ -293,10 +293,8 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
         )
         # Values up to these limits need no further checks; -1 if each call must be checked.
-        self._waits_below, self._signals_below = (
-            calls.max_value if self.takes_value and gap is None else -1
-            for gap in (self._cannot_wait, self._cannot_signal)
-        )
+        self._waits_below = calls.max_value if self.takes_value and self._cannot_wait is None else -1
+        self._signals_below = calls.max_value if self.takes_value and self._cannot_signal is None else -1
 
     def _make(self, call: Callable[[], DriverHandle]) -> None:
         try:
@@ -625,12 +623,8 @@ class SemaphoreBatch(NoCopy, Enqueueable):
         self._batch = self._calls.prepare([semaphore._handle for semaphore in semaphores])
         self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
         self.max_value = min(semaphore.max_value for semaphore in semaphores)
-        self._cannot_wait = next(
-            (gap for gap in (semaphore._cannot_wait for semaphore in semaphores) if gap is not None), None
-        )
-        self._cannot_signal = next(
-            (gap for gap in (semaphore._cannot_signal for semaphore in semaphores) if gap is not None), None
-        )
+        gaps = zip(*((semaphore._cannot_wait, semaphore._cannot_signal) for semaphore in semaphores), strict=True)
+        self._cannot_wait, self._cannot_signal = (next((gap for gap in each if gap is not None), None) for each in gaps)
         self._direct = semaphores[0]._direct
         self._call_wait, self._call_signal = semaphores[0]._call_wait, semaphores[0]._call_signal
         self._lifetimes = [semaphore.lifetime for semaphore in semaphores]
@@ -754,7 +748,5 @@ class SemaphoreBatch(NoCopy, Enqueueable):
         """The values for messages: None for a binary semaphore."""
         if self._takes_values:
             return numbers
-        return [
-            number if semaphore.takes_value else None
-            for semaphore, number in zip(self._semaphores, numbers, strict=True)
-        ]
+        each = zip(self._semaphores, numbers, strict=True)
+        return [number if semaphore.takes_value else None for semaphore, number in each]

@@ -274,7 +274,7 @@ class Fence(NativeEvent):
     """An event that drains check. Until it is reached it keeps its stream, even after the stream's thread has ended."""
 
     __slots__ = ("stream", "waiters")
-    noted_of_closed = True  # closing a stream makes a fence
+    allows_closed_parent = True  # closing a stream makes a fence
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream, Dependency.HOLDS)
@@ -363,13 +363,11 @@ class KnownStream(Lifetime):
         self.ends_with_children = not owned
         self.key: Hashable = None
         self.pointer = 0
-        self.thread: weakref.ref[_ThreadToken] | None = None  # of a thread's default stream: only that thread uses it
+        self.thread: weakref.ref[_Thread] | None = None  # of a thread's default stream: only that thread uses it
         self.waits: deque[Wait] = deque()  # that may be pending
         self.fences: list[Fence] = []  # that may be pending
         self.limit = _MANY_WAITS  # with more waits, the driver is asked which have passed; -1 for a thread's own stream
-        self.unfenced = (
-            False  # a thread's own stream has work after its last event, so other threads cannot see its end
-        )
+        self.unfenced = False  # a thread's own stream has work after its last fence: other threads cannot see its end
         self.broken = False  # a `Stream.capture` could not be ended, so the captured work will never run
         self.captured = False  # a `Stream.capture` is running, or about to begin
         self.graph: Graph | None = None  # the graph of that capture
@@ -617,7 +615,7 @@ def _take_failure(stream: KnownStream) -> GpuInteropError | None:
     return stream.failure
 
 
-class _ThreadToken:
+class _Thread:
     __slots__ = ("__weakref__",)
 
 
@@ -625,7 +623,7 @@ class _ThisThread(threading.local):
     """Identifies the calling thread. Its ident does not: a later thread can get the same ident."""
 
     def __init__(self) -> None:
-        self.token = _ThreadToken()
+        self.token = _Thread()
 
 
 _this_thread: Final = _ThisThread()
@@ -668,11 +666,9 @@ class Streams:
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
         stream = self.table.get((_PER_THREAD, id(_this_thread.token)))
-        return (
-            stream
-            if stream is not None and stream.state is LIVE and not stream.of_other_thread
-            else self._find(handle, None)
-        )
+        if stream is not None and stream.state is LIVE and not stream.of_other_thread:
+            return stream
+        return self._find(handle, None)
 
     def _find(self, handle: DriverHandle, wrapper: Lifetime | None) -> KnownStream:
         pointer = self.backend.stream_pointer(handle)
@@ -692,12 +688,7 @@ def _register(stream: KnownStream, key: Hashable, pointer: int) -> None:
 
 @locked
 def _known_stream(
-    device: Streams,
-    key: Hashable,
-    pointer: int,
-    handle: DriverHandle,
-    wrapper: Lifetime | None,
-    thread: _ThreadToken | None,
+    device: Streams, key: Hashable, pointer: int, handle: DriverHandle, wrapper: Lifetime | None, me: _Thread | None
 ) -> KnownStream:
     stream = device.table.get(key)
     if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
@@ -705,15 +696,15 @@ def _known_stream(
     if (
         stream is None
         or (stream.owned and stream.state is not LIVE)  # the number may belong to another stream now
-        or (stream.thread is not None and stream.thread() is not thread)
+        or (stream.thread is not None and stream.thread() is not me)
         or not revive(stream)
     ):
         if stream is not None:
             retire(stream)  # its thread has ended, and another has the number now
         stream = KnownStream(device, owned=False)
         stream.key, stream.pointer, stream.handle = key, pointer, handle
-        if thread is not None:
-            stream.thread = weakref.ref(thread)
+        if me is not None:
+            stream.thread = weakref.ref(me)
             stream.limit = -1
             stream.update_checks()
         revive(stream)

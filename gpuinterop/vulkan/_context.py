@@ -143,7 +143,7 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
 class _Fence(VulkanObject):
     """A fence after the queue's work at the context's `close`. It keeps the objects that the work may use."""
 
-    noted_of_closed = True
+    allows_closed_parent = True
 
 
 class Watched(VulkanObject):
