@@ -541,10 +541,7 @@ class KnownStream(Lifetime):
         return True
 
     def after_call(self) -> None:
-        """Clean up after a call, before its marks are removed. Otherwise waits would accumulate.
-
-        A thread's own stream gets an event here, because without it other threads cannot see the stream's end.
-        """
+        """Clean up after a call, before its marks are removed. A thread's own stream gets the event that others see."""
         if self.thread is not None:
             self.poll_fences()
             with contextlib.suppress(CapturedError):
@@ -588,10 +585,7 @@ class KnownStream(Lifetime):
 
     @locked
     def fail(self, error: GpuInteropError) -> None:
-        """Fail the stream, because a signal that it waited for will not come and it was released.
-
-        A driver's stream cannot do that, so its wrappers raise a copy of `error` until a caller has got it.
-        """
+        """Fail the stream, whose wait was released without its signal: its wrappers raise a copy of `error` once."""
         if self.failure is None or self.failure_raised:
             copy = cast(GpuInteropError, again(error))
             if copy is not error:
