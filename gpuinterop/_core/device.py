@@ -678,7 +678,7 @@ class Device(NoCopy):
             try:
                 if not stream.synchronize(left()):
                     closed = "" if stream.state is LIVE else ", which is closed,"
-                    problem = stream.late(f"{closed} is not idle after {limit:g} s")
+                    problem = stream.timeout_error(f"{closed} is not idle after {limit:g} s")
                 elif (failure := stream.take_failure()) is not None:
                     problem = cast(GpuInteropError, again(failure))
             except CapturedError:  # such work runs when the graph is launched

@@ -1,7 +1,6 @@
 """Graphs: signals and waits that are captured once and launched many times.
 
-A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values. Set them with
-`GraphSemaphores.advance` or `GraphStep.set` before the launch.
+A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .lifetime import GONE, LIVE, MARK, Lifetime, hold, locked, note_use
+from .lifetime import GONE, Lifetime, hold, locked, marked, note_use
 from .resource import Resource
-from .semaphore import Enqueues, ExternalSemaphore, LastSignalled, note_signalled
+from .semaphore import Enqueueable, ExternalSemaphore, LastSignalled, note_signalled
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Waits
 
@@ -47,15 +46,10 @@ class GraphStep:
     --------
     On CUDA (here a simulated driver):
 
-    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-    ...     with stream.capture() as graph:
-    ...         semaphore.signal(stream, 1)
-    ...     (step,) = graph.semaphores.signals
-    ...     step
-    ...     step.set(7)  # what the next launch signals
-    ...     graph.launch(stream)
-    ...     graph.close()
-    <GraphStep signal 1>
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:
+    ...     semaphore.signal(stream, 1)
+    >>> graph.semaphores.signals[0].set(7)  # what the next launch signals
+    >>> graph.close()
     """
 
     def __init__(self, owner: GraphSemaphores, node: SemaphoreNode) -> None:
@@ -63,25 +57,22 @@ class GraphStep:
         self._node = node
         known = owner.device._semaphores
         self.signals = node.signals
-        found = (known.get(pointer) for pointer in node.semaphores)
+        imported = (known.get(pointer) for pointer in node.semaphores)
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if one is None or one.lifetime.state in GONE else one for one in found
+            None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in imported
         )
-        self._ours = [semaphore for semaphore in self.semaphores if semaphore is not None]
-        self._handles = [semaphore._handle for semaphore in self._ours]
-        counts = all(one is not None and one.kind in (Timeline, Fence) for one in self.semaphores)
+        self._imported = [semaphore for semaphore in self.semaphores if semaphore is not None]
+        self._handles = [semaphore._handle for semaphore in self._imported]
+        counts = all(semaphore is not None and semaphore.kind in (Timeline, Fence) for semaphore in self.semaphores)
         # The largest value that all semaphores accept; None if one of them does not count.
-        self._largest = min(one.max_value for one in self._ours) if counts else None
-        # `_most` has the largest values ever set. No launch waits for more, even if another thread sets values.
-        self.values = self._most = node.values
+        self._largest = min(semaphore.max_value for semaphore in self._imported) if counts else None
+        # No launch waits for more than the largest values ever set, even if another thread sets values.
+        self.values = self._largest_set = node.values
 
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).
 
-        Parameters
-        ----------
-        *values : int or None
-            One value per entry of `semaphores`; None for a binary semaphore. Launches already enqueued keep theirs.
+        Takes one value per entry of `semaphores`; None for a binary semaphore. Launches already enqueued keep theirs.
 
         Raises
         ------
@@ -101,11 +92,12 @@ class GraphStep:
             raise InvalidArgumentError(
                 "values", "expected semaphores imported here, got one of another library; set its value there."
             )
-        return tuple([one._checked(value) for one, value in zip(self._ours, values, strict=True)])
+        return tuple([semaphore._checked(value) for semaphore, value in zip(self._imported, values, strict=True)])
 
     def _apply(self, numbers: tuple[int, ...]) -> None:
         owner = self._owner
-        self._most = tuple(map(max, self._most, numbers))  # first, so that a launch with these values finds them
+        # First, so that a launch with these values waits for no more.
+        self._largest_set = tuple(map(max, self._largest_set, numbers))
         owner.driver.set_node(owner._executable, self._node, self._handles, numbers)
         self.values = numbers
 
@@ -142,7 +134,6 @@ class GraphSemaphores(Resource):
 
     Attributes
     ----------
-    device : Device
     steps : tuple of GraphStep
         The nodes that wait or signal, in the driver's order.
 
@@ -158,18 +149,14 @@ class GraphSemaphores(Resource):
 
     Examples
     --------
-    For torch's graph, use ``gi.GraphSemaphores(device, graph.raw_cuda_graph(), graph.raw_cuda_graph_exec())``.
-
     On CUDA (here a simulated driver):
 
-    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-    ...     with stream.capture() as graph:  # instead of torch's
-    ...         semaphore.wait(stream, 1)
-    ...         semaphore.signal(stream, 2)
-    ...     with gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as semaphores:
-    ...         semaphores.advance(2)
-    ...         semaphores.steps
-    ...     graph.close()
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:  # torch's
+    ...     semaphore.wait(stream, 1)
+    ...     semaphore.signal(stream, 2)
+    >>> with graph, gi.GraphSemaphores(device, graph.ptr, graph.executable_ptr) as semaphores:
+    ...     semaphores.advance(2)
+    ...     semaphores.steps
     (<GraphStep wait 3>, <GraphStep signal 4>)
     """
 
@@ -185,7 +172,7 @@ class GraphSemaphores(Resource):
         self.lifetime.open()
         try:
             self.steps = tuple(GraphStep(self, node) for node in self.driver.semaphore_nodes(nodes_of))
-            for semaphore in {one for step in self.steps for one in step.semaphores if one is not None}:
+            for semaphore in {semaphore for step in self.steps for semaphore in step._imported}:
                 hold(semaphore.lifetime, self.lifetime)
                 if _parent is None:  # another library launches the graph, so its signals cannot be tracked
                     semaphore._forget_values()
@@ -208,39 +195,17 @@ class GraphSemaphores(Resource):
     def advance(self, by: int) -> None:
         """Add `by` to the value of every timeline and fence, usually once per frame.
 
-        Parameters
-        ----------
-        by : int
-            How much one frame adds to the timeline.
-
         Raises
         ------
         InvalidArgumentError
             A value would exceed 64 bits, or gpuinterop did not import a semaphore. No value was changed.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     with stream.capture() as graph:
-        ...         semaphore.signal(stream, 1)
-        ...     graph.semaphores.advance(2)
-        ...     graph.semaphores.signals[0].values
-        ...     graph.close()
-        (3,)
         """
         step_by = by if type(by) is int else check_int(by, "by")
         plans = [(step, step._advanced(step_by)) for step in self.steps]
-        calls = self.lifetime.calls
-        calls += MARK
-        try:
-            if self.lifetime.state is not LIVE:
-                self._check_open()
+        with marked(self.lifetime.calls):
+            self._check_open()
             for step, numbers in plans:
                 step._apply(numbers)
-        finally:
-            del calls[-1]
 
 
 class _Opaque(Waits):
@@ -250,7 +215,7 @@ class _Opaque(Waits):
         return self.passed
 
 
-class Graph(Resource, Enqueues):
+class Graph(Resource, Enqueueable):
     """Work that is captured once and launched many times. `Stream.capture` returns it.
 
     It keeps the semaphores and mappings that its work uses, even if you close them, until it is released itself. After
@@ -260,11 +225,13 @@ class Graph(Resource, Enqueues):
     --------
     On CUDA (here a simulated driver):
 
-    >>> with stream.capture() as graph:
+    >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, stream.capture() as graph:
     ...     buffer.fill(7, stream=stream)
+    ...     semaphore.signal(stream, 1)
     >>> with graph:
     ...     for frame in range(3):
     ...         graph.launch(stream)
+    ...         graph.semaphores.advance(1)
     ...     stream.synchronize(timeout=10)
     """
 
@@ -273,14 +240,14 @@ class Graph(Resource, Enqueues):
         self.device, self.driver = device, backend
         self._batch, self._direct = None, False
         # After the capture: the driver's graph, its executable, and what they wait for and signal.
-        self._made: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
+        self._result: tuple[Lifetime, Lifetime, GraphSemaphores] | None = None
         self._awaited: list[Lifetime] = []  # semaphores that it waits for and that this process imported
         self._waits: list[tuple[GraphStep, int, bool]] = []  # step, index of its value, whether it takes a value
         self._passing: type[Waits] = Waits
         self._signals: list[tuple[GraphStep, int, Lifetime]] = []
         self._mappings: dict[Mapping, tuple[int, int]] = {}
         self._joined: list[KnownStream] = []  # streams whose work is being captured
-        self._kept: list[ExternalSemaphore[Any]] = []  # until the end of the capture, for the steps
+        self._semaphores: list[ExternalSemaphore[Any]] = []  # until the end of the capture, for the steps
         self.lifetime.open()
 
     @property
@@ -300,19 +267,14 @@ class Graph(Resource, Enqueues):
         return self._captured()[2]
 
     def launch(self, stream: Stream | object) -> None:
-        """Enqueue the graph's work (``cuGraphLaunch``). Returns at once.
-
-        Parameters
-        ----------
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device; it need not be the captured stream.
+        """Enqueue the graph's work on a stream of the same device (``cuGraphLaunch``). Returns at once.
 
         Raises
         ------
         InvalidArgumentError
             The capture has not ended, or the stream is being captured.
         """
-        if self._made is None:
+        if self._result is None:
             self._captured()
         pending: Waits | None = None
         if self._waits:  # `pending` can exist for long, so it refers to the semaphores and not to the graph
@@ -320,7 +282,7 @@ class Graph(Resource, Enqueues):
             pending.semaphores, pending.semaphore = self._awaited, self._awaited[0]
             pending.values = [None] * len(self._awaited)  # nothing passes before this launch's values are set
         known = (stream := check_stream(self.device, stream))._known_as()
-        places = self._enqueue(stream, known, self._noted.get(known), self._launch_now, (), pending)
+        places = self._enqueue(stream, known, self._notes.get(known), self._launch_now, (), pending)
         for (step, place, _semaphore), (values, at) in zip(self._signals, places, strict=True):
             values[at] = max(step.values[place], values[at])
 
@@ -331,7 +293,7 @@ class Graph(Resource, Enqueues):
             )
         self.driver.launch(self._marked.handle, known.handle)
         if pending is not None:
-            pending.values = [step._most[place] if valued else None for step, place, valued in self._waits]
+            pending.values = [step._largest_set[place] if valued else None for step, place, valued in self._waits]
 
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
@@ -351,9 +313,9 @@ class Graph(Resource, Enqueues):
 
     def _captured(self) -> tuple[Lifetime, Lifetime, GraphSemaphores]:
         self._check_open()
-        if self._made is None:
+        if self._result is None:
             raise InvalidArgumentError("graph", "is being captured, or its capture failed; use it after the `with`.")
-        return self._made
+        return self._result
 
     def _hold(self, lifetime: Lifetime) -> None:
         hold(lifetime, self.lifetime)
@@ -382,8 +344,8 @@ class Graph(Resource, Enqueues):
             known.graph = self
 
     @locked
-    def _part(self, streams: Sequence[KnownStream]) -> None:
-        """End the capture of these streams: all at its end, or a single one that failed to join."""
+    def _drop_streams(self, streams: Sequence[KnownStream]) -> None:
+        """End the capture of these streams: all at its end, or a single stream that failed to join."""
         for known in streams:
             if known in self._joined:
                 known.graph = None
@@ -393,15 +355,15 @@ class Graph(Resource, Enqueues):
 
     def _end(self, known: KnownStream) -> None:
         """End the capture, even one that failed, so that the stream runs again. Idempotent."""
-        if self._joined and self._made is None:
+        if self._joined and self._result is None:
             self._leave()
             with suppress(GpuInteropError):  # the capture was invalid: there is no graph
-                if known.ask(self.driver.is_capturing, False):  # otherwise the failed call has ended it
-                    self.driver.destroy_graph(self.device._handle, known.ask(self.driver.end_capture, None))
+                if known.try_use(self.driver.is_capturing, False):  # otherwise the failed call has ended it
+                    self.driver.destroy_graph(self.device._handle, known.try_use(self.driver.end_capture, None))
             with suppress(GpuInteropError):
-                known.broken = known.ask(self.driver.is_capturing, False)
-        self._part(self._joined.copy())
-        self._kept.clear()
+                known.broken = known.try_use(self.driver.is_capturing, False)
+        self._drop_streams(self._joined.copy())
+        self._semaphores.clear()
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended. Waits as `_enter` does."""
@@ -412,21 +374,21 @@ class Graph(Resource, Enqueues):
     def _finish(self, known: KnownStream) -> None:
         device, backend = self.device._handle, self.driver
         graph = Lifetime("captured graph", lambda it: backend.destroy_graph(device, it), parents=(self.lifetime,))
-        graph.create(lambda: known.ask(backend.end_capture, None))  # works on a closed stream, too
+        graph.create(lambda: known.try_use(backend.end_capture, None))  # works on a closed stream, too
         executable = Lifetime("executable", lambda it: backend.destroy_executable(device, it), parents=(graph,))
         executable.create(lambda: backend.instantiate(device, graph.handle))
-        self._gives(executable, self.device, executable.uses)
+        self._init_calls(executable, self.device, executable.uses)
         semaphores = GraphSemaphores(self.device, graph.handle, executable.handle, _parent=self)
         for step in semaphores.steps:
-            for place, one in enumerate(step.semaphores):
-                if one is not None and step.signals:
-                    self._signals.append((step, place, one.lifetime))
-                elif one is not None:
-                    self._waits.append((step, place, one.takes_value))
-                    self._awaited.append(one.lifetime)
+            for place, semaphore in enumerate(step.semaphores):
+                if semaphore is not None and step.signals:
+                    self._signals.append((step, place, semaphore.lifetime))
+                elif semaphore is not None:
+                    self._waits.append((step, place, semaphore.takes_value))
+                    self._awaited.append(semaphore.lifetime)
                 elif not step.signals:
                     self._passing = _Opaque
-        self._made = graph, executable, semaphores
+        self._result = graph, executable, semaphores
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
 from .foreign_arrays import HostArray
 from .layout import resolve_ints
-from .lifetime import MARK, Lifetime, note_use
+from .lifetime import Lifetime, marked, note_use
 from .resource import Resource
 from .stream import Stream, check_stream
 
@@ -192,9 +192,7 @@ class ArrayLevel(NotAnArray):
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
         array, known = self._array, stream._known_as()
-        calls = known.calls
-        calls += MARK  # no `Stream.capture` begins or ends between the check and the call
-        try:
+        with marked(known.calls):  # no `Stream.capture` begins or ends between the check and the call
             if (graph := known.graph) is not None:
                 graph._hold(array.lifetime)
             elif known not in array.lifetime.uses:
@@ -213,8 +211,6 @@ class ArrayLevel(NotAnArray):
                 array.lifetime.written = True
             elif buffer is not None:
                 buffer.mapping.written = True
-        finally:
-            del calls[-1]
 
 
 def array_layout(

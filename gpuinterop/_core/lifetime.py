@@ -1,36 +1,21 @@
-"""Lifetimes: the objects of drivers, and what the release of each has to wait for.
+"""The states of driver objects, and what the release of each has to wait for (docs/inside/lifetime.md).
 
-Invariants of this module and of those that build on it (`streams`, `release`):
-
-1. A call never uses a released handle, and a handle is never released during a call with it.
-2. An object is released only when it has no marks, no object depends on it, and all its uses have passed.
-3. A release that blocks the device runs only while no known wait is pending (`streams`).
-4. A pipeline that is never idle still releases.
-5. Work waits for all earlier work on the same bytes.
-6. If a native call fails in a drain, the failure is reported. The drain does not raise it, or mask other errors.
-7. After an exception at any point, no lock is held and no mark is left. The object being made or released may stay
-   until the exit.
-8. Objects made before a fork are unusable in the child.
-9. The exit takes two seconds in all. After that, finalizers do nothing.
-
-A call takes no lock. It marks every object that it uses, then checks their states, then calls the driver::
+A call takes no lock. It marks every object that it uses, then checks their states, then calls the driver. `retire`
+changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its check,
+and a call that marks later sees the new state. After an interrupt, a mark of `marked` may stay, and keeps its object
+until the exit. Hot paths write the mark out, as do gates and callbacks, because other threads wait for their marks to
+go::
 
     calls = lifetime.calls
-    calls += MARK
+    calls += MARK  # no call between this line and `try`, so no interrupt comes between them
     try:
         if lifetime.state is not LIVE: ...
-        ...
     finally:
         del calls[-1]
 
-`retire` changes the state, and a drain checks the marks later. So the drain sees every call that has marked before its
-check, and a call that marks later sees the new state. Between ``+=`` and ``try`` Python calls nothing, so no mark is
-left. An exported array marks its mapping in the same way while it is alive (`memory.Hold`). When it is freed it removes
-the mark, then checks the state: if the mapping is closed, the array queues it for the next drain.
-
 The monitor is the only lock under which objects change their state. No native call, wait, callback or I/O happens under
-it. A signal handler's exception may end a function under it at any point. It may then leave an object that is never
-released, but no object that is released too early. So of two writes, the one that keeps the object comes first.
+it. An interrupt may end a function under it at any point, and leave an object that is never released, but no object
+that is released too early. So of two writes, the one that keeps the object comes first.
 """
 
 from __future__ import annotations
@@ -128,6 +113,23 @@ MARK: Final = (None,)
 Marks: type[list[Any]] = list  # one entry per call in progress, or per array
 
 
+class marked:
+    """Mark objects in a `with` block."""
+
+    __slots__ = ("_each",)
+
+    def __init__(self, *each: list[Any]) -> None:
+        self._each = each
+
+    def __enter__(self) -> None:
+        for marks in self._each:
+            marks.append(None)
+
+    def __exit__(self, *_: object) -> None:
+        for marks in self._each:
+            marks.pop()
+
+
 class State(Enum):
     __hash__ = object.__hash__  # in C: Enum's own would run Python code in each `state in GONE`
 
@@ -194,7 +196,7 @@ class Lifetime(NoCopy):
     counter: Callable[[Any], int] | None = None  # reads a timeline's value; None if only the driver can
     remark: Callable[[int | None], str] | None = None  # what messages add to a semaphore and the awaited value
     unsignalled: Callable[[int, int], GpuInteropError | None] | None = None  # why a counter is no signal of a value
-    noted_of_closed: ClassVar[bool] = False  # a parent may already be closed, but not yet released
+    allows_closed_parent: ClassVar[bool] = False  # a parent may already be closed, but not yet released
 
     def __init__(
         self,
@@ -249,15 +251,15 @@ class Lifetime(NoCopy):
         """
         try:
             _begin(self, BORN)
-            made = call()
-            _created(self, made)
+            handle = call()
+            _created(self, handle)
         except BaseException as error:
             _failed(self, error)
             raise
         if self.state is not LIVE:
-            for one in (*self.parents, self):
-                one.check()
-        return made
+            for lifetime in (*self.parents, self):
+                lifetime.check()
+        return handle
 
     def open(self) -> None:
         _begin(self, LIVE)
@@ -277,39 +279,35 @@ class Lifetime(NoCopy):
             )
         return ResourceClosedError(f"{self.label} is closed; make a new one, or close it later.")
 
-    def ask(self, question: Callable[[Any], Any], gone: Any) -> Any:
-        """Call the driver with the handle, even if the object is closed; return `gone` once the release has begun."""
+    def try_use(self, call: Callable[[Any], Any], default: Any) -> Any:
+        """Call the driver with the handle, even if the object is closed; `default` once the release has begun."""
         calls = self.calls
         calls += MARK
         try:  # check the state only once, because `revive` may change it
-            return question(self.handle) if self.state in (LIVE, RETIRED) else gone
+            return call(self.handle) if self.state in (LIVE, RETIRED) else default
         finally:
             del calls[-1]
 
     def use(self, call: Callable[[Any], T]) -> T:
         """Call the driver with the handle. Raises unless the object is open."""
-        calls = self.calls
-        calls += MARK
-        try:
+        with marked(self.calls):
             self.check()
             return call(self.handle)
-        finally:
-            del calls[-1]
 
     def is_of(self, device: Streams) -> bool:
         """Whether the object belongs to the device, or the device's streams may use it."""
-        return self.device is device or device in self.untracked or any(one.is_of(device) for one in self.parents)
+        return self.device is device or device in self.untracked or any(parent.is_of(device) for parent in self.parents)
 
     def streams(self) -> list[KnownStream]:
-        found = self.uses.copy()
+        streams = self.uses.copy()
         for device in self.untracked:
-            found.update(dict.fromkeys(device.known()))
-        return list(found)
+            streams.update(dict.fromkeys(device.known()))
+        return list(streams)
 
     @property
     def stays(self) -> bool:
         """Whether the object is never released, because an object that depends on it could not be released."""
-        return any(one.state is LEAKED or one.stays for one in self.dependents.copy())
+        return any(dependent.state is LEAKED or dependent.stays for dependent in self.dependents.copy())
 
     def what_holds(self) -> str:
         """Describe why the object is not released yet, for messages."""
@@ -319,14 +317,14 @@ class Lifetime(NoCopy):
             return "another thread runs its callbacks"
         if arrays := len(self.arrays.copy()):
             return f"{arrays} exported array(s) are still alive"
-        for one, dependency in self.dependents.copy().items():
-            state = one.state
+        for dependent, dependency in self.dependents.copy().items():
+            state = dependent.state
             if state in (RETIRED, LEAKED):
-                return f"{one.label} is still in use ({one.what_holds()})"
+                return f"{dependent.label} is still in use ({dependent.what_holds()})"
             if state in (BORN, RELEASING):
-                return f"{one.label} is {state.value}"
-            if dependency is Dependency.HOLDS and not one.noted_of_closed:
-                return f"{one.label} is still open"
+                return f"{dependent.label} is {state.value}"
+            if dependency is Dependency.HOLDS and not dependent.allows_closed_parent:
+                return f"{dependent.label} is still open"
         if self.calls.copy():
             return "a call is under way"
         if self.gate is not None and (waits := self.gate.blocked.get(self)):
@@ -334,7 +332,7 @@ class Lifetime(NoCopy):
                 f"the driver's release waits for the whole device, and {waits} may be waiting for a semaphore: "
                 "synchronize that first"
             )
-        late = next(filter(None, (one.waiting_for() for one in self.streams())), "")
+        late = next(filter(None, (stream.waiting_for() for stream in self.streams())), "")
         return f"work enqueued before close() is still pending{late}"
 
     def __repr__(self) -> str:
@@ -344,7 +342,7 @@ class Lifetime(NoCopy):
 @locked
 def _begin(lifetime: Lifetime, state: State) -> None:
     for parent in lifetime.parents:
-        if parent.state is not LIVE and not (lifetime.noted_of_closed and parent.state is RETIRED):
+        if parent.state is not LIVE and not (lifetime.allows_closed_parent and parent.state is RETIRED):
             parent.check()
     lifetime.state = state
     for parent in lifetime.parents:
@@ -353,12 +351,12 @@ def _begin(lifetime: Lifetime, state: State) -> None:
 
 
 @locked
-def _created(lifetime: Lifetime, made: Any) -> None:
+def _created(lifetime: Lifetime, handle: Any) -> None:
     if lifetime.state is BORN:  # after a fork, the child's state is DEAD
-        lifetime.handle = made
+        lifetime.handle = handle
         lifetime.state = LIVE
     for parent in lifetime.parents:
-        if parent.state is not LIVE and not lifetime.noted_of_closed:
+        if parent.state is not LIVE and not lifetime.allows_closed_parent:
             _retire(lifetime)
 
 
@@ -384,14 +382,14 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     if lifetime.state is not LIVE:
         return
     lifetime.ending()
-    for one, dependency in list(lifetime.dependents.items()):
+    for child, dependency in list(lifetime.dependents.items()):
         if dependency is Dependency.CHILD:
-            _retire(one, lifetime)
+            _retire(child, lifetime)
     polled[lifetime] = None
     lifetime.state = RETIRED
     keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
     if not (keeps or lifetime.dependents or lifetime.calls.copy()):  # no need to wait for a drain
-        leave(lifetime)
+        note_released(lifetime)
         lifetime.state = RELEASED
     if lifetime.dependency is not Dependency.CHILD:
         return
@@ -399,8 +397,8 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
         if parent is under or not parent.ends_with_children:
             continue
         if not any(
-            dependency is Dependency.CHILD and one.state in (BORN, LIVE)
-            for one, dependency in reversed(parent.dependents.items())
+            dependency is Dependency.CHILD and child.state in (BORN, LIVE)
+            for child, dependency in reversed(parent.dependents.items())
         ):  # newest first, because open children are usually new
             _retire(parent)
 
@@ -437,7 +435,7 @@ def retire_dropped() -> None:
         dropped.popleft()
 
 
-def leave(lifetime: Lifetime) -> None:
+def note_released(lifetime: Lifetime) -> None:
     """Note that an object is released, so that its parents can be. Called under the monitor."""
     for parent in lifetime.parents:
         if parent.state is RETIRED:

@@ -28,6 +28,7 @@ from .lifetime import (
     dropped,
     forget_use,
     locked,
+    marked,
     note_use,
 )
 from .release import drain, tidy, wait_for
@@ -190,14 +191,10 @@ class Mappable(Sized):
 
     def _open(self) -> Mapping:
         fresh = self._new_mapping()
-        making = fresh.calls  # other threads see the mark, and wait
-        making += MARK
-        try:
+        with marked(fresh.calls):  # other threads see the mark, and wait
             mapping = _claim_mapping(self, fresh)
             if mapping is fresh:
                 fresh.create(partial(self._map, fresh))
-        finally:
-            del making[-1]
         if mapping is not fresh:
             system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
         return mapping
@@ -510,14 +507,10 @@ class Buffer(Sized):
             stream = check_stream(self.device, stream)
             if array is not None:
                 stream._check_host_copy(array)
-            calls = stream._known_as().calls
-            calls += MARK  # no `Stream.capture` begins or ends between the check and the call
-            try:
+            with marked(stream._known_as().calls):  # no `Stream.capture` begins or ends between the check and the call
                 for buffer, first in spans:
                     buffer._use_on(stream, first, size)
                 stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
-            finally:
-                del calls[-1]
             return
         if self.device.info.is_cpu:
             here = self.driver.adopt_stream(self.device._handle, 0)

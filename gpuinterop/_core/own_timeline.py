@@ -1,4 +1,4 @@
-"""64-bit words in host memory that streams write and wait for: pinned pages, and timeline semaphores made from them.
+"""Timelines and pinned pages: 64-bit words in host memory that streams write and wait for.
 
 A stream's store wakes no host thread, and drivers do not track it: only the value tells a wait that the store is done.
 Each store writes one word. A page stays mapped until all streams that use it have finished.
@@ -58,7 +58,7 @@ class PinnedWords:
         try:
             self._pin, self._address = self.driver.pin(device._handle, ctypes.addressof(self._words[0]), system.PAGE)
         except GpuInteropError as error:
-            _give_back(error, self._unmap)
+            _free_unpinned(error, self._unmap)
             raise
 
     def reset(self) -> Self:
@@ -100,7 +100,7 @@ _pinned: Final[dict[PinnedWords, None]] = {}
 """Pinned pages, even those whose unpin failed: if they were unmapped, their address could not be pinned again."""
 
 
-def _give_back(error: GpuInteropError, *calls: Callable[[], object], duplicate: bool = False) -> None:
+def _free_unpinned(error: GpuInteropError, *calls: Callable[[], object], duplicate: bool = False) -> None:
     """Free a page after `pin` has failed: at once, or after the core's unpin if it was pinned.
 
     With `duplicate`, the last call closes a descriptor, and is made only if the page was pinned (`import_duplicate`).
@@ -134,7 +134,7 @@ class Spare(Generic[P]):
         except IndexError:
             return make()
 
-    def give(self, page: P) -> None:
+    def put_back(self, page: P) -> None:
         self._pages.append(page)
         if len(self._pages) > SPARE:
             gate = self.device.gate if self.device.driver.releases_block else None
@@ -152,7 +152,7 @@ def spare_words(device: Device) -> Spare[PinnedWords]:
 
 
 @dataclass(slots=True, eq=False)
-class _Own:
+class _OwnPage:
     driver: StreamMemoryBackend
     fd: int
     page: timeline.Page
@@ -195,7 +195,7 @@ class OwnTimelines(WordCalls):
     def __init__(self, device: Device) -> None:
         self.device = device
         self.driver = stream_words(device)
-        self._spare: Spare[_Own] = Spare(device)
+        self._spare: Spare[_OwnPage] = Spare(device)
         self.blocks = device.driver.releases_block
 
     def create(self, label: str | None) -> ExternalSemaphore[Timeline]:
@@ -214,13 +214,13 @@ class OwnTimelines(WordCalls):
         import_duplicate(handle, load, user=f"{self.device.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
-    def _new(self) -> _Own:
+    def _new(self) -> _OwnPage:
         return self._take(*timeline.create(), exported=False)
 
-    def _map(self, fd: int) -> _Own:
+    def _map(self, fd: int) -> _OwnPage:
         return self._take(fd, system.map_shared(fd, system.PAGE), exported=True)
 
-    def _take(self, fd: int, address: int, *, exported: bool) -> _Own:
+    def _take(self, fd: int, address: int, *, exported: bool) -> _OwnPage:
         """Pin a page. If it was exported, its duplicate descriptor belongs to the semaphore once the page is pinned."""
         try:
             page = timeline.Page(fd, address, "this timeline semaphore")
@@ -231,26 +231,20 @@ class OwnTimelines(WordCalls):
             pin, there = self.driver.pin(self.device._handle, address, system.PAGE)
         except GpuInteropError as error:
             unmap = functools.partial(system.unmap, address, system.PAGE)
-            _give_back(error, unmap, functools.partial(os.close, fd), duplicate=exported)
+            _free_unpinned(error, unmap, functools.partial(os.close, fd), duplicate=exported)
             raise
         page.give_to_device()
-        return _Own(self.driver, fd, page, pin, there + timeline.VALUE, exported)
+        return _OwnPage(self.driver, fd, page, pin, there + timeline.VALUE, exported)
 
-    def wait(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
+    def wait(self, batch: Sequence[_OwnPage], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         if stream.is_capturing():  # checked inline because this is a hot path
             refuse_capture(stream, batch[0].page.label)
-        self.wait_asked(batch, stream, values, wait)
-
-    def wait_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:
         wait.number = next(order)
         self.driver.wait_value(stream.handle, batch[0].word, values[0])
 
-    def signal(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
+    def signal(self, batch: Sequence[_OwnPage], stream: KnownStream, values: Sequence[int]) -> None:
         if stream.is_capturing():
             refuse_capture(stream, batch[0].page.label)
-        self.signal_asked(batch, stream, values)
-
-    def signal_asked(self, batch: Sequence[_Own], stream: KnownStream, values: Sequence[int]) -> None:
         for own, value in zip(batch, values):  # noqa: B905 - the caller has checked the lengths
             if value <= (current := own.page.counter.value):  # refused now, because a timeline never shrinks
                 raise InvalidArgumentError(
@@ -260,24 +254,24 @@ class OwnTimelines(WordCalls):
         for own, value in zip(batch, values):  # noqa: B905
             self.driver.write_value(stream.handle, own.word, value)
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
+    def register(self, semaphore: ExternalSemaphore[Any]) -> None:
         semaphore._handle.page.label = semaphore.label
 
-    def destroy(self, handle: _Own) -> None:
+    def destroy(self, handle: _OwnPage) -> None:
         if handle.exported:
             handle.close()
         else:
-            self._spare.give(handle)
+            self._spare.put_back(handle)
 
-    def export(self, handle: _Own) -> TimelineFd:
+    def export(self, handle: _OwnPage) -> TimelineFd:
         handle.exported = True
         return TimelineFd.adopt_duplicate(handle.fd)
 
-    def host_value(self, handle: _Own) -> int:
+    def host_value(self, handle: _OwnPage) -> int:
         return handle.page.counter.value
 
-    def host_signal(self, handle: _Own, value: int) -> None:
+    def host_signal(self, handle: _OwnPage, value: int) -> None:
         handle.page.signal(value)
 
-    def host_wait(self, handle: _Own, value: int, timeout: float) -> bool:
+    def host_wait(self, handle: _OwnPage, value: int, timeout: float) -> bool:
         return handle.page.wait(value, time.monotonic() + timeout)

@@ -1,9 +1,8 @@
 """Releases: what frees objects that are closed and no longer in use, also at the exit. One such run is a drain.
 
-Import, create, allocate, close, synchronize and drain release. One thread releases one object, and threads do not wait
-for each other's drains. A closed object is in one place at a time: in the queue `waiting_for_a_look`, among the waiters
-of a fence, at the gate, or kept by an array or a dependent object. It stays in the queue while threads look at it, so
-two threads may look at one object.
+One thread releases one object, and threads do not wait for each other's drains. A closed object is in one place at a
+time: in the queue `polled`, among the waiters of a fence, at the gate, or kept by an array or a dependent object. It
+stays in the queue while threads check it, so two threads may check one object.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from .lifetime import (
     dropped,
     endings,
     interrupted,
-    leave,
     lingering,
     locked,
+    note_released,
     polled,
     retire,
     retire_dropped,
@@ -48,7 +47,7 @@ from .streams import (
     block,
     blocking,
     fenced,
-    relieved,
+    set_limit,
     unblock,
 )
 
@@ -61,11 +60,11 @@ BACKLOG_S: Final = 0.1  # at most so many seconds: the stream may wait for somet
 _exiting = False
 
 
-class _Here(threading.local):
+class _ThisThread(threading.local):
     calling_back = False  # the thread runs callbacks
 
 
-_here: Final = _Here()
+_this_thread: Final = _ThisThread()
 
 
 def drain() -> None:
@@ -83,7 +82,7 @@ def make_room() -> None:
     Otherwise a loop that makes, uses and closes memory would accumulate it, until the work on it has run.
     """
     drain()
-    stream = next((one for one in list(fenced) if len(one.fences) > BACKLOG and not one.pending()), None)
+    stream = next((each for each in list(fenced) if len(each.fences) > BACKLOG and not each.pending()), None)
     if stream is not None:
         system.until(lambda: len(stream.poll_fences()) <= BACKLOG, BACKLOG_S)
         drain()
@@ -108,13 +107,13 @@ def _drain() -> None:
 def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
     """Drain until `lifetime` is released and its callbacks have run; return False if it is not, or never will be."""
 
-    def over() -> bool:
+    def is_over() -> bool:
         drain()
         # A callback does not wait for other callbacks, because those of its thread run after it.
-        called_back = _here.calling_back or (lifetime not in endings and not lifetime.callback_runs)
+        called_back = _this_thread.calling_back or (lifetime not in endings and not lifetime.callback_runs)
         return bool(lifetime.state in GONE and called_back) or lifetime.stays
 
-    return system.until(over, timeout) and not lifetime.stays
+    return system.until(is_over, timeout) and not lifetime.stays
 
 
 def tidy() -> None:
@@ -123,7 +122,7 @@ def tidy() -> None:
         drain()
 
 
-def relieve(gate: Gate) -> None:
+def run_blocked_releases(gate: Gate) -> None:
     """Delay a wait that is about to be enqueued, so that blocked releases can run. The caller must hold nothing.
 
     Otherwise a pipeline that always has a pending wait would never release anything.
@@ -131,9 +130,9 @@ def relieve(gate: Gate) -> None:
     shut = gate.shut
     shut += MARK
     try:
-        relieved(gate, 2 * gate.limit)  # other waits are at the gate; unless this works, try half as often
+        set_limit(gate, 2 * gate.limit)  # other waits are at the gate; unless this works, try half as often
         if system.until(lambda: not gate.held_by(), MOMENT_S):
-            relieved(gate, MANY)
+            set_limit(gate, MANY)
             _drain()
     finally:
         del shut[-1]
@@ -150,17 +149,17 @@ def once_default_is_free(gate: Gate, call: Callable[[], T], what: str) -> T:
     while True:
         shut += MARK
         try:
-            if system.until(lambda: gate.before_default() is None, MOMENT_S):
+            if system.until(lambda: gate.delays_default() is None, MOMENT_S):
                 return call()
         finally:
             del shut[-1]
-        stream = gate.before_default()
+        stream = gate.delays_default()
         if stream is not None and threading.active_count() == 1 and (wait := stream.stuck_on()):
             raise ResourceBusyError(
                 f"{what} blocks until {stream.label} is done, which waits for {wait}, and only this thread could "
                 "signal that; signal first, or map before the wait."
             )
-        system.until(lambda: gate.before_default() is None, 10 * MOMENT_S)
+        system.until(lambda: gate.delays_default() is None, 10 * MOMENT_S)
 
 
 def _release_ready() -> bool:
@@ -177,26 +176,24 @@ def _release_ready() -> bool:
 @locked
 def _ready() -> list[Lifetime]:
     """Return the objects that may be released. Remove objects from the queue that something still keeps."""
-    found = []
+    ready = []
     for lifetime in list(polled):
         if lifetime.state is RETIRED:
             if lifetime.calls.copy():  # a copy, for a defined order with the marks of other threads
                 continue
             dependents = lifetime.dependents.values()
             if not (Dependency.CHILD in dependents or Dependency.HOLDS in dependents or lifetime.arrays.copy()):
-                found.append(lifetime)
+                ready.append(lifetime)
                 continue
         del polled[lifetime]
-    return found
+    return ready
 
 
 def _advance(lifetime: Lifetime, ends: dict[KnownStream, Fence | None]) -> bool:
     """Release an object, or put it where it waits. Return whether anything has changed."""
     fences = lifetime.awaits
     if fences is None and (streams := lifetime.streams()):
-        if any(
-            stream.unfenced and stream.of_other_thread for stream in streams
-        ):  # only that stream's thread can see its end
+        if any(stream.unfenced and stream.of_other_thread for stream in streams):  # only its thread can see its end
             return False
         try:
             for stream in streams:
@@ -243,10 +240,10 @@ def _park(lifetime: Lifetime, fences: list[Fence]) -> bool:
 @locked
 def _end_events(lifetime: Lifetime) -> None:
     """Release the events of an idle stream, which are reached. The last event puts the stream in the queue again."""
-    for one, dependency in list(lifetime.dependents.items()):
+    for event, dependency in list(lifetime.dependents.items()):
         polled.pop(lifetime, None)
         if dependency is Dependency.YIELDS:
-            retire(one)
+            retire(event)
 
 
 def _release_at_gate(lifetime: Lifetime, gate: Gate) -> bool:
@@ -317,7 +314,7 @@ def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
         endings[lifetime] = lifetime.keep
     lifetime.keep = None
     if problem is None:
-        leave(lifetime)
+        note_released(lifetime)
         lifetime.release = None
         lifetime.state = RELEASED
     else:  # the parents stay, because the driver may still have the object
@@ -330,13 +327,13 @@ def call_back() -> None:
 
     Objects that are released meanwhile come afterwards, so that a chain of callbacks does not nest.
     """
-    while endings and not _here.calling_back:
+    while endings and not _this_thread.calling_back:
         for lifetime in endings.copy():
-            _here.calling_back = True
+            _this_thread.calling_back = True
             try:
                 _call_back(lifetime)
             finally:
-                _here.calling_back = False
+                _this_thread.calling_back = False
 
 
 def _call_back(lifetime: Lifetime) -> None:
@@ -359,7 +356,7 @@ def _take(lifetime: Lifetime) -> tuple[list[Callable[[], None]], object]:
 
 @after_fork
 def _forked() -> None:
-    _here.calling_back = False  # even if the fork was in a callback
+    _this_thread.calling_back = False  # even if the fork was in a callback
 
 
 @atexit.register
@@ -377,13 +374,13 @@ def _drain_at_exit() -> None:
 
 def open_at_exit() -> str:
     """Return the warning about open objects at the exit; empty without any. A parent covers children that it closes."""
-    open_ones = {one: None for one in alive() if one.warns and one.state is LIVE}
+    open_ones = {lifetime: None for lifetime in alive() if lifetime.warns and lifetime.state is LIVE}
 
-    def closes_with_another(one: Lifetime) -> bool:
-        above = [parent for parent in one.parents if parent.dependents.get(one) is Dependency.CHILD]
+    def closes_with_another(lifetime: Lifetime) -> bool:
+        above = [parent for parent in lifetime.parents if parent.dependents.get(lifetime) is Dependency.CHILD]
         return any(parent in open_ones or closes_with_another(parent) for parent in above)
 
-    left = [f"{one.label}{one.made_at}" for one in open_ones if not closes_with_another(one)]
+    left = [f"{lifetime.label}{lifetime.made_at}" for lifetime in open_ones if not closes_with_another(lifetime)]
     more = f" and {len(left) - _MANY_OPEN:,} more" if left[_MANY_OPEN:] else ""
     names = f"{', '.join(left[:_MANY_OPEN])}{more}"
     return f"open at the exit: {names}; close() each before, or use it in a `with` block" if names else ""

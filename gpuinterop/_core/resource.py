@@ -21,7 +21,21 @@ def undo(what: str, release: Callable[[], None]) -> None:
 
 
 class Resource(NoCopy):
-    """An object with a native part. Functions and methods of gpuinterop return it; `close()` ends it."""
+    """An object with a native part. Functions and methods of gpuinterop return it; `close()` ends it.
+
+    Examples
+    --------
+    >>> allocation = device.allocate(4096)
+    >>> allocation.on_released(lambda: print("released"))
+    >>> array = np.asarray(allocation.buffer.view(16))
+    >>> allocation.close(timeout=0)
+    Traceback (most recent call last):
+        ...
+    gpuinterop.errors.ResourceBusyError: ...
+    >>> del array
+    >>> allocation.close(timeout=10)
+    released
+    """
 
     def __init__(self, lifetime: Lifetime, *parents: Resource) -> None:
         self.lifetime = lifetime
@@ -43,29 +57,15 @@ class Resource(NoCopy):
         return self.lifetime.state is not LIVE
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once. Idempotent. Blocks only if you pass `timeout`.
+        """End use at once. Idempotent. The native release happens by itself later; wait up to `timeout` seconds for it.
 
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait for the native release. Without it, the release happens by itself later.
+        Without `timeout`, the call does not block.
 
         Raises
         ------
         ResourceBusyError
             `timeout` seconds passed, but pending work or exported arrays still use the object. It stays closed, and the
             native release will still happen.
-
-        Examples
-        --------
-        >>> allocation = device.allocate(4096)
-        >>> array = np.asarray(allocation.buffer.view(16))
-        >>> allocation.close(timeout=0)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.ResourceBusyError: ...
-        >>> del array
-        >>> allocation.close(timeout=10)
         """
         check_timeout(timeout)
         if interrupted():  # the caller is a signal handler inside a transition
@@ -81,13 +81,6 @@ class Resource(NoCopy):
         Only then can the exporter free its memory or semaphore. The callback runs on the thread that drains, and must
         not block. Its exceptions go to `sys.unraisablehook`. If the release fails, a `LeakedResourceWarning` is issued
         first, then the callback runs.
-
-        Examples
-        --------
-        >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
-        >>> memory.on_released(lambda: print("released"))
-        >>> memory.close()
-        released
         """
         self._on_released(self.lifetime, callback)
 

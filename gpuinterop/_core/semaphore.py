@@ -39,7 +39,7 @@ from ..handles import (
     TimelineFd,
 )
 from .lifetime import GONE, LIVE, MARK, Lifetime, locked, note_use, retire
-from .release import relieve
+from .release import run_blocked_releases
 from .resource import Resource
 from .stream import Stream, check_stream
 from .streams import CapturedError, KnownStream, Wait, Waits, waiting
@@ -63,10 +63,7 @@ _VALUE_NAMES: dict[type, str] = {Keyed: "a key", SciSync: "the address of a fenc
 
 
 class SemaphoreCalls:
-    """Makes a semaphore's calls through the driver, stream memory operations, or the bridge.
-
-    Subclasses set the attributes without a value. They create the handles; `prepare` turns several into a batch.
-    """
+    """Makes a semaphore's calls: through the driver, stream memory operations, or the bridge."""
 
     max_value: int = MAX_64  # largest value that a stream can wait for
     blocks: bool = False  # whether `destroy` waits for the whole device
@@ -93,7 +90,7 @@ class SemaphoreCalls:
     host_wait: Callable[[Any, int, float], bool]  # block the calling thread; return False after the timeout
     export: Callable[[Any], AnySemaphoreHandle]  # return a new handle; called only for exportable semaphores
 
-    def know(self, semaphore: ExternalSemaphore[Any]) -> None:
+    def register(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Remember a new semaphore, and pass on its label for messages."""
 
 
@@ -107,14 +104,14 @@ class DriverSemaphores(SemaphoreCalls):
             self.host_value, self.export = backend.host_value, backend.export_semaphore
             self.host_signal, self.host_wait = backend.host_signal, backend.host_wait
         self.blocks = backend.releases_block
-        self.know = device._know  # type: ignore[method-assign]
+        self.register = device._know  # type: ignore[method-assign]
 
     def abandon(self, handle: DriverHandle) -> None:
         self.driver.abandon_semaphore(handle)
 
     def gap(self, cell: tuple[Operation, type[AnySemaphoreHandle]]) -> Capability | None:
-        found = self.device.capabilities.of(cell)
-        return None if found else found
+        capability = self.device.capabilities.of(cell)
+        return None if capability else capability
 
     def host_gap(self, handle_type: type[AnySemaphoreHandle]) -> Capability | None:
         if isinstance(self.driver, HostSemaphoreBackend):
@@ -132,18 +129,18 @@ class _Semaphore(Lifetime):
     __slots__ = ("counter", "remark", "unsignalled")
 
 
-class Enqueues(ABC):
-    """An object that a stream can wait for, signal or launch with one call."""
+class Enqueueable(ABC):
+    """An object whose calls a stream executes: one or several semaphores, or a graph."""
 
     _batch: Any
     _direct: bool  # a wait or signal is a single call of the driver
 
-    def _gives(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
-        """Set the object that each call marks, besides the stream, and the dict with notes on each stream."""
+    def _init_calls(self, marked: Lifetime, device: Device, noted: dict[KnownStream, Any]) -> None:
+        """Set the object that each call marks, besides the stream, and where the notes on each stream are."""
         self._marked = marked
         self.device = device
         self.gate = device.gate
-        self._noted = noted
+        self._notes = noted
 
     @abstractmethod
     def _check_closely(self, stream: Stream) -> None:
@@ -151,7 +148,7 @@ class Enqueues(ABC):
 
     @abstractmethod
     def _note_use(self, stream: Stream, known: KnownStream) -> Any:
-        """Note a stream's first use, and return the entry of `_noted` for the stream."""
+        """Note a stream's first use, and return the stream's notes."""
 
     @abstractmethod
     def _hold_in(self, graph: Graph) -> None:
@@ -161,19 +158,18 @@ class Enqueues(ABC):
         self,
         stream: Stream,
         known: KnownStream,
-        noted: Any,
-        give: Callable[..., None],
+        notes: Any,
+        call: Callable[..., None],
         numbers: Sequence[int] = (),
         pending: Wait | None = None,
     ) -> Any:
         """Mark, check, note, call, unmark. Return the stream's notes; None if a graph captures the call.
 
-        `noted` has the stream's notes, None before its first use. `give` enqueues. If it is the driver's, its arguments
-        are the batch, the stream's handle, the values, and for a wait the milliseconds. Otherwise they are the batch,
-        the known stream, the values, and for a wait the `Wait`.
+        `notes` is None before the stream's first use. `call` gets the batch, the stream (its handle, if `call` is the
+        driver's), the values, and for a wait the `Wait` (the milliseconds, if `call` is the driver's).
         """
-        if pending is not None and (gate := self.gate).crowded:
-            relieve(gate)  # before the marks, because callbacks run here
+        if pending is not None and (gate := self.gate).delays_waits:
+            run_blocked_releases(gate)  # before the marks, because callbacks run here
         marked = self._marked
         calls, streams = marked.calls, known.calls
         calls += MARK
@@ -181,23 +177,23 @@ class Enqueues(ABC):
         try:
             if (needs_checks := known.needs_checks) or marked.state is not LIVE or stream.lifetime.state is not LIVE:
                 self._check_closely(stream)
-                known.unfenced = known.thread is not None  # until `came_along` records an event after the call
-            if noted is None:  # before the call, because the release must wait even if the call fails half-way
-                noted = self._note_use(stream, known)
+                known.unfenced = known.thread is not None  # until `after_call` records an event
+            if notes is None:  # before the call, because the release must wait even if the call fails half-way
+                notes = self._note_use(stream, known)
             if needs_checks and (graph := known.graph) is not None:  # the graph's launches will wait and signal
                 self._hold_in(graph)
-                noted = None
+                notes = None
             elif pending is not None:
                 known.waits.append(pending)  # as `KnownStream.note` does
                 waiting[known] = None  # before the check of the gate; module `streams` says why
                 if gate.shut:
                     gate.let_releases_end()
             if pending is None:
-                give(self._batch, known.handle if self._direct else known, numbers)
+                call(self._batch, known.handle if self._direct else known, numbers)
             elif self._direct:
-                give(self._batch, known.handle, numbers, pending.ms)
+                call(self._batch, known.handle, numbers, pending.ms)
             else:
-                give(self._batch, known, numbers, pending)
+                call(self._batch, known, numbers, pending)
             if (needs_checks or pending is not None) and len(known.waits) > known.limit:
                 if pending is not None:
                     pending.enqueued = True
@@ -210,10 +206,10 @@ class Enqueues(ABC):
             if pending is not None:
                 pending.enqueued = True
             del calls[-1], streams[-1]
-        return noted
+        return notes
 
 
-class ExternalSemaphore(Resource, Enqueues, Generic[K]):
+class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     """A semaphore shared with another API or process. `Device.import_semaphore` and `create_semaphore` return it.
 
     `K` is its kind. Calls with ``Timeline`` and ``Fence`` take a value, with ``Keyed`` a key, with ``SciSync`` the
@@ -221,8 +217,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     `close()` does not cancel a stream's pending waits; no GPU driver does. ``close(timeout=...)`` waits for them, and
     cancels them after the timeout if the driver can (on the host backend, the stream then fails with
-    `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when the
-    streams no longer use the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
+    `ResourceClosedError`). `close()` cancels threads in `host_wait` at once. The native release follows when no stream
+    uses the semaphore (``cuDestroyExternalSemaphore`` / ``hipDestroyExternalSemaphore``).
 
     Attributes
     ----------
@@ -236,11 +232,11 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     Notes
     -----
     **If the process that should signal has exited**, the stream waits forever: neither the driver nor gpuinterop
-    notices. `Stream.synchronize` with a timeout names the semaphore and the value (see its example). To let the stream
-    continue, signal the value yourself with `host_signal` or on another stream, before you close the semaphore. Then
-    discard the results of the work after the wait, because it ran on unfinished data. To be notified at
-    once, import a timeline of `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then
-    continues by itself and fails with `PeerError`.
+    notices. `Stream.synchronize` with a timeout names the semaphore and the value. To let the stream continue, signal
+    the value with `host_signal` or on another stream, before you close the semaphore. Then discard the results of the
+    work after the wait, because it ran on unfinished data. To be notified at once, import a timeline of
+    `create_semaphore` with ``Bridge.import_semaphore(handle, peer=pid)``: the stream then continues by itself and fails
+    with `PeerError`.
 
     Examples
     --------
@@ -250,6 +246,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     ...     semaphore.signal(stream, 2)
     ...     semaphore.host_signal(1)  # the stream continues
     ...     semaphore.host_wait(2, timeout=10)
+    ...     semaphore.value
+    2
     """
 
     lifetime: _Semaphore
@@ -273,7 +271,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             noun, calls.destroy, parents=parents, gate=gate, keep=keepalive, device=streams, label=label
         )
         super().__init__(lifetime)
-        self._gives(lifetime, device, lifetime.uses)
+        self._init_calls(lifetime, device, lifetime.uses)
         self._calls = calls
         self._batch: Any = None
         self._exportable = exportable
@@ -284,12 +282,9 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         self.max_value = calls.max_value
         # Bound here, so that the hot path calls the driver directly.
         self._direct = calls.direct is not None
-        giver = calls.direct or calls
-        self._give_wait: Callable[..., None] = giver.wait
-        self._give_signal: Callable[..., None] = giver.signal
-        # For callers that have already checked that the stream is not being captured.
-        self._give_wait_asked: Callable[..., None] = getattr(giver, "wait_asked", giver.wait)
-        self._give_signal_asked: Callable[..., None] = getattr(giver, "signal_asked", giver.signal)
+        target = calls.direct or calls
+        self._call_wait: Callable[..., None] = target.wait
+        self._call_signal: Callable[..., None] = target.signal
         self._cannot_on_host = calls.host_gap(handle_type)
         lifetime.counter = calls.host_value if self._grows and self._cannot_on_host is None else None
         lifetime.unsignalled = lifetime.remark = None
@@ -298,15 +293,13 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             for operation in (Operation.SIGNAL_SEMAPHORE, Operation.WAIT_SEMAPHORE, Operation.WAIT_TIMEOUT)
         )
         # Values up to these limits need no further checks; -1 if each call must be checked.
-        self._waits_below, self._signals_below = (
-            calls.max_value if self.takes_value and gap is None else -1
-            for gap in (self._cannot_wait, self._cannot_signal)
-        )
+        self._waits_below = calls.max_value if self.takes_value and self._cannot_wait is None else -1
+        self._signals_below = calls.max_value if self.takes_value and self._cannot_signal is None else -1
 
     def _make(self, call: Callable[[], DriverHandle]) -> None:
         try:
             self._batch = self._calls.prepare([self.lifetime.create(call)])
-            self._calls.know(self)
+            self._calls.register(self)
         except BaseException:
             retire(self.lifetime)
             raise
@@ -316,41 +309,30 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def wait(self: Valued, stream: Stream | object, value: int, *, timeout: float | None = None) -> None: ...
     def wait(self, stream: Stream | object, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Make `stream` wait for the semaphore before its later work.
+        """Make `stream` wait before its later work (``cu/hipWaitExternalSemaphoresAsync``).
 
         Returns at once, unless you pass `timeout`. On stream 0 of the host backend, the calling thread itself waits.
-        Native call: ``cuWaitExternalSemaphoresAsync`` / ``hipWaitExternalSemaphoresAsync``.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         value : int
             Timeline and fence: the counter must reach at least this value. Keyed mutex: the key to acquire with. Binary
             semaphore: None; the wait consumes its signal.
         timeout : float, optional
-            Seconds. The calling thread first waits until the stream's wait would succeed, and only then makes the
-            stream wait. For a binary semaphore, the thread consumes the signal itself. This works for semaphores that
-            support `host_wait`. For a keyed mutex, the driver's own wait has the limit and the call returns at once.
-            By default, the stream waits without a limit.
+            Seconds that the calling thread waits first, until the stream's wait would succeed. For a binary semaphore,
+            the thread consumes the signal itself. This works for semaphores that support `host_wait`. A keyed mutex
+            instead limits the driver's own wait, and the call returns at once.
 
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None or a negative value, or `stream` belongs to another
-            device. Also if `timeout` is invalid, or `stream` is being captured and you pass `timeout`.
+            `value` does not fit the kind, `stream` belongs to another device, or it is being captured and you pass
+            `timeout`.
         UnsupportedError
             The device cannot wait for this kind, or not with a timeout (`Operation.WAIT_TIMEOUT`).
         SemaphoreTimeoutError
             `timeout` seconds passed. Nothing was enqueued and no signal was consumed.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore, device.create_stream() as producer:
-        ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)  # after the wait
-        ...     semaphore.signal(producer, 1)
-        ...     stream.synchronize(timeout=10)
         """
         if timeout is not None and (limit := self._check_limit(timeout)) is not None:
             self._wait_within(limit, stream, value)
@@ -363,21 +345,18 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         pending.value = value
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, (number,), pending)
 
     @overload
     def signal(self: ExternalSemaphore[Binary], stream: Stream | object) -> None: ...
     @overload
     def signal(self: Valued, stream: Stream | object, value: int) -> None: ...
     def signal(self, stream: Stream | object, value: int | None = None) -> None:
-        """Make `stream` signal the semaphore after its earlier work.
-
-        Returns at once. Native call: ``cuSignalExternalSemaphoresAsync`` / ``hipSignalExternalSemaphoresAsync``.
+        """Make `stream` signal after its earlier work (``cu/hipSignalExternalSemaphoresAsync``). Returns at once.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         value : int
             Timeline and fence: the new value of the counter; a timeline only grows. Keyed mutex: the key to release
             with. Binary semaphore: None.
@@ -385,19 +364,10 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         Raises
         ------
         InvalidArgumentError
-            A binary semaphore got a value, another kind got None, or `stream` belongs to another device. Also if a
-            timeline would not grow on this stream: drivers accept that, but later waits never end.
+            `value` does not fit the kind, or `stream` belongs to another device. Also if a timeline would not grow on
+            this stream: drivers accept that, but later waits never end.
         UnsupportedError
             The device cannot signal this kind.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     semaphore.signal(stream, 1)
-        ...     semaphore.signal(stream, 1)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.InvalidArgumentError: value: 1 after 1 on the same stream for ...: a timeline only grows; ...
         """
         number = (
             value
@@ -406,26 +376,21 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         )
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        noted = self._noted.get(known)
-        if noted is not None:
-            values, at = noted
+        notes = self._notes.get(known)
+        if notes is not None:
+            values, at = notes
             if number <= values[at] and self._grows:
                 self._check_growth(known, number, values[at], "value")
-        if (noted := self._enqueue(stream, known, noted, self._give_signal, (number,))) is not None:
-            values, at = noted
+        if (notes := self._enqueue(stream, known, notes, self._call_signal, (number,))) is not None:
+            values, at = notes
             values[at] = number
 
     @property
     def value(self) -> int:
-        """The current counter of a timeline or fence, read by the calling thread without a stream.
+        """The counter of a timeline or fence (64 bits), read by the calling thread without a stream.
 
-        It does not include signals that streams have not reached yet. If it includes a signal, the calling thread sees
-        everything that was written before that signal.
-
-        Returns
-        -------
-        int
-            The counter, from 0 to 2**64 - 1.
+        It does not include signals that streams have not reached yet. The calling thread sees everything that was
+        written before the signals that it includes.
 
         Raises
         ------
@@ -433,16 +398,6 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             The semaphore is of a kind without a counter.
         UnsupportedError
             The CPU cannot read it, as for `host_wait`; or a bridged semaphore's `Endpoint` has no `counter`.
-        ResourceClosedError
-            The semaphore is closed.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.signal(stream, 3)
-        ...     stream.synchronize(timeout=10)
-        ...     semaphore.value
-        3
         """
         self._check_open()
         if self.kind not in _COUNTING:
@@ -450,19 +405,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
                 "semaphore", f"expected a timeline or a fence, got {self.label}, which has no counter; wait for it."
             )
         self._check_host_side()
-        found = self.lifetime.use(self._calls.host_value)
+        counter = self.lifetime.use(self._calls.host_value)
         system.fence()  # loads after this see what was written before the signal
-        return found
+        return counter
 
     def host_wait(self, value: int | None = None, *, timeout: float | None = None) -> None:
-        """Block the calling thread until the semaphore is signalled, without using a stream.
-
-        Parameters
-        ----------
-        value : int
-            See `wait`.
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
+        """Block the calling thread until the semaphore is signalled, without using a stream. For `value`, see `wait`.
 
         Raises
         ------
@@ -470,14 +418,8 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             The backend cannot wait for semaphores without a stream.
         SemaphoreTimeoutError
             `timeout` seconds passed.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.host_wait(1, timeout=0.01)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.SemaphoreTimeoutError: ... was not signalled to 1 in 0.01 s; is the other side alive?
+        ResourceClosedError
+            The semaphore is closed, or was closed meanwhile.
         """
         limit = check_timeout(timeout)
         left = system.seconds_left(limit)
@@ -499,40 +441,20 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             )
 
     def host_signal(self, value: int | None = None) -> None:
-        """Signal from the calling thread at once, without using a stream.
-
-        Parameters
-        ----------
-        value : int
-            See `signal`.
+        """Signal from the calling thread at once, without using a stream. For `value`, see `signal`.
 
         Raises
         ------
         UnsupportedError
             The backend cannot signal semaphores without a stream.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.wait(stream, 1)
-        ...     semaphore.host_signal(1)
-        ...     stream.synchronize(timeout=10)
         """
-        calls = self._calls
-        self._on_host(value, lambda handle, number: calls.host_signal(handle, number))  # noqa: PLW0108 - some have none
+        self._on_host(value, lambda handle, number: self._calls.host_signal(handle, number))  # noqa: PLW0108 - or none
 
     def _on_host(self, value: int | None, call: Callable[[Any, int], T]) -> T:
         number = self._checked(value)
-        lifetime = self.lifetime
-        calls = lifetime.calls
-        calls += MARK
-        try:
-            if lifetime.state is not LIVE or self._cannot_on_host is not None:
-                self._check_open()
-                self._check_host_side()
-            return call(lifetime.handle, number)
-        finally:
-            del calls[-1]
+        self._check_open()
+        self._check_host_side()
+        return self.lifetime.use(lambda handle: call(handle, number))
 
     @overload
     def export(self: ExternalSemaphore[Timeline]) -> TimelineFd: ...
@@ -541,23 +463,12 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
     @overload
     def export(self) -> SemaphoreHandle[K]: ...
     def export(self) -> Any:
-        """Return a new handle that you own. Only semaphores of `Device.create_semaphore` can be exported.
-
-        Returns
-        -------
-        SemaphoreHandle
-            Handle of the type passed to `Device.create_semaphore`, with its origin.
+        """Return a new handle that you own, of the type passed to `Device.create_semaphore`, with its origin.
 
         Raises
         ------
         InvalidArgumentError
             The semaphore was imported.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
-        ...     handle.origin.kind  # send it with gi.ipc.send_handle(connection, handle)
-        <OriginKind.TIMELINE: 'timeline'>
         """
         self._check_open()
         if not self._exportable:
@@ -577,7 +488,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
         try:
             super().close(timeout)
         except ResourceBusyError:
-            self.lifetime.ask(self._calls.abandon, None)
+            self.lifetime.try_use(self._calls.abandon, None)
             raise
 
     def _check_host_side(self) -> None:
@@ -597,20 +508,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
             self.host_wait(value, timeout=limit)
             if not self.takes_value:
                 return
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, (number,), pending)
-
-    def _wait_asked(self, stream: Stream, value: int) -> None:
-        """Wait on a stream of the device. The caller has checked that it is not being captured."""
-        known, pending = stream._known_as(), Wait.of(self.lifetime, value)
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait_asked, (value,), pending)
-
-    def _signal_asked(self, stream: Stream, value: int) -> None:
-        """Signal on a stream of the device. The caller has checked that it is not being captured."""
-        known = stream._known_as()
-        if (noted := self._noted.get(known)) is not None and value <= noted[0][noted[1]]:
-            self._check_growth(known, value, noted[0][noted[1]], "value")
-        if (noted := self._enqueue(stream, known, noted, self._give_signal_asked, (value,))) is not None:
-            noted[0][noted[1]] = value
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, (number,), pending)
 
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
@@ -623,7 +521,7 @@ class ExternalSemaphore(Resource, Enqueues, Generic[K]):
 
     def _hold_in(self, graph: Graph) -> None:
         graph._hold(self.lifetime)
-        graph._kept.append(self)
+        graph._semaphores.append(self)
 
     def _check_growth(self, known: KnownStream, number: int, last: int, argument: str) -> None:
         """Raise if a stream would signal `number`, which is not above `last`, its last value."""
@@ -673,11 +571,11 @@ def note_signalled(semaphores: Sequence[Lifetime], stream: KnownStream) -> list[
 
     Semaphores that are noted together share one list, so that a batch stores all values in one C call.
     """
-    new = [one for one in semaphores if stream not in one.uses]
+    new = [semaphore for semaphore in semaphores if stream not in semaphore.uses]
     values = [0] * len(new)
-    for at, one in enumerate(new):
-        note_use(one, stream, (values, at))
-    return [one.uses[stream] for one in semaphores]
+    for at, semaphore in enumerate(new):
+        note_use(semaphore, stream, (values, at))
+    return [semaphore.uses[stream] for semaphore in semaphores]
 
 
 def origin_kind(kind: type) -> OriginKind:
@@ -685,19 +583,16 @@ def origin_kind(kind: type) -> OriginKind:
     return OriginKind.__members__.get(kind.__name__.upper(), OriginKind.OTHER)
 
 
-class SemaphoreBatch(NoCopy, Enqueues):
+class SemaphoreBatch(NoCopy, Enqueueable):
     """Several semaphores of one device that one driver call waits for or signals.
 
-    Parameters
-    ----------
-    *semaphores : ExternalSemaphore
-        You still own them; the batch needs no `close`. They can be of different kinds.
+    You still own them; the batch needs no `close`. They can be of different kinds.
 
     Raises
     ------
     InvalidArgumentError
-        The semaphores belong to several devices, one is passed twice, or they are a mix of the driver's, a bridge's
-        and gpuinterop's own timelines.
+        The semaphores belong to several devices, one is passed twice, or they are a mix of the driver's, a bridge's and
+        gpuinterop's own timelines.
 
     Examples
     --------
@@ -728,36 +623,30 @@ class SemaphoreBatch(NoCopy, Enqueues):
         self._batch = self._calls.prepare([semaphore._handle for semaphore in semaphores])
         self._takes_values = all(semaphore.takes_value for semaphore in semaphores)
         self.max_value = min(semaphore.max_value for semaphore in semaphores)
-        self._cannot_wait = next((gap for gap in (one._cannot_wait for one in semaphores) if gap is not None), None)
-        self._cannot_signal = next((gap for gap in (one._cannot_signal for one in semaphores) if gap is not None), None)
+        gaps = zip(*((semaphore._cannot_wait, semaphore._cannot_signal) for semaphore in semaphores), strict=True)
+        self._cannot_wait, self._cannot_signal = (next((gap for gap in each if gap is not None), None) for each in gaps)
         self._direct = semaphores[0]._direct
-        self._give_wait, self._give_signal = semaphores[0]._give_wait, semaphores[0]._give_signal
+        self._call_wait, self._call_signal = semaphores[0]._call_wait, semaphores[0]._call_signal
         self._lifetimes = [semaphore.lifetime for semaphore in semaphores]
         # One mark for all: each semaphore is released after the batch, and closing a semaphore closes the batch.
         self.lifetime = Lifetime("SemaphoreBatch", parents=self._lifetimes)
         self.lifetime.open()
-        self._gives(self.lifetime, self.device, {})
+        self._init_calls(self.lifetime, self.device, {})
 
     __del__ = Resource.__del__
 
     def wait(
         self, stream: Stream | object, values: Sequence[int | None] | None = None, *, timeout: float | None = None
     ) -> None:
-        """Make `stream` wait for all semaphores.
+        """Make `stream` wait for all semaphores. Raises as `ExternalSemaphore.wait`.
 
         Parameters
         ----------
         stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
         values : sequence of int or None
-            One value per semaphore, in the constructor's order; None for a binary semaphore, or if all are binary.
+            One per semaphore, in the constructor's order; None for a binary semaphore, or if all are binary.
         timeout : float, optional
             Seconds in total; see `ExternalSemaphore.wait`.
-
-        Raises
-        ------
-        InvalidArgumentError, UnsupportedError, SemaphoreTimeoutError
-            See `ExternalSemaphore.wait`.
         """
         limit = None if timeout is None else [semaphore._check_limit(timeout) for semaphore in self._semaphores][-1]
         numbers = self._check_values(values, self._cannot_wait)
@@ -783,39 +672,31 @@ class SemaphoreBatch(NoCopy, Enqueues):
         pending.semaphores, pending.values = self._lifetimes, self._given(numbers)
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        self._enqueue(stream, known, self._noted.get(known), self._give_wait, numbers, pending)
+        self._enqueue(stream, known, self._notes.get(known), self._call_wait, numbers, pending)
 
     def signal(self, stream: Stream | object, values: Sequence[int | None] | None = None) -> None:
         """Make `stream` signal all semaphores. Returns at once. If a value is refused, none is signalled.
 
-        Parameters
-        ----------
-        stream, values
-            See `wait`.
-
-        Raises
-        ------
-        InvalidArgumentError, UnsupportedError
-            See `ExternalSemaphore.signal`.
+        For the parameters see `wait`. Raises as `ExternalSemaphore.signal`.
         """
         numbers = self._check_values(values, self._cannot_signal)
         if type(stream) is not Stream or (known := stream.known) is None:
             known = (stream := check_stream(self.device, stream))._known_as()
-        noted = self._noted.get(known)
-        lasts = (noted and noted[0]) or self._lasts(known)
+        notes = self._notes.get(known)
+        lasts = (notes and notes[0]) or self._lasts(known)
         if any(map(operator.le, numbers, lasts)):  # runs in C
             self._check_each(known, numbers, lasts)
-        if (noted := self._enqueue(stream, known, noted, self._give_signal, numbers)) is not None:
-            shared, places = noted
+        if (notes := self._enqueue(stream, known, notes, self._call_signal, numbers)) is not None:
+            shared, places = notes
             if shared is not None:
                 shared[:] = numbers
                 return
-            for number, (kept, at) in zip(numbers, places):  # noqa: B905
-                kept[at] = number
+            for number, (last, at) in zip(numbers, places):  # noqa: B905
+                last[at] = number
 
     def _lasts(self, known: KnownStream) -> Sequence[int]:
         """Return the values that the stream signals last; 0 if there was none."""
-        places = (semaphore._noted.get(known, ([0], 0)) for semaphore in self._semaphores)
+        places = (semaphore._notes.get(known, ([0], 0)) for semaphore in self._semaphores)
         return [values[at] for values, at in places]
 
     def _check_each(self, known: KnownStream, numbers: Sequence[int], lasts: Sequence[int]) -> None:
@@ -830,15 +711,16 @@ class SemaphoreBatch(NoCopy, Enqueues):
     def _note_use(self, stream: Stream, known: KnownStream) -> tuple[list[int] | None, list[LastSignalled]]:
         """Note a stream's first use. Return the list of all values, if the semaphores share one, and their places."""
         check_stream(self.device, stream)
-        for one in [one for one in self._noted.copy() if one.state in GONE]:
-            self._noted.pop(one, None)
+        for noted in self._notes.copy():
+            if noted.state in GONE:
+                self._notes.pop(noted, None)
         places = note_signalled(self._lifetimes, known)
         values = places[0][0]
         shared = len(places) == len(values) and all(  # `is`: equal lists can belong to two batches
-            kept is values and at == place for place, (kept, at) in enumerate(places)
+            last is values and at == place for place, (last, at) in enumerate(places)
         )
-        noted = self._noted[known] = (values if shared else None, places)
-        return noted
+        notes = self._notes[known] = (values if shared else None, places)
+        return notes
 
     def _hold_in(self, graph: Graph) -> None:
         for semaphore in self._semaphores:
@@ -866,4 +748,5 @@ class SemaphoreBatch(NoCopy, Enqueues):
         """The values for messages: None for a binary semaphore."""
         if self._takes_values:
             return numbers
-        return [number if one.takes_value else None for one, number in zip(self._semaphores, numbers, strict=True)]
+        each = zip(self._semaphores, numbers, strict=True)
+        return [number if semaphore.takes_value else None for semaphore, number in each]

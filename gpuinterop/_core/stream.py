@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, note_use
-from .release import drain, relieve, tidy
+from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, marked, note_use
+from .release import drain, run_blocked_releases, tidy
 from .resource import Resource
 from .streams import CapturedError, KnownStream, NativeEvent, settle
 
@@ -91,31 +91,10 @@ class Stream(Resource):
         capture waits up to a second for other threads' calls on the stream to finish. A call made while the capture
         begins or ends raises `InvalidArgumentError`.
 
-        Parameters
-        ----------
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
         Raises
         ------
         UnsupportedError
             The device cannot capture graphs (`Operation.GRAPH_CAPTURE`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> semaphore = device.import_semaphore(gi.TimelineFd(timeline_fd))
-        >>> with stream.capture() as graph:
-        ...     semaphore.wait(stream, 1)
-        ...     buffer.fill(7, stream=stream)
-        ...     semaphore.signal(stream, 2)
-        >>> with semaphore, graph, device.create_stream() as renderer:
-        ...     for frame in range(3):
-        ...         semaphore.signal(renderer, 2 * frame + 1)  # the other side's
-        ...         graph.launch(stream)
-        ...         graph.semaphores.advance(2)
-        ...         stream.synchronize(timeout=10)
         """
         return self.device._capture(self, label)
 
@@ -128,13 +107,6 @@ class Stream(Resource):
             Work on the stream has failed.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> stream.synchronize(timeout=10)
-        >>> stream.query()
-        True
         """
         self._check_open()
         stream = self._known_as()
@@ -146,15 +118,10 @@ class Stream(Resource):
         return bool(done)
 
     def synchronize(self, timeout: float | None = None) -> None:
-        """Block until the stream is idle.
+        """Block until the stream is idle, at most `timeout` seconds.
 
         Without a timeout, CUDA's driver blocks (``cuStreamSynchronize``). With a timeout, and always on HIP, the call
         polls an event (``cuEventQuery`` / ``hipEventQuery``).
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
 
         Raises
         ------
@@ -165,37 +132,20 @@ class Stream(Resource):
             Work on the stream has failed. On the host backend, the stream stays failed and skips all later work.
         InvalidArgumentError
             The stream is being captured, so its work does not run.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     semaphore.wait(stream, 1)
-        ...     try:
-        ...         stream.synchronize(timeout=0.01)
-        ...     except gi.SemaphoreTimeoutError as error:
-        ...         print(error)
-        ...     semaphore.host_signal(1)
-        ...     stream.synchronize(timeout=10)
-        Stream ... may be waiting for ... to reach 1. If the process that should signal has exited, signal it here ...
         """
         limit = check_timeout(timeout)
         self._check_open()
         stream = self._known_as()
         if not stream.synchronize(limit):
-            raise stream.late(f" is not idle after {limit:g} s")
+            raise stream.timeout_error(f" is not idle after {limit:g} s")
         drain()
         self._check_failure()
 
     def wait_stream(self, other: Stream | object) -> None:
-        """Make this stream's later work wait for all earlier work of `other`.
+        """Make this stream's later work wait for all earlier work of `other`. Returns at once.
 
-        The driver orders the two streams (``cuEventRecord``, ``cuStreamWaitEvent`` / ``hip...``). Returns at once.
-
-        Parameters
-        ----------
-        other : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same backend. A `Stream` can belong to another device. Another library's stream must belong to
-            this stream's device.
+        Native calls: ``cuEventRecord`` and ``cuStreamWaitEvent`` / ``hip...``. `other` can belong to another device of
+        the same backend if it is a `Stream`, but not if it is another library's.
 
         Raises
         ------
@@ -203,14 +153,6 @@ class Stream(Resource):
             `other` belongs to another backend.
         GpuInteropError
             Work on one of the streams has failed.
-
-        Examples
-        --------
-        >>> with device.create_stream() as other:
-        ...     buffer.fill(7, stream=other)
-        ...     stream.wait_stream(other)
-        ...     buffer.fill(8, size=1024, stream=stream)  # after the first fill
-        ...     stream.synchronize(timeout=10)
         """
         self._check_open()
         if not isinstance(other, Stream):
@@ -228,19 +170,7 @@ class Stream(Resource):
         other._check_failure()  # it may have failed after the check above, but before the wait was enqueued
 
     def record(self) -> Event:
-        """Record an event that is done when all earlier work is done (``cuEventRecord`` / ``hipEventRecord``).
-
-        Returns
-        -------
-        Event
-            The event. Block with `Event.wait`, await it in asyncio, or check `Event.done`.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> event = stream.record()
-        >>> event.wait(timeout=10)
-        """
+        """Return an event that is done when all earlier work is done (``cuEventRecord`` / ``hipEventRecord``)."""
         self._check_open()
         self._check_failure()
         tidy()
@@ -248,24 +178,17 @@ class Stream(Resource):
 
     def _call(self, stream: KnownStream, call: Callable[[DriverHandle], T], *lifetimes: Lifetime) -> T:
         """Call the driver with the stream, and keep it and one or two objects from being released meanwhile."""
-        first, second, *_ = (*lifetimes, stream, stream)
-        calls, firsts, seconds = stream.calls, first.calls, second.calls
-        calls += MARK
-        firsts += MARK
-        seconds += MARK
-        try:
-            first.check()
-            second.check()
+        with marked(stream.calls, *[lifetime.calls for lifetime in lifetimes]):
+            for lifetime in (*lifetimes, stream):
+                lifetime.check()
             self._check_open()
             stream.refuse_edge()
             if lifetimes:
-                stream.unfenced = stream.thread is not None  # until `came_along` records an event after the call
+                stream.unfenced = stream.thread is not None  # until `after_call` records an event
             result = call(stream.handle)
             if lifetimes:
                 stream.after_call()
             return result
-        finally:
-            del calls[-1], firsts[-1], seconds[-1]
 
     def _enqueue(
         self, call: Callable[[DriverHandle], None], *lifetimes: Lifetime, host: HostArray | None = None
@@ -281,19 +204,19 @@ class Stream(Resource):
                 raise CapturedError(stream)
             call(handle)
 
-        kept = Lifetime("host memory", keep=host)
-        note_use(kept, stream, None)
+        host_memory = Lifetime("host memory", keep=host)
+        note_use(host_memory, stream, None)
         # The copy may hold the GIL, so no wait may be enqueued after the check: it would never end.
         shut: list[Any] = stream.device.gate.shut if self.driver.holds_gil else Marks()
         shut += MARK
         try:
             if self.driver.holds_gil:
                 self._refuse_host_copy(host)
-            kept.open()
+            host_memory.open()
             self._call(stream, copy, *lifetimes)
         finally:
             del shut[-1]
-            dropped.append(kept)  # for the next drain; an exception in `retire` could leave it open
+            dropped.append(host_memory)  # for the next drain; an exception in `retire` could leave it open
 
     def _follow(self, other: KnownStream) -> None:
         """Make later work wait for all earlier work of another native stream, which may be closed."""
@@ -301,8 +224,8 @@ class Stream(Resource):
         if other is stream:
             return
         gate = stream.device.gate
-        if gate.crowded and other.pending():
-            relieve(gate)
+        if gate.delays_waits and other.pending():
+            run_blocked_releases(gate)
 
         def wait_for(event: DriverHandle) -> None:
             other.refuse_edge()
@@ -314,11 +237,11 @@ class Stream(Resource):
                 follow(event)
             except BaseException:
                 if graph is not None:
-                    graph._part([stream])
+                    graph._drop_streams([stream])
                 raise
 
         def follow(event: DriverHandle) -> None:
-            waits = stream.inherits(other)  # after the record, which covers other threads' earlier waits on `other`
+            waits = stream.inherited_from(other)  # after the record, which covers other threads' waits on `other`
 
             def noted(handle: DriverHandle) -> None:  # like `Enqueues._enqueue`
                 try:
@@ -360,9 +283,9 @@ class Stream(Resource):
         if (
             host.pageable
             and backend.pageable_copies_block
-            and (waits := stream.before())
+            and (waits := stream.streams_ahead())
             and backend.is_pageable(self.device._handle, host.ptr)
-            and (first := next((one for one in waits if one.is_held()), None)) is not None
+            and (first := next((other for other in waits if other.is_held()), None)) is not None
         ):
             raise ResourceBusyError(
                 f"a copy of pageable memory blocks the caller until {first.label} reaches it{first.waiting_for()}, "
@@ -395,15 +318,10 @@ class Event(NoCopy):
     @property
     def done(self) -> bool:
         """Whether the stream has reached the event. Never blocks. Raises if the stream failed before the event."""
-        return self._ask(self._stream.driver.is_done)
+        return self._poll(self._stream.driver.is_done)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Block the calling thread until the stream reaches the event.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait; None sets no limit.
+        """Block the calling thread until the stream reaches the event, at most `timeout` seconds.
 
         Raises
         ------
@@ -411,13 +329,13 @@ class Event(NoCopy):
             `timeout` seconds passed.
         """
         limit = check_timeout(timeout)
-        if not self._ask(lambda event: self._stream.driver.wait_done(event, limit)):
-            raise self._known.late(f" did not reach the event in {limit:g} s")
+        if not self._poll(lambda event: self._stream.driver.wait_done(event, limit)):
+            raise self._known.timeout_error(f" did not reach the event in {limit:g} s")
 
-    def _ask(self, question: Callable[[DriverHandle], bool]) -> bool:
+    def _poll(self, call: Callable[[DriverHandle], bool]) -> bool:
         if self.lifetime.state is DEAD:
             self.lifetime.check()
-        done: bool = self.lifetime.ask(question, True)
+        done: bool = self.lifetime.try_use(call, True)
         if done and not self._reached:
             self._known.poll_fences()  # fences before the event
             settle(self._known, self.lifetime.covers)
@@ -435,8 +353,8 @@ class Event(NoCopy):
 def foreign_pointer(stream: object) -> tuple[int, object]:
     """Return the native pointer of another library's stream, and the object that must be kept alive.
 
-    Accepts an int, the ``__cuda_stream__`` protocol, torch (``cuda_stream``), CuPy (``ptr``), and numba (``handle``:
-    an int, or an object of ctypes or CUDA's bindings). For torch's CPU stream the pointer is 0: the calling thread.
+    For torch's CPU stream the pointer is 0: the calling thread. numba's ``handle`` is an int, or an object of ctypes or
+    CUDA's bindings.
     """
     if isinstance(stream, bool) or stream is None:
         raise ArgumentTypeError("stream", f"expected a stream, got {stream!r}; pass 0 for the device's default stream.")

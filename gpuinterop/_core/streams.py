@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ASKED: Final = frozenset({LIVE, RETIRED})
+_USABLE: Final = frozenset({LIVE, RETIRED})
 _PER_THREAD: Final = 2  # number of the calling thread's own default stream in CUDA and HIP
 _MANY_WAITS: Final = 128  # with more noted waits, the driver is asked which have passed
 _FENCES: Final = 8  # events that are enough to show which waits have passed
@@ -69,7 +69,9 @@ class Gate:
         self.shut: list[None] = Marks()  # one mark for each release that is running or about to begin
         self.blocked: dict[Lifetime, str] = {}  # releases delayed by a pending wait, each with that stream's label
         self.limit = MANY
-        self.crowded = False  # so many releases are blocked that the next wait is delayed (`release.relieve`)
+        self.delays_waits = (
+            False  # so many releases are blocked that the next wait is delayed (`release.run_blocked_releases`)
+        )
         self.devices: list[Streams] = []
 
     def let_releases_end(self) -> None:
@@ -79,8 +81,7 @@ class Gate:
     def held_by(self) -> str:
         """Return the label of a stream that may wait for a missing signal; empty if there is none. Never blocks.
 
-        Asks the driver about the stream that has waited longest, and about others only if that one has passed. So the
-        cost does not grow with the number of streams.
+        Asks the driver about a stream only if those that have waited longer have passed, so the cost does not grow.
         """
         for stream in self._waiting():
             if _holds_up(stream):
@@ -89,10 +90,10 @@ class Gate:
         streams = [stream for device in self.devices if device.backend.releases_hold_gil for stream in device.known()]
         return next((stream.label for stream in streams if not stream.is_idle()), "")
 
-    def before_default(self) -> KnownStream | None:
+    def delays_default(self) -> KnownStream | None:
         """Return a stream whose wait for a missing signal delays the default stream. Asks the driver.
 
-        gpuinterop's streams delay it only if both share a hardware queue. Other libraries' streams can always do so.
+        gpuinterop's streams delay it only if both share a hardware queue, other libraries' streams always.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
@@ -113,7 +114,7 @@ def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
     if lifetime.state is not RETIRED:
         return
     if len(gate.blocked) >= gate.limit:
-        gate.crowded = True
+        gate.delays_waits = True
     gate.blocked[lifetime] = held_by
     blocking[gate] = None
     polled.pop(lifetime, None)
@@ -128,10 +129,10 @@ def unblock(gate: Gate) -> None:
 
 
 @locked
-def relieved(gate: Gate, limit: int) -> None:
+def set_limit(gate: Gate, limit: int) -> None:
     """Delay the next wait once `limit` releases are blocked."""
     gate.limit = limit
-    gate.crowded = False
+    gate.delays_waits = False
 
 
 after_fork(waiting.clear)
@@ -149,7 +150,7 @@ class CapturedError(InvalidArgumentError):
 
 
 class Wait:
-    """A semaphore wait that a stream was given, or inherited because it waits for another stream."""
+    """A semaphore wait of a stream, or inherited because the stream waits for another stream."""
 
     semaphore: Lifetime
     value: int | None = None
@@ -189,12 +190,12 @@ class Wait:
         semaphore, value = self.semaphore, self.value
         if semaphore.unsignalled is None or semaphore.counter is None or value is None:
             return None
-        found = semaphore.ask(semaphore.counter, None)
-        return None if found is None else semaphore.unsignalled(found, value)
+        counter = semaphore.try_use(semaphore.counter, None)
+        return None if counter is None else semaphore.unsignalled(counter, value)
 
     def is_there(self) -> bool:
         """Whether the wait passes without another signal. Calls `reached` only until the semaphore is released."""
-        return self.passed or self.semaphore.ask(self._is_signalled, True)
+        return self.passed or self.semaphore.try_use(self._is_signalled, True)
 
     def _is_signalled(self, handle: DriverHandle) -> bool:
         if self.reached is not None:
@@ -218,14 +219,14 @@ class Waits(Wait):
     values: Sequence[int | None]
 
     def is_there(self) -> bool:
-        return self.passed or all(one.is_there() for one in self._each())
+        return self.passed or all(wait.is_there() for wait in self._each())
 
     def __str__(self) -> str:
         each = self._each()
-        return ", ".join(map(str, [one for one in each if not one.is_there()] or each))
+        return ", ".join(map(str, [wait for wait in each if not wait.is_there()] or each))
 
     def _each(self) -> list[Wait]:
-        return [Wait.of(*one) for one in zip(self.semaphores, self.values, strict=True)]
+        return [Wait.of(*pair) for pair in zip(self.semaphores, self.values, strict=True)]
 
 
 @locked
@@ -253,17 +254,14 @@ def awaited(semaphore: Lifetime) -> bool:
 
 @locked
 def _fail_after(stream: KnownStream, wait: Wait, error: GpuInteropError) -> None:
-    first = next((one.number for one in stream.waits.copy() if one.origin is wait and not one.implied), None)
+    first = next((noted.number for noted in stream.waits.copy() if noted.origin is wait and not noted.implied), None)
     if first is not None:
         stream.fail(error)
         stream.voids.append((first, next(order)))  # later work gets higher numbers, and sees the failure
 
 
 class NativeEvent(Lifetime):
-    """An event after all earlier work of a stream.
-
-    On AMD, an event must not outlive its stream. So it keeps the stream's owner, and its parent is the stream.
-    """
+    """An event after all earlier work of a stream. It keeps the stream, because on AMD it must not outlive it."""
 
     __slots__ = ("covers",)
 
@@ -276,7 +274,7 @@ class Fence(NativeEvent):
     """An event that drains check. Until it is reached it keeps its stream, even after the stream's thread has ended."""
 
     __slots__ = ("stream", "waiters")
-    noted_of_closed = True  # closing a stream makes a fence
+    allows_closed_parent = True  # closing a stream makes a fence
 
     def __init__(self, stream: KnownStream) -> None:
         super().__init__("event", stream, Dependency.HOLDS)
@@ -285,10 +283,10 @@ class Fence(NativeEvent):
 
     def is_reached(self) -> bool:
         try:
-            if not self.ask(self.stream.backend.is_done, True):
+            if not self.try_use(self.stream.backend.is_done, True):
                 return False
         except GpuInteropError:
-            _void(self.covers)  # the stream has failed, so the rest of its work never runs
+            _mark_passed(self.covers)  # the stream has failed, so the rest of its work never runs
         _reached(self)
         return True
 
@@ -318,16 +316,16 @@ def _reached(fence: Fence) -> None:
 @locked
 def _replace_inherited(stream: KnownStream, wait: Wait) -> None:
     """Note an inherited wait instead of an earlier one, whose event the stream may already have passed."""
-    twin = next((one for one in stream.waits.copy() if one.origin is wait.origin), None)
-    wait.number = next(order) if twin is None else twin.number
+    earlier = next((noted for noted in stream.waits.copy() if noted.origin is wait.origin), None)
+    wait.number = next(order) if earlier is None else earlier.number
     stream.waits.append(wait)
     waiting[stream] = None
-    if twin is not None:
-        wait.implied = wait.implied and twin.implied
-        stream.waits.remove(twin)
+    if earlier is not None:
+        wait.implied = wait.implied and earlier.implied
+        stream.waits.remove(earlier)
 
 
-def _void(waits: list[Wait]) -> None:
+def _mark_passed(waits: list[Wait]) -> None:
     for wait in waits:
         wait.passed = True
 
@@ -365,26 +363,24 @@ class KnownStream(Lifetime):
         self.ends_with_children = not owned
         self.key: Hashable = None
         self.pointer = 0
-        self.thread: weakref.ref[_Me] | None = None  # if this is a thread's default stream: only that thread can use it
+        self.thread: weakref.ref[_Thread] | None = None  # of a thread's default stream: only that thread uses it
         self.waits: deque[Wait] = deque()  # that may be pending
         self.fences: list[Fence] = []  # that may be pending
         self.limit = _MANY_WAITS  # with more waits, the driver is asked which have passed; -1 for a thread's own stream
-        self.unfenced = (
-            False  # a thread's own stream has work after its last event, so other threads cannot see its end
-        )
+        self.unfenced = False  # a thread's own stream has work after its last fence: other threads cannot see its end
         self.broken = False  # a `Stream.capture` could not be ended, so the captured work will never run
         self.captured = False  # a `Stream.capture` is running, or about to begin
         self.graph: Graph | None = None  # the graph of that capture
         self.failure: GpuInteropError | None = None
         self.failure_raised = False  # the failure was raised to a caller
-        self.needs_checks = False  # calls must check the stream closely; see `note_odd`
+        self.needs_checks = False  # calls must check the stream closely; see `update_checks`
         self.voids: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)  # numbers of work that ran after a failed wait
 
     def streams(self) -> list[KnownStream]:
         return [self] if self.owned else []
 
     def update_checks(self) -> None:
-        """Update `odd`, under the monitor: the stream is captured, has failed, or belongs to a thread."""
+        """Update `needs_checks`, under the monitor: it is captured, has failed, or belongs to a thread."""
         self.needs_checks = self.captured or self.failure is not None or self.thread is not None
 
     @property
@@ -403,23 +399,23 @@ class KnownStream(Lifetime):
         if (failure := wait.origin.failure) is not None:  # `fail_wait` may have missed the stream
             _fail_after(self, wait.origin, failure)
 
-    def before(self) -> list[KnownStream]:
+    def streams_ahead(self) -> list[KnownStream]:
         """Return the streams whose waits can hold it up: itself, and for another library's stream also the default."""
         device = None if self.owned else self.device
-        return [one for one in list(waiting) if one is self or (one.device is device and not one.owned)]
+        return [stream for stream in list(waiting) if stream is self or (stream.device is device and not stream.owned)]
 
     def pending(self) -> list[Wait]:
         return [wait for wait in self.waits.copy() if not wait.passed]
 
-    def inherits(self, other: KnownStream) -> list[Wait]:
+    def inherited_from(self, other: KnownStream) -> list[Wait]:
         """Return the waits that this stream gets when it waits for `other`, except its own.
 
         Inherited waits are included: the stream may have passed the event of then, but not the next one.
         """
         own = set(self.waits.copy())
-        found = {wait.origin: wait.inherited(implied=True) for one in other.before() for wait in one.pending()}
-        found.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
-        return [wait for origin, wait in found.items() if origin not in own]
+        waits = {wait.origin: wait.inherited(implied=True) for it in other.streams_ahead() for wait in it.pending()}
+        waits.update((wait.origin, wait.inherited(implied=wait.implied)) for wait in other.pending())
+        return [wait for origin, wait in waits.items() if origin not in own]
 
     def enqueued(self) -> list[Wait]:
         """Return the waits that new work follows."""
@@ -428,15 +424,15 @@ class KnownStream(Lifetime):
     def stuck_on(self, *seen: KnownStream) -> Wait | None:
         """Return a wait that only a signal from this thread can end: no other process or stream will signal it."""
         seen = (*seen, self)
-        for wait in (one.origin for one in self.pending()):
+        for wait in (pending.origin for pending in self.pending()):
             semaphore, value = wait.semaphore, wait.value
             if value is None or wait.is_there() or getattr(semaphore.handle, "exported", True):
                 continue
             uses = semaphore.uses.copy().items()  # the last value that each stream signals
             before = [
-                None if one in seen else one.stuck_on(*seen)
-                for one, (failure_raised, at) in uses
-                if failure_raised[at] >= value
+                None if stream in seen else stream.stuck_on(*seen)
+                for stream, (values, at) in uses
+                if values[at] >= value
             ]
             if all(before):
                 return before[0] if before else wait
@@ -452,13 +448,14 @@ class KnownStream(Lifetime):
         self.is_idle()  # notes which waits have passed
         return bool(self.waiting_for())
 
-    def late(self, what: str) -> SemaphoreTimeoutError:
+    def timeout_error(self, what: str) -> SemaphoreTimeoutError:
         """Return the error for an expired wait for the stream: what it waits for, and how to release it."""
+        is_done = self.backend.is_done
         self.poll_fences()
-        for one in self.dependents.copy():  # all events, so that the message names no wait that has passed
+        for event in self.dependents.copy():  # all events, so that the message names no wait that has passed
             with contextlib.suppress(GpuInteropError):  # the stream has failed
-                if isinstance(one, NativeEvent) and one.state is LIVE and one.ask(self.backend.is_done, False):
-                    settle(self, one.covers)
+                if isinstance(event, NativeEvent) and event.state is LIVE and event.try_use(is_done, False):
+                    settle(self, event.covers)
         waits = self.waiting_for()
         way_out = " If the process that should signal has exited, signal it here with host_signal or on another stream."
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
@@ -466,7 +463,7 @@ class KnownStream(Lifetime):
     @property
     def of_other_thread(self) -> bool:
         """Whether it is another thread's own default stream, which only that thread can use."""
-        return self.thread is not None and self.thread() is not _here.me
+        return self.thread is not None and self.thread() is not _this_thread.token
 
     def is_capturing(self) -> bool:
         """Whether the stream is being captured; False if the driver cannot tell."""
@@ -475,7 +472,7 @@ class KnownStream(Lifetime):
         calls = self.calls
         calls += MARK
         try:  # inlined from `ask` because this is a hot path
-            return self.state in _ASKED and self.backend.is_capturing(self.handle)
+            return self.state in _USABLE and self.backend.is_capturing(self.handle)
         except GpuInteropError:
             return False
         finally:
@@ -486,15 +483,15 @@ class KnownStream(Lifetime):
         if self.captured and self.graph is None:
             raise CapturedError(self)
 
-    def uncaptured(self, call: Callable[[DriverHandle], T], gone: T) -> T:
-        """Like `ask`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
+    def uncaptured(self, call: Callable[[DriverHandle], T], default: T) -> T:
+        """Like `try_use`, but raise `CapturedError` during a capture. The mark delays `Stream.capture`."""
 
-        def asked(handle: DriverHandle) -> T:
+        def checked(handle: DriverHandle) -> T:
             if self.is_capturing():
                 raise CapturedError(self)
             return call(handle)
 
-        return cast(T, self.ask(asked, gone))
+        return cast(T, self.try_use(checked, default))
 
     def is_idle(self) -> bool:
         """Whether all work is done or has failed; False if the driver cannot be asked.
@@ -510,7 +507,7 @@ class KnownStream(Lifetime):
         except GpuInteropError as error:
             if isinstance(error, CapturedError) or self.is_capturing():  # another library began one after the check
                 return False
-            _void(seen)  # the stream has failed, so the rest of its work never runs
+            _mark_passed(seen)  # the stream has failed, so the rest of its work never runs
         settle(self, seen)
         self.unfenced = False
         return True
@@ -518,7 +515,7 @@ class KnownStream(Lifetime):
     def with_event(self, use: Callable[[DriverHandle], T]) -> T | None:
         """Call `use` with an event after all earlier work, and return its result; None if the stream is gone."""
         if self.of_other_thread:
-            return None if (last := self.last_fence()) is None else last.ask(use, None)
+            return None if (last := self.last_fence()) is None else last.try_use(use, None)
 
         def recorded(handle: DriverHandle) -> T:
             event = self.backend.record(handle)
@@ -527,11 +524,11 @@ class KnownStream(Lifetime):
             finally:
                 self.backend.destroy_event(event)
 
-        return cast("T | None", self.ask(recorded, None))
+        return cast("T | None", self.try_use(recorded, None))
 
     def synchronize(self, timeout: float | None) -> bool:
         """Block until all work is done; return False after `timeout` seconds. Raise the stream's failure."""
-        seen, backend = [one for one in self.enqueued() if one.covered or not self.of_other_thread], self.backend
+        seen, backend = [wait for wait in self.enqueued() if wait.covered or not self.of_other_thread], self.backend
 
         def poll(_: DriverHandle) -> bool | None:
             return self.with_event(lambda event: backend.wait_done(event, timeout))
@@ -544,10 +541,7 @@ class KnownStream(Lifetime):
         return True
 
     def after_call(self) -> None:
-        """Clean up after a call, before its marks are removed. Otherwise waits would accumulate.
-
-        A thread's own stream gets an event here, because without one other threads cannot see its end.
-        """
+        """Clean up after a call, before its marks are removed. A thread's own stream gets the event that others see."""
         if self.thread is not None:
             self.poll_fences()
             with contextlib.suppress(CapturedError):
@@ -591,16 +585,12 @@ class KnownStream(Lifetime):
 
     @locked
     def fail(self, error: GpuInteropError) -> None:
-        """Fail the stream, because a signal that it waited for will not come and it was released.
-
-        A driver's stream cannot do that. From now on, its wrappers raise a copy of `error`. The failure stays until it
-        has been raised; later wrappers start without it.
-        """
+        """Fail the stream, whose wait was released without its signal: its wrappers raise a copy of `error` once."""
         if self.failure is None or self.failure_raised:
-            fresh = cast(GpuInteropError, again(error))
-            if fresh is not error:
-                fresh.__cause__ = None  # do not keep it alive
-            self.failure = fresh
+            copy = cast(GpuInteropError, again(error))
+            if copy is not error:
+                copy.__cause__ = None  # do not keep it alive
+            self.failure = copy
             self.failure_raised = False
             self.update_checks()
 
@@ -619,18 +609,18 @@ def _take_failure(stream: KnownStream) -> GpuInteropError | None:
     return stream.failure
 
 
-class _Me:
+class _Thread:
     __slots__ = ("__weakref__",)
 
 
-class _Here(threading.local):
+class _ThisThread(threading.local):
     """Identifies the calling thread. Its ident does not: a later thread can get the same ident."""
 
     def __init__(self) -> None:
-        self.me = _Me()
+        self.token = _Thread()
 
 
-_here: Final = _Here()
+_this_thread: Final = _ThisThread()
 
 
 class Streams:
@@ -651,7 +641,7 @@ class Streams:
         stream = KnownStream(self, owned=True, label=label)
         try:
             handle = stream.create(call)
-            _name(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
+            _register(stream, self.backend.stream_key(handle), self.backend.stream_pointer(handle))
             return wrap(stream)
         except BaseException:
             retire(stream)
@@ -669,32 +659,30 @@ class Streams:
             raise
 
     def of_this_thread(self, handle: DriverHandle) -> KnownStream:
-        found = self.table.get((_PER_THREAD, id(_here.me)))
-        return (
-            found
-            if found is not None and found.state is LIVE and not found.of_other_thread
-            else self._find(handle, None)
-        )
+        stream = self.table.get((_PER_THREAD, id(_this_thread.token)))
+        if stream is not None and stream.state is LIVE and not stream.of_other_thread:
+            return stream
+        return self._find(handle, None)
 
     def _find(self, handle: DriverHandle, wrapper: Lifetime | None) -> KnownStream:
         pointer = self.backend.stream_pointer(handle)
-        thread = _here.me if pointer == _PER_THREAD else None
+        thread = _this_thread.token if pointer == _PER_THREAD else None
         key: Hashable = (self.backend.stream_key(handle) if thread is None else pointer, thread and id(thread))
         if key not in self.table and thread is None and self.backend.is_capturing(handle):  # its key may be wrong
             key = next((known.key for known in self.known() if known.pointer == pointer), key)
-        return _intern(self, key, pointer, handle, wrapper, thread)
+        return _known_stream(self, key, pointer, handle, wrapper, thread)
 
 
 @locked
-def _name(stream: KnownStream, key: Hashable, pointer: int) -> None:
+def _register(stream: KnownStream, key: Hashable, pointer: int) -> None:
     stream.key, stream.pointer = (key, None), pointer
     stream.device.table[stream.key] = stream
-    _forget(stream.device)
+    _drop_closed(stream.device)
 
 
 @locked
-def _intern(
-    device: Streams, key: Hashable, pointer: int, handle: DriverHandle, wrapper: Lifetime | None, thread: _Me | None
+def _known_stream(
+    device: Streams, key: Hashable, pointer: int, handle: DriverHandle, wrapper: Lifetime | None, me: _Thread | None
 ) -> KnownStream:
     stream = device.table.get(key)
     if stream is not None and stream.owned and stream.state in (RETIRED, RELEASING):
@@ -702,20 +690,20 @@ def _intern(
     if (
         stream is None
         or (stream.owned and stream.state is not LIVE)  # the number may belong to another stream now
-        or (stream.thread is not None and stream.thread() is not thread)
+        or (stream.thread is not None and stream.thread() is not me)
         or not revive(stream)
     ):
         if stream is not None:
             retire(stream)  # its thread has ended, and another has the number now
         stream = KnownStream(device, owned=False)
         stream.key, stream.pointer, stream.handle = key, pointer, handle
-        if thread is not None:
-            stream.thread = weakref.ref(thread)
+        if me is not None:
+            stream.thread = weakref.ref(me)
             stream.limit = -1
             stream.update_checks()
         revive(stream)
         device.table[key] = stream
-        _forget(device)
+        _drop_closed(device)
     if stream.failure_raised:  # a caller has got the failure, so this wrapper starts without it
         stream.failure = None
         stream.failure_raised = False
@@ -732,7 +720,7 @@ def _intern(
     return stream
 
 
-def _forget(device: Streams) -> None:
+def _drop_closed(device: Streams) -> None:
     """Remove closed streams from the table, once it has grown."""
     if len(device.table) <= device.limit:
         return

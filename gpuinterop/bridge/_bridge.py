@@ -198,17 +198,6 @@ class Bridge(Resource):
         """Return the handle types that `import_semaphore` accepts on a device, with a reason for every gap.
 
         `from_endpoint` accepts any semaphore for which you write an `Endpoint`.
-
-        Parameters
-        ----------
-        device : Device
-            Device whose streams would use the semaphores.
-
-        Examples
-        --------
-        >>> table = gi.bridge.Bridge.capabilities(device)
-        >>> bool(table[gi.EventFd]), bool(table[gi.OpaqueFd])
-        (True, False)
         """
         return MappingProxyType({kind: _capability(kind, device) for kind in (*_ENDPOINTS, OpaqueFd)})
 
@@ -223,7 +212,7 @@ class Bridge(Resource):
     def import_semaphore(
         self, handle: Handle, *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Any]:
-        """Bridge the semaphore of a descriptor.
+        """Bridge the semaphore of a descriptor. You close what it returns; closing the bridge closes it too.
 
         Parameters
         ----------
@@ -234,11 +223,6 @@ class Bridge(Resource):
             PID of the process that signals. If it exits, waiting streams continue and fail with `PeerError`.
         label : str, optional
             Name of the object in messages, warnings and its `repr`.
-
-        Returns
-        -------
-        BridgedSemaphore
-            The semaphore, which you close. Closing the bridge closes it too.
 
         Raises
         ------
@@ -256,14 +240,6 @@ class Bridge(Resource):
             A system call failed, or the page with the words could not be pinned.
         UnsupportedError
             The type cannot be bridged here. An `OpaqueFd` never can: it does not show what kind of object it is.
-
-        Examples
-        --------
-        >>> import os
-        >>> with gi.bridge.Bridge(device) as bridge:
-        ...     semaphore = bridge.import_semaphore(gi.EventFd(os.eventfd(1)), peer=os.getppid())
-        ...     semaphore.wait(stream)
-        ...     stream.synchronize(timeout=10)
         """
         check_type(handle, Handle, "handle", "a typed handle such as gpuinterop.EventFd(fd)")
         self._check_open()
@@ -287,47 +263,24 @@ class Bridge(Resource):
         if kind not in (*_ENDPOINTS, OpaqueFd):
             names = ", ".join(each.__name__ for each in _ENDPOINTS)
             raise ArgumentTypeError("handle", f"a bridge expects one of {names}, got {kind.__name__}.")
-        if not (found := _capability(cast(type[FdHandle], kind), self.device)):
-            raise UnsupportedError(found, context=f"a bridge of {self.device.name}")
+        if not (capability := _capability(cast(type[FdHandle], kind), self.device)):
+            raise UnsupportedError(capability, context=f"a bridge of {self.device.name}")
         with cast(FdHandle, handle).duplicate() as duplicate:
             return _ENDPOINTS[type(duplicate)][0](duplicate)
 
     def from_endpoint(
         self, endpoint: Endpoint, *, peer: int | None = None, label: str | None = None
     ) -> BridgedSemaphore[Any]:
-        """Bridge the semaphore of an endpoint.
+        """Bridge the semaphore of an endpoint. If the call succeeds, the bridge owns the endpoint and closes it.
 
-        Parameters
-        ----------
-        endpoint : Endpoint
-            If the call succeeds, the bridge owns it and closes it; after an error you still own it.
-        peer, label
-            See `import_semaphore`.
-
-        Returns
-        -------
-        BridgedSemaphore
-            See `import_semaphore`.
+        For `peer`, `label` and the semaphore see `import_semaphore`, which also raises the same errors for them.
 
         Raises
         ------
         ArgumentTypeError
-            `endpoint` is not an Endpoint, or `peer` is not an int.
+            `endpoint` is not an Endpoint.
         InvalidArgumentError
-            The endpoint's `kind` or `label` is invalid; or `peer` is not a PID, or this process may not watch it.
-        PeerError
-            The process `peer` has already exited.
-        ResourceClosedError
-            The bridge is closed, or the parent process created it.
-        DriverError
-            The page with the words could not be pinned.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, gi.bridge.Bridge(device) as bridge:
-        ...     bridged = bridge.from_endpoint(gi.bridge.SemaphoreEndpoint(semaphore))
-        ...     bridged.signal(stream, 1)
-        ...     semaphore.host_wait(1, timeout=10)
+            The endpoint's `kind` or `label` is invalid.
         """
         check_type(endpoint, Endpoint, "endpoint", "a gpuinterop.bridge.Endpoint")
         kind = getattr(endpoint, "kind", None)
@@ -366,12 +319,7 @@ class Bridge(Resource):
         return Lane(self._watcher, endpoint, signaller, words, spare)
 
     def close(self, timeout: float | None = None) -> None:
-        """End use at once. The class describes pending waits and signals.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait for them.
+        """End use at once, and wait up to `timeout` seconds. The class describes pending waits and signals.
 
         Raises
         ------

@@ -237,8 +237,8 @@ class _FdEndpoint(Endpoint):
     def _check(self, fd: int) -> None:
         """Refuse a wrong descriptor by its link. Other queries may block on a process that serves the file."""
         if (link := system.link(fd)) != self._link:
-            found = link or f"descriptor {fd}, which has no link in /proc/self/fd; check that /proc is mounted"
-            raise HandleError(f"handle: expected {self._what}, got {found}.")
+            shown = link or f"descriptor {fd}, which has no link in /proc/self/fd; check that /proc is mounted"
+            raise HandleError(f"handle: expected {self._what}, got {shown}.")
 
     def _poll(self, wanted: int, timeout: float) -> bool:
         events = system.poll(self._fd, wanted, timeout * 1000)
@@ -251,13 +251,12 @@ class EventFdEndpoint(_FdEndpoint):
     """An eventfd. A signal adds 1 to its counter, and a wait takes 1.
 
     Without EFD_SEMAPHORE a read takes the whole count. The endpoint then keeps the rest for its next waits, and adds it
-    back when it is closed.
+    back when it is closed. With EFD_SEMAPHORE other code can wait for it at the same time; each wait takes one signal.
 
     Parameters
     ----------
     handle : EventFd
-        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched. With
-        EFD_SEMAPHORE other code can wait for it at the same time; each wait takes one signal.
+        If the call succeeds, the endpoint owns the fd; after an error you still own it, open and untouched.
 
     Raises
     ------

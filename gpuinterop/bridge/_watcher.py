@@ -86,7 +86,7 @@ class Lane:
         self.endpoint = endpoint
         self.words = words
         self.refusal: GpuInteropError | None = None  # of calls; a cancelled lane still forwards signals
-        self.over = False  # the endpoint has failed or is being closed: the watcher uses neither it nor the words
+        self.ended = False  # the endpoint has failed or is being closed: the watcher uses neither it nor the words
         self._peer = peer
         self._spare = spare
         self._adopted = False  # whether `end` closes the endpoint
@@ -105,19 +105,19 @@ class Lane:
     @locked
     def adopt(self) -> None:
         """Let `end` close the endpoint. Raises if `end` was called; then the caller still owns the endpoint."""
-        if self.over:
+        if self.ended:
             raise ResourceClosedError("the bridge was closed meanwhile; make a new one.")
         self._adopted = True
 
     def wait(self, stream: KnownStream, value: int, wait: Wait) -> None:
         """Enqueue a wait."""
         self.watcher.start()
-        noted = self._note_wait(value, wait)  # first, because the calling thread's own stream blocks in the next call
+        record = self._note_wait(value, wait)  # first, because the calling thread's own stream blocks in the next call
         self.watcher.poke()
         try:
-            self.words.wait(stream, 0, noted.value)
+            self.words.wait(stream, 0, record.value)
         except GpuInteropError:  # not Ctrl-C, which may arrive after the call
-            self._settle(noted, 0)
+            self._settle(record, 0)
             raise
         # A stream that was released during the call, for example the calling thread's own, must raise here.
         if self.refusal is not None:
@@ -127,10 +127,10 @@ class Lane:
     def _note_wait(self, value: int, wait: Wait) -> _Waiting:
         self._check()
         wait.number = next(order)
-        noted = _Waiting(value if self._timeline else wait.number, wait)
-        wait.reached = lambda: self._passed >= noted.value
-        insort(self._waits, noted, key=operator.attrgetter("value"))
-        return noted
+        record = _Waiting(value if self._timeline else wait.number, wait)
+        wait.reached = lambda: self._passed >= record.value
+        insort(self._waits, record, key=operator.attrgetter("value"))
+        return record
 
     def signal(self, stream: KnownStream, value: int) -> None:
         """Enqueue a signal."""
@@ -138,28 +138,28 @@ class Lane:
         system.under(self._enqueuing, self._signal, stream, value)
 
     def _signal(self, stream: KnownStream, value: int) -> None:
-        noted = self._note_signal(stream, value)
+        record = self._note_signal(stream, value)
         self.watcher.poke()
         try:
             _raise_failure(stream)  # if it failed before the record, `is_void` would miss it
-            self.words.write(stream, noted.word, noted.number)
+            self.words.write(stream, record.word, record.number)
         except GpuInteropError:
-            self._forget(noted)
+            self._forget(record)
             raise
 
     @locked
     def _note_signal(self, stream: KnownStream, value: int) -> _Signal:
         self._check()
-        word = next((noted.word for noted in reversed(self._signals) if noted.stream is stream), 0)
+        word = next((record.word for record in reversed(self._signals) if record.stream is stream), 0)
         if not word:
-            taken = {noted.word for noted in self._signals}
-            word = next((one for one in range(1, PinnedWords.COUNT) if one not in taken), 0)
+            taken = {record.word for record in self._signals}
+            word = next((number for number in range(1, PinnedWords.COUNT) if number not in taken), 0)
         if not word:
             what = f"expected at most {len(taken)} streams with pending signals of {self.endpoint.label}, got one more"
             raise InvalidArgumentError("stream", f"{what}; signal from fewer streams, or bridge it a second time.")
-        noted = _Signal(value, stream, word, next(order))
-        self._signals.append(noted)
-        return noted
+        record = _Signal(value, stream, word, next(order))
+        self._signals.append(record)
+        return record
 
     def host_wait(self, value: int, timeout: float) -> bool:
         """Block the calling thread, for `system.SLICE` at most. The endpoint may be called meanwhile."""
@@ -192,14 +192,14 @@ class Lane:
     @locked
     def cancel(self, error: GpuInteropError) -> None:
         """Release the waiting streams. They and later calls on the lane fail; other streams' signals are forwarded."""
-        if not self.over:
+        if not self.ended:
             self._let_go(error)
 
     def end(self) -> None:
         """Forward the last signals and release everything. Streams do not use the words any more."""
         held = system.under(self._calling, self._end, limit=_CALL_LIMIT_S)
         self.watcher.lanes.pop(self, None)
-        self._spare.give(self.words)
+        self._spare.put_back(self.words)
         if not held:
             warn_leak(f"{self.endpoint.label} was stuck in wait(timeout=0), which must not block; it stays open")
             return
@@ -216,7 +216,7 @@ class Lane:
 
     @locked
     def _finish(self) -> None:
-        self.over = True
+        self.ended = True
         self.refusal = self.refusal or ResourceClosedError(f"{self.endpoint.label} is closed.")
         self._waits.clear()
         self._signals.clear()
@@ -243,8 +243,8 @@ class Lane:
     def _arrive(self) -> bool:
         """Let the waits pass whose values the endpoint has reached."""
         moved = False
-        while (noted := next(iter(self._waits), None)) and (noted.value <= self._passed or self._take(noted.value)):
-            self._settle(noted, noted.value)
+        while (record := next(iter(self._waits), None)) and (record.value <= self._passed or self._take(record.value)):
+            self._settle(record, record.value)
             moved = True
         return moved
 
@@ -262,10 +262,10 @@ class Lane:
         return False
 
     @locked
-    def _settle(self, noted: _Waiting, arrived: int) -> None:
+    def _settle(self, record: _Waiting, arrived: int) -> None:
         """Let a wait pass, or remove it (`arrived` is 0). If both happen, a signal remains that no wait needs."""
-        if noted in self._waits:
-            self._waits.remove(noted)
+        if record in self._waits:
+            self._waits.remove(record)
             if arrived > self._passed:
                 self.words.store(0, arrived)
                 self._passed = arrived
@@ -275,41 +275,41 @@ class Lane:
     def _forward(self) -> bool:
         """Forward the signals that their streams have reached."""
         reached = self._reached()
-        for noted in reached:
-            if not noted.stream.is_void(noted.number) and not (self._timeline and noted.value <= self._forwarded):
-                self.endpoint.signal(noted.value)
-                self._forwarded = noted.value
-            self._forget(noted)
+        for record in reached:
+            if not record.stream.is_void(record.number) and not (self._timeline and record.value <= self._forwarded):
+                self.endpoint.signal(record.value)
+                self._forwarded = record.value
+            self._forget(record)
         return bool(reached)
 
     @locked
     def _reached(self) -> list[_Signal]:
         """The signals that their streams have written. The largest is first; a timeline needs only that one."""
-        stored = {word: self.words.load(word) for word in {noted.word for noted in self._signals}}
-        found = [noted for noted in self._signals if noted.number <= stored[noted.word]]
-        return sorted(found, key=operator.attrgetter("value"), reverse=True)
+        stored = {word: self.words.load(word) for word in {record.word for record in self._signals}}
+        reached = [record for record in self._signals if record.number <= stored[record.word]]
+        return sorted(reached, key=operator.attrgetter("value"), reverse=True)
 
     @locked
-    def _forget(self, noted: _Signal) -> None:
+    def _forget(self, record: _Signal) -> None:
         """Remove the record of a signal."""
         with contextlib.suppress(ValueError):  # the lane has failed
-            self._signals.remove(noted)
+            self._signals.remove(record)
 
     @locked
     def _fail(self, error: GpuInteropError) -> None:
         """Fail the lane and all streams with a pending wait or signal, because the endpoint is unusable."""
-        if not self.over:
+        if not self.ended:
             self._let_go(error)
-            self.over = True
-            for noted in self._signals:
-                noted.stream.fail(error)
+            self.ended = True
+            for record in self._signals:
+                record.stream.fail(error)
             self._signals.clear()
 
     def _let_go(self, error: GpuInteropError) -> None:
         """Fail the waiting streams, then release them. In this order no later result looks valid."""
         self.refusal = self.refusal or error
-        for noted in self._waits:
-            fail_wait(noted.wait, self.refusal)
+        for record in self._waits:
+            fail_wait(record.wait, self.refusal)
         self._waits.clear()
         self.words.store(0, _RELEASED)
         self._passed = _RELEASED

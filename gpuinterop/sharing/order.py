@@ -197,7 +197,7 @@ class _Turns(NoCopy):
             if left is not _ALWAYS or _is_here(stream):
                 now = self._wait_here(word, value, left)
             else:
-                word._wait_asked(stream, value)
+                word.wait(stream, value)
         if now >= POISON and word is self.writer:  # another process may have noticed the exit first
             self.failure = self.failure or PeerError(ENDED)
             raise again(self.failure)
@@ -223,8 +223,8 @@ class _Turns(NoCopy):
         self._stream = known
         try:
             if known is not self._signaller and value_of(self.own) < self._turn - 1:
-                self.own._wait_asked(stream, self._turn - 1)  # values must not decrease
-            self.own._signal_asked(stream, self._turn)
+                self.own.wait(stream, self._turn - 1)  # values must not decrease
+            self.own.signal(stream, self._turn)
             self._leave(known)
         except BaseException:  # an interrupt can strike after the signal
             self._give_up()
@@ -593,7 +593,7 @@ def _forked() -> None:
 def value_of(word: Word) -> int:
     """A timeline's current value, even if it is closed; `POISON` if it is gone."""
     lifetime: Any = word.lifetime
-    value: int = lifetime.ask(lifetime.counter, POISON)
+    value: int = lifetime.try_use(lifetime.counter, POISON)
     return value
 
 

@@ -70,7 +70,7 @@ class VulkanObject(lifetime.Lifetime):
     def status(self, name: str, *arguments: Any) -> int:
         """Call without a check, even after `close`; 0 if the objects are destroyed or left to the VkDevice."""
         vk = self._vk
-        code = vk.lifetime.ask(lambda _: self.ask(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
+        code = vk.lifetime.try_use(lambda _: self.try_use(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
 
     def pair(self, other: Resource) -> None:
@@ -95,7 +95,7 @@ class VulkanObject(lifetime.Lifetime):
         drain()
 
     def _destroy(self) -> None:
-        self._vk.lifetime.ask(self._destroy_each, None)  # does nothing once the VkDevice may be gone
+        self._vk.lifetime.try_use(self._destroy_each, None)  # does nothing once the VkDevice may be gone
 
     def _destroy_each(self, _: Any) -> None:
         vk = self._vk
@@ -143,7 +143,7 @@ def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObjec
 class _Fence(VulkanObject):
     """A fence after the queue's work at the context's `close`. It keeps the objects that the work may use."""
 
-    noted_of_closed = True
+    allows_closed_parent = True
 
 
 class Watched(VulkanObject):
@@ -391,7 +391,7 @@ class VulkanContext(NoCopy):
 
     def _destroy(self, name: str, handle: Any) -> None:
         """Call a ``vkDestroy*`` or ``vkFreeMemory`` of the usual form, unless the VkDevice may be destroyed."""
-        self.lifetime.ask(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
+        self.lifetime.try_use(lambda _: getattr(self.functions, name)(self.device, handle, self.api.ffi.NULL), None)
 
     def _memory_type(self, bits: int, *preferences: int) -> tuple[int, int]:
         """The first memory type of `bits` with all flags of the earliest preference, or any type; and its flags."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from .. import system
 from .._arguments import MAX_64, check_int, check_type
-from .._core.lifetime import LIVE, MARK, Lifetime
+from .._core.lifetime import LIVE, Lifetime, marked
 from ..bridge import Bridge, BridgedSemaphore, Endpoint
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError
@@ -124,17 +124,12 @@ def counter_reader(vk: VulkanContext, through: Lifetime, semaphore: Any) -> Call
     value, context = vk.api.ffi.new("uint64_t *"), vk.lifetime
 
     def read() -> int:
-        calls, contexts = through.calls, context.calls
-        calls += MARK
-        contexts += MARK
-        try:
+        with marked(through.calls, context.calls):
             if through.state is not LIVE or context.state is not LIVE:
                 vk._check_open()
                 through.check()
             check("vkGetSemaphoreCounterValue", function(device, semaphore, value))
             return int(value[0])
-        finally:
-            del calls[-1], contexts[-1]
 
     return read
 

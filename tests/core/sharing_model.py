@@ -52,7 +52,7 @@ class _Stops(ast.NodeTransformer):
     def __init__(self, tree: ast.AST) -> None:
         self.names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self.names = {name for name in self.names if not name.startswith("__")}
-        self.names |= {"run", "run_all", "wait", "_wait_asked", "host_wait", "under", "newest"}
+        self.names |= {"run", "run_all", "wait", "host_wait", "under", "newest"}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node if node.name == "__init__" else self.generic_visit(node)
@@ -250,8 +250,6 @@ class Word:
         stream.told[self] = value
         self.tell(f"{stream.name} is given the store of {self.name} = {value}")
         stream.give(partial(self._store, value))
-
-    _wait_asked, _signal_asked = wait, signal
 
     def host_wait(self, value: int, *, timeout: float = _MOST * 100) -> Steps:
         while self.cell[0] < value:

@@ -190,7 +190,7 @@ def test_a_wait_that_the_driver_refused_is_not_awaited(
         raise gi.DriverError("wait", 1, "INVALID", "the test says so")
 
     with device.create_stream() as stream, semaphore_of(device) as refused, monkeypatch.context() as patch:
-        patch.setattr(refused, "_give_wait", refuses)
+        patch.setattr(refused, "_call_wait", refuses)
         with pytest.raises(gi.DriverError, match="the test says so"):
             refused.wait(stream, 5)
         backend.blocked.add(stream.ptr)

@@ -34,7 +34,7 @@ MUTANTS: dict[str, Mutant] = {
     "end() releases beside a thread that acquires": ("if free := self.is_free():", "if free := True:"),
     "an acquire that fails stays in": ("one._give_up()", "pass"),
     "an acquire takes what was stored for a dead writer's": ("if now >= POISON and", "if False and"),
-    "another stream signals before the earlier one": ("self.own._wait_asked(stream, self._turn - 1)", "pass"),
+    "another stream signals before the earlier one": ("self.own.wait(stream, self._turn - 1)", "pass"),
     "a closed stream's work is not waited for": ("if not passed() or", "if"),
     "the host signals before an earlier stream": ("(value < turn - 1 and", "(False and"),
     "the host does not wait for a thread that gives a wait": ("return store(word) and free", "return store(word)"),

@@ -4,7 +4,7 @@
 
 The main thread makes the operations of `stress`. In some of them a signal handler raises what Ctrl-C, a deep recursion
 or a lack of memory raises, at a random point of the library; exporters are the other party, which it spares. After each
-interrupt no lock is held, no mark is left and the gate is open. A round is a process of its own. At its end all is
+interrupt no lock is held and the gate is open. A round is a process of its own. At its end all is
 closed, and all streams have gone on. What was being made or released may stay; it is counted.
 """
 
@@ -139,15 +139,15 @@ class Round(Run):
     # -- what is looked at ---------------------------------------------------------------------------------------------
 
     def _look(self, worlds: list[World], locks: list[Any]) -> None:
-        """Behind an interrupt: no lock is held, no mark is left. Other threads may have marks for a moment."""
+        """Behind an interrupt: no lock is held, no gate is shut. Other threads may shut it for a moment."""
         wrong = [f"{lock!r} is held" for lock in locks if system.holds(lock)]
-        if release._here.calling_back:
+        if release._this_thread.calling_back:
             wrong.append("this thread runs no more callbacks")
         gates = [device.gate for device in self.devices]
         wrong += ["a gate is shut" for gate in gates if not _soon(lambda gate=gate: not gate.shut.copy())]
         for one in lifetime.alive():
-            if not _soon(lambda one=one: not (one.calls.copy() or one.callback_runs.copy())):
-                wrong += [f"a mark is left on {one!r}"]
+            if not _soon(lambda one=one: not one.callback_runs.copy()):
+                wrong += [f"the callbacks of {one!r} are left running"]
         handles = [handle for world in worlds for handle in world.pools["handles"].all() if handle.calls]
         wrong += [f"a mark is left on {handle!r}" for handle in handles]
         self.failures += [f"{one}, behind {self.where}" for one in wrong]
@@ -177,7 +177,7 @@ class Round(Run):
     def _is_settled(self) -> bool:
         for device in self.devices:
             device.drain()
-        return not any(one.state is lifetime.RETIRED and not one.dependents for one in self._left())
+        return not any(one.state is lifetime.RETIRED and not (one.dependents or one.calls) for one in self._left())
 
     def _left(self) -> list[lifetime.Lifetime]:
         return [one for one in lifetime.alive() if one not in self.natives]

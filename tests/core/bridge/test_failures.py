@@ -24,7 +24,7 @@ def breaks(endpoint: Scripted, semaphore: Any) -> Callable[[], None]:
 
     def fail() -> None:
         endpoint.on_wait = fails
-        until(lambda: lane_of(semaphore).over)
+        until(lambda: lane_of(semaphore).ended)
 
     return fail
 
