@@ -81,24 +81,10 @@ class Allocation(Mappable):
         All devices see the same bytes at the same address. They are mapped once, for all (``cuMemMap``,
         ``cuMemSetAccess`` / ``hipMem...``), and unmapped when all buffers are closed and no device has work pending.
 
-        Parameters
-        ----------
-        device : Device
-            One of `devices`.
-
         Raises
         ------
         InvalidArgumentError
-            `device` is not one of them.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> first, second = devices
-        >>> with first.allocate(1 << 20, access=[second]) as allocation, second.create_stream() as stream:
-        ...     allocation.buffer_on(second).fill(7, stream=stream)  # a stream of the second device
-        ...     stream.synchronize(timeout=10)
+            `device` is not one of `devices`.
         """
         check_type(device, type(self.device), "device", "a gpuinterop Device")
         if device not in self.devices:
@@ -117,22 +103,12 @@ class Allocation(Mappable):
     def export(self) -> AllocationHandle:
         """Return a new handle that you own (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
 
-        Returns
-        -------
-        AllocationHandle
-            Handle of the type passed to `Device.allocate`, with its origin. Another process imports it with
-            `Device.import_allocation`.
+        It has the type passed to `Device.allocate`. Another process imports it with `Device.import_allocation`.
 
         Raises
         ------
         InvalidArgumentError
             The allocation was imported.
-
-        Examples
-        --------
-        >>> with device.allocate(65536) as allocation, allocation.export() as handle:
-        ...     handle.origin.size
-        65536
         """
         self._check_exportable("allocation")
         handle = self.lifetime.use(self.driver.export_allocation)

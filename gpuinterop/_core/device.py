@@ -71,7 +71,8 @@ _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 class Device(NoCopy):
     """One device of one backend, which several threads can use at once. It is never closed.
 
-    Get it from `gpuinterop.device` or `gpuinterop.match_device`.
+    Get it from `gpuinterop.device` or `gpuinterop.match_device`. You close what its calls return. A `label` is the
+    object's name in messages, warnings and its `repr`.
 
     Attributes
     ----------
@@ -158,26 +159,7 @@ class Device(NoCopy):
     def can_access(self, peer: Device) -> bool:
         """Return whether this device can use `peer`'s memory (``cuDeviceCanAccessPeer``, ``hipDeviceCanAccessPeer``).
 
-        Parameters
-        ----------
-        peer : Device
-            The device that owns the memory.
-
-        Returns
-        -------
-        bool
-            True for the device itself, False for a device of another backend.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> first, second = devices
-        >>> second.can_access(first)
-        True
-        >>> with first.allocate(1 << 20, access=[second]) as allocation:
-        ...     allocation.buffer_on(second).ptr == allocation.buffer.ptr
-        True
+        True for the device itself, False for a device of another backend.
         """
         check_device(peer, "peer")
         return peer is self or (peer.driver is self.driver and _reaches(self, peer.ordinal))
@@ -193,7 +175,9 @@ class Device(NoCopy):
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
     ) -> ExternalMemory:
-        """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``).
+        """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``). You close it.
+
+        To import an object twice, `duplicate` its handle first.
 
         Parameters
         ----------
@@ -205,13 +189,6 @@ class Device(NoCopy):
         dedicated : bool, optional
             Whether the exporting allocation is dedicated. By default the handle's origin decides; Direct3D resources
             are always dedicated.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalMemory
-            The imported memory. You close it.
 
         Raises
         ------
@@ -225,17 +202,6 @@ class Device(NoCopy):
             The device cannot import this handle type. The driver was not called.
         DriverError
             The driver refused the import.
-
-        Examples
-        --------
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     buffer = memory.map_buffer(offset=4096, size=1024)
-        ...     buffer.fill(7)
-        ...     np.asarray(buffer.view((2, 2), "uint8"))
-        array([[7, 7],
-               [7, 7]], dtype=uint8)
-
-        The import consumes the handle. To import the object twice, `duplicate` the handle first.
         """
         return self._take_memory(handle, size=size, dedicated=dedicated, label=label)
 
@@ -261,33 +227,16 @@ class Device(NoCopy):
         return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
-        """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
+        """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``). You close it.
 
-        Parameters
-        ----------
-        handle : SemaphoreHandle
-            The type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
-            timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create
-            timelines imports those of `create_semaphore`, from any process and backend, even if its driver cannot
-            import semaphores.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalSemaphore
-            The imported semaphore. You close it.
+        The handle's type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
+        timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create timelines
+        imports those of `create_semaphore`, from any process and backend, even if its driver cannot import semaphores.
 
         Raises
         ------
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
             See `import_memory`.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     semaphore.signal(stream, 1)
-        ...     stream.synchronize(timeout=10)
         """
         check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         kind = type(handle)
@@ -312,7 +261,9 @@ class Device(NoCopy):
     def import_allocation(
         self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = (), label: str | None = None
     ) -> Allocation:
-        """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
+        """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``). You close it.
+
+        It cannot be exported again.
 
         Parameters
         ----------
@@ -323,28 +274,12 @@ class Device(NoCopy):
         access : sequence of Device, optional
             Other devices that map it too, see `allocate`. If the memory is on yet another device, all these devices
             need peer access to that one.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Allocation
-            The imported allocation. You close it. It cannot be exported again.
 
         Raises
         ------
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
             See `import_memory`. Also UnsupportedError if one of the devices has no peer access to the memory; if only
             the import shows that, gpuinterop undoes it.
-
-        Examples
-        --------
-        Another process sends the handle, for example with `gpuinterop.ipc`. Here both sides are in one process:
-
-        >>> with device.allocate(65536) as mine, device.import_allocation(mine.export(), mine.size) as theirs:
-        ...     mine.buffer.fill(7)
-        ...     np.asarray(theirs.buffer.view(4))
-        array([7, 7, 7, 7], dtype=uint8)
         """
         check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         kind = type(handle)
@@ -376,40 +311,24 @@ class Device(NoCopy):
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
         label: str | None = None,
     ) -> Allocation:  # fmt: skip
-        """Allocate memory that other processes and APIs can import (``cuMemCreate`` / ``hipMemCreate``).
+        """Allocate memory that other processes and APIs can import (``cuMemCreate`` / ``hipMemCreate``). You close it.
 
         Parameters
         ----------
         size : int
-            Size in bytes. It is rounded up to the granularity (`allocation_granularity`).
+            Size in bytes. It is rounded up to the granularity (`allocation_granularity`). The content is undefined.
         handle_type : type
             Type of the handles that `Allocation.export` returns.
         access : sequence of Device, optional
             Other devices of the backend that map the memory too (`Allocation.buffer_on`). It is on this device.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Allocation
-            The allocation, with undefined content. You close it.
 
         Raises
         ------
         UnsupportedError
-            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
-            its memory (`can_access`).
+            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use its
+            memory (`can_access`).
         OutOfMemoryError
             The device does not have enough free memory.
-
-        Examples
-        --------
-        >>> with device.allocate(1000) as allocation, allocation.export() as handle:
-        ...     allocation.buffer.fill(0)
-        ...     allocation.size  # rounded up
-        ...     handle.origin.kind
-        4096
-        <OriginKind.ALLOCATION: 'allocation'>
         """
         if isinstance(size, Sequence):
             raise ArgumentTypeError("size", f"expected bytes, got {size!r}; call device.empty(shape, dtype).")
@@ -427,10 +346,10 @@ class Device(NoCopy):
         return allocation
 
     def empty(self, shape: int | Sequence[int], dtype: object, *, label: str | None = None) -> DeviceArray:
-        """Create an array in its own shareable memory, for `gpuinterop.share` and Vulkan.
+        """Create a C-contiguous array in its own shareable memory, for `gpuinterop.share` and Vulkan.
 
         It calls `allocate` and `Allocation.view`, so even a small array uses one whole granule: 4 KiB on the host,
-        usually 2 MiB on a GPU.
+        usually 2 MiB on a GPU. The content is undefined. To free it, close it or drop the last reference to it.
 
         Parameters
         ----------
@@ -438,24 +357,11 @@ class Device(NoCopy):
             Number of elements in each dimension; 0 is allowed.
         dtype : str or dtype
             See `Buffer.view`.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        DeviceArray
-            The C-contiguous array, with undefined content. Close it, or drop the last reference to it.
 
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, UnsupportedError, OutOfMemoryError
             See `allocate` and `Buffer.view`.
-
-        Examples
-        --------
-        >>> with device.empty((2, 3), "float32") as array:
-        ...     field = np.asarray(array)  # a GPU: torch.from_dlpack(array), cupy.from_dlpack(array)
-        >>> field[:] = 1  # keeps the bytes
         """
         layout = layout_of(shape, dtype, None)
         return DeviceArray(self.allocate(max(layout.high, 1), label=label), layout)
@@ -463,25 +369,12 @@ class Device(NoCopy):
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
         """Return the granularity of `allocate`'s sizes (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
 
-        Parameters
-        ----------
-        handle_type : type
-            The handle type that you will pass to `allocate`.
-
-        Returns
-        -------
-        Granularity
-            In bytes: the minimum, and the value recommended for the best performance.
+        In bytes: the minimum, and the value recommended for the best performance.
 
         Raises
         ------
         UnsupportedError
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`).
-
-        Examples
-        --------
-        >>> device.allocation_granularity()
-        Granularity(minimum=4096, recommended=4096)
         """
         check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
@@ -496,29 +389,13 @@ class Device(NoCopy):
     ) -> Granularity:
         """Return the granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
 
-        Parameters
-        ----------
-        devices, size, handle_types
-            The values that you will pass to `create_multicast`.
-
-        Returns
-        -------
-        Granularity
-            In bytes: the minimum, which is enforced, and the value recommended for the best performance.
+        In bytes: the minimum, which is enforced, and the value recommended for the best performance. Pass the values
+        that you will pass to `create_multicast`.
 
         Raises
         ------
         UnsupportedError
             The device does not support multicast (`Operation.CREATE_MULTICAST`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> step = device.multicast_granularity(devices, 3 << 20).minimum
-        >>> size = -(-(3 << 20) // step) * step
-        >>> size
-        4194304
         """
         kinds, is_number = check_handle_types(handle_types), not isinstance(devices, Iterable)
         members = [] if is_number else check_devices(devices, "devices", self.driver)
@@ -530,7 +407,9 @@ class Device(NoCopy):
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
     ) -> ExternalSemaphore[K]:
-        """Create a semaphore that you can share with `ExternalSemaphore.export`.
+        """Create a semaphore that you can share with `ExternalSemaphore.export`. You close it.
+
+        It is a timeline at 0, or a binary semaphore that is not signalled.
 
         A GPU creates timelines if its streams can write and wait for values in memory (`Operation.STREAM_MEMORY_OPS`).
         Each is a sealed page of host memory, pinned by every process and device (``cuMemHostRegister``,
@@ -541,13 +420,6 @@ class Device(NoCopy):
         ----------
         handle_type : type
             `TimelineFd`, or on the host backend also `OpaqueFd`.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalSemaphore
-            A timeline at 0, or a binary semaphore that is not signalled. You close it.
 
         Raises
         ------
@@ -555,13 +427,6 @@ class Device(NoCopy):
             The backend cannot create this type (`Operation.CREATE_SEMAPHORE`).
         DriverError
             The driver cannot pin the page.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
-        ...     with device.import_semaphore(handle) as theirs:  # in another process
-        ...         semaphore.signal(stream, 1)
-        ...         theirs.host_wait(1, timeout=10)
         """
         check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
@@ -579,26 +444,10 @@ class Device(NoCopy):
         return cast("ExternalSemaphore[K]", self._once(OwnTimelines).create(label))
 
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
-        """Create a stream independent of the default stream (``cuStreamCreateWithPriority`` / ``hip...``).
+        """Create a stream (``cuStreamCreateWithPriority`` / ``hip...``). You close it.
 
-        Parameters
-        ----------
-        high_priority : bool
-            Give the stream the device's highest priority. Use it for long waits: on AMD, a waiting stream stalls the
-            others on its hardware queue, and each priority has four queues.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Stream
-            The stream. You close it.
-
-        Examples
-        --------
-        >>> with device.create_stream(high_priority=True) as stream:
-        ...     buffer.fill(7, stream=stream)
-        ...     stream.synchronize(timeout=10)
+        It is independent of the default stream. `high_priority` is the device's highest priority. Use it for long
+        waits: on AMD, a waiting stream stalls the others on its hardware queue, and each priority has four queues.
         """
         drain()
         return self._new_stream(high_priority=bool(high_priority), label=label)
@@ -606,19 +455,16 @@ class Device(NoCopy):
     def wrap_stream(self, stream: object, *, label: str | None = None) -> Stream:
         """Wrap another library's stream. Calls with a `stream` argument do this for you.
 
+        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``.
+
         Parameters
         ----------
         stream : int, stream of torch, CuPy or numba, or object with ``__cuda_stream__``
-            The other library still owns it; the wrapper keeps it alive. 0 is the device's default stream. On the host
-            backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, and signals
-            happen at once.
+            The other library still owns it; the wrapper keeps it alive, and you need not close the wrapper. 0 is the
+            device's default stream. On the host backend, 0 is the calling thread, where NumPy and torch's CPU tensors
+            work: waits block it, and signals happen at once.
         label : str, optional
-            Name in messages, warnings and the stream's `repr`. If you wrap a stream again, the new label replaces it.
-
-        Returns
-        -------
-        Stream
-            The wrapper. You need not close it.
+            If you wrap a stream again, the new label replaces the old.
 
         Raises
         ------
@@ -626,15 +472,6 @@ class Device(NoCopy):
             `stream` is not a stream.
         InvalidArgumentError
             `stream` belongs to another device, or its number is not a valid pointer.
-
-        Examples
-        --------
-        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream:
-
-        >>> stream = device.wrap_stream(0)
-        >>> buffer.fill(7, stream=stream)
-        >>> np.asarray(buffer.view(4))
-        array([7, 7, 7, 7], dtype=uint8)
         """
         if isinstance(stream, Stream):
             if stream.device is not self:
@@ -662,13 +499,6 @@ class Device(NoCopy):
             `timeout` seconds passed. The message names the stream and what it waits for.
         GpuInteropError
             Work on a stream has failed. If several streams have failed, the last failure is raised.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> device.synchronize(timeout=10)
-        >>> stream.query()
-        True
         """
         limit = check_timeout(timeout)
         left = system.seconds_left(limit)
@@ -704,14 +534,6 @@ class Device(NoCopy):
         ------
         ResourceBusyError
             `timeout` seconds passed. The message names what is still in use.
-
-        Examples
-        --------
-        >>> allocation = device.allocate(4096)
-        >>> array = np.asarray(allocation.buffer.view(4096))
-        >>> allocation.close()
-        >>> del array  # until now the allocation stayed mapped
-        >>> device.drain(timeout=10)
         """
         limit = check_timeout(timeout)
         drain()

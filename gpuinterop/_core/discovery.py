@@ -121,11 +121,6 @@ class LoadedBackend(NoCopy):
     def device(self, ordinal: int = 0) -> Device:
         """Return a device. It is the same object every time.
 
-        Parameters
-        ----------
-        ordinal : int
-            Number of the device in its backend, from 0.
-
         Raises
         ------
         DeviceNotFoundError
@@ -378,18 +373,13 @@ def backends() -> Mapping[str, InstalledBackend]:
 
 
 def get_backend(name: str | None = None) -> LoadedBackend:
-    """Return a backend that works.
+    """Return a backend that works. It is the same object every time.
 
     Parameters
     ----------
     name : str, optional
         By default ``GPUINTEROP_BACKEND``; if that is not set, the working backend with a device and the highest
         priority.
-
-    Returns
-    -------
-    LoadedBackend
-        The backend. It is the same object every time.
 
     Raises
     ------
@@ -493,17 +483,9 @@ def devices() -> Sequence[Device]:
 
 
 def device(ordinal: int = 0) -> Device:
-    """Return a device of the chosen backend (`get_backend`).
+    """Return a device of the chosen backend (`get_backend`). It is the same object every time, and needs no `close`.
 
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device in its backend, from 0.
-
-    Returns
-    -------
-    Device
-        The device. It is the same object every time, and needs no `close`.
+    `ordinal` is its number in the backend, from 0.
 
     Raises
     ------
@@ -526,17 +508,12 @@ def match_device(identity: DeviceIdentity) -> Device:
     """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 
     It searches every working backend, by priority; if ``GPUINTEROP_BACKEND`` is set, only that one. A CPU matches the
-    host backend's device.
+    host backend's device. The device is the same object every time, and needs no `close`.
 
     Parameters
     ----------
     identity : DeviceIdentity
         Identity of the device, for example from `gpuinterop.vulkan.identity`.
-
-    Returns
-    -------
-    Device
-        The device. It is the same object every time, and needs no `close`.
 
     Raises
     ------

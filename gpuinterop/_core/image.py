@@ -51,27 +51,23 @@ class MipmappedArray(Resource, NotAnArray):
         self.lifetime.create(lambda: backend.map_array(memory._handle, layout))
 
     def level(self, n: int) -> ArrayLevel:
-        """Return one mip level.
-
-        Parameters
-        ----------
-        n : int
-            Number of the level; 0 is the largest.
+        """Return one mip level; 0 is the largest.
 
         Raises
         ------
         InvalidArgumentError
-            The array does not have level `n`.
+            The image does not have level `n`.
         """
         self._check_open()
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
 class ArrayLevel(NotAnArray):
-    """One mip level of an array, with all its layers.
+    """One mip level of an image, with all its layers.
 
-    Copies run on the stream that you pass (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
-    buffers, texels are tightly packed: row by row, slice by slice, layer by layer.
+    Copies run on the stream that you pass, a stream of the same device (``cuMipmappedArrayGetLevel``,
+    ``cuMemcpy3DAsync``). In host memory and in buffers, texels are tightly packed: row by row, slice by slice, layer by
+    layer.
 
     Attributes
     ----------
@@ -107,12 +103,7 @@ class ArrayLevel(NotAnArray):
     def copy_from_host(self, source: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of host memory into the level.
 
-        Parameters
-        ----------
-        source : numpy.ndarray or bytes-like
-            Host memory of `nbytes` bytes, any shape and dtype. Do not change it until the stream has copied it.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
+        The memory has `nbytes` bytes, and any shape and dtype. Do not change it until the stream has copied it.
 
         Raises
         ------
@@ -120,27 +111,13 @@ class ArrayLevel(NotAnArray):
             The size is not `nbytes`, or the stream is being captured.
         ResourceBusyError
             See `Buffer.copy_from_host`.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     level = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32)).level(0)
-        ...     level.copy_from_host(np.full((32, 64, 4), 255, "uint8"), stream=stream)
-        ...     stream.synchronize(timeout=10)
         """
         self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
 
     def copy_to_host(self, target: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of the level into host memory.
 
-        Parameters
-        ----------
-        target : numpy.ndarray or bytearray
-            Host memory of `nbytes` bytes, writable and C-contiguous. Do not read it before the stream has copied it.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
+        The memory has `nbytes` bytes, and is writable and C-contiguous. Do not read it before the stream has copied it.
 
         Raises
         ------
@@ -150,27 +127,11 @@ class ArrayLevel(NotAnArray):
         self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
 
     def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
-        """Enqueue a copy of `nbytes` of a buffer into the level.
-
-        Parameters
-        ----------
-        source : Buffer
-            Buffer of the same device.
-        offset : int
-            Offset in the buffer, in bytes.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
-        """
+        """Enqueue a copy of `nbytes` of a buffer of the same device, from byte `offset` on, into the level."""
         self._copy_buffer(source, offset, stream, to_array=True)
 
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
-        """Enqueue a copy of the level into `nbytes` of a buffer.
-
-        Parameters
-        ----------
-        target, offset, stream
-            See `copy_from_buffer`.
-        """
+        """Enqueue a copy of the level into `nbytes` of a buffer of the same device, from byte `offset` on."""
         self._copy_buffer(target, offset, stream, to_array=False)
 
     def _copy_host(self, host: HostArray, argument: str, given: object, *, to_array: bool) -> None:

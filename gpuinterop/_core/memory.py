@@ -285,6 +285,9 @@ class Buffer(Sized):
     ) -> View:
         """Return a typed view of the buffer, without a copy.
 
+        Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long as
+        the array exists.
+
         Parameters
         ----------
         shape : int or sequence of int
@@ -296,13 +299,8 @@ class Buffer(Sized):
         offset : int
             Offset in bytes from the start of the buffer to the first element.
         strides : sequence of int, optional
-            Strides in bytes; by default the view is C-contiguous. For a linear image, pass its row pitch here.
-
-        Returns
-        -------
-        View
-            Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long
-            as the array exists.
+            Strides in bytes; by default the view is C-contiguous. For a linear image, pass its row pitch:
+            ``buffer.view((64, 60, 4), strides=(256, 4, 1))`` has 256 bytes a row.
 
         Raises
         ------
@@ -310,14 +308,6 @@ class Buffer(Sized):
             `dtype` is not in this list.
         InvalidArgumentError
             The view exceeds the buffer, or its address is not aligned to the element size.
-
-        Examples
-        --------
-        >>> field = np.asarray(buffer.view((2, 3), "float32"))
-        >>> field[:] = 1
-        >>> rows = buffer.view((64, 60, 4), "uint8", strides=(256, 4, 1))  # a linear image, 256 bytes a row
-        >>> np.asarray(rows).shape
-        (64, 60, 4)
         """
         return self._view(layout_of(shape, dtype, strides), check_nbytes(offset, "offset", minimum=0))
 
@@ -349,16 +339,8 @@ class Buffer(Sized):
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped while it is alive, as an exported array does.
 
-        Use it when you pass `ptr` to another API, because gpuinterop cannot see the work of that API.
-
-        Examples
-        --------
-        >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
-        >>> buffer = memory.map_buffer()
-        >>> token = buffer.hold()
-        >>> address = buffer.ptr  # another library uses it
-        >>> memory.close()
-        >>> del token  # it has finished: now the bytes are unmapped
+        Use it when you pass `ptr` to another API, because gpuinterop cannot see the work of that API: drop the object
+        when that API has finished.
         """
         token = Hold(self)  # first, so that the result of the check below stays true
         if self.lifetime.state is not LIVE:
@@ -389,12 +371,6 @@ class Buffer(Sized):
             is an array whose memory does not contain its values (see `gpuinterop.share`).
         ResourceBusyError
             The memory is pageable and the stream waits for a semaphore, so the copy would block and could deadlock.
-
-        Examples
-        --------
-        >>> buffer.copy_from_host(np.arange(16, dtype="float32"), offset=256)
-        >>> buffer.copy_from_host(b"gpuinterop", stream=stream)
-        >>> stream.synchronize(timeout=10)
         """
         self._copy(HostArray(source, argument="source", writable=False), "source", offset, stream, to_host=False)
 
@@ -406,53 +382,25 @@ class Buffer(Sized):
         target : numpy.ndarray or bytearray
             Host memory, writable and C-contiguous. Its size sets how many bytes are copied. If you pass a stream, do
             not read it before the stream has copied the bytes.
-        offset : int
-            Offset in the buffer, in bytes.
-        stream : Stream, int, or stream of torch, CuPy or numba, optional
+        offset, stream
             See `copy_from_host`.
 
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, ResourceBusyError
             See `copy_from_host`. Also if `target` is read-only or not contiguous, or if NumPy gets a copy of it.
-
-        Examples
-        --------
-        >>> buffer.fill(7)
-        >>> texels = np.empty((2, 4), "uint8")
-        >>> buffer.copy_to_host(texels, offset=256)
-        >>> texels
-        array([[7, 7, 7, 7],
-               [7, 7, 7, 7]], dtype=uint8)
         """
         self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
-        """Set every byte to one value (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
+        """Set every byte to one value, 0 to 255 (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
-        Parameters
-        ----------
-        byte : int
-            The value, 0 to 255.
-        offset : int
-            Offset of the first byte.
-        size : int, optional
-            Number of bytes; by default everything from `offset` on.
-        stream : Stream, int, or stream of torch, CuPy or numba, optional
-            See `copy_from_host`.
+        By default it fills everything from `offset` on. Both are in bytes, and `stream` is as in `copy_from_host`.
 
         Raises
         ------
         InvalidArgumentError
             The range exceeds the buffer, or `stream` belongs to another device.
-
-        Examples
-        --------
-        >>> buffer.fill(0)
-        >>> buffer.fill(255, offset=4, size=4, stream=stream)
-        >>> stream.synchronize(timeout=10)
-        >>> np.asarray(buffer.view(3, "uint32"))
-        array([         0, 4294967295,          0], dtype=uint32)
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start, count = self._range_of(offset, size)
@@ -594,7 +542,8 @@ class ExternalMemory(Mappable):
     def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
         """Map a range of bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
-        The driver maps the whole object once. Buffers are ranges of this mapping and can overlap.
+        The driver maps the whole object once. Buffers are ranges of this mapping and can overlap. You close them;
+        closing the memory closes them too.
 
         Parameters
         ----------
@@ -602,13 +551,6 @@ class ExternalMemory(Mappable):
             Offset of the first byte.
         size : int, optional
             Size in bytes; by default everything from `offset` on.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Buffer
-            The buffer. You close it; closing the memory closes it too.
 
         Raises
         ------
@@ -618,14 +560,6 @@ class ExternalMemory(Mappable):
             All earlier buffers are closed, but pending work or arrays still use one of them.
         UnsupportedError
             The device cannot map buffers of this memory (`Operation.MAP_BUFFER`).
-
-        Examples
-        --------
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     vertices = memory.map_buffer(size=4096)
-        ...     indices = memory.map_buffer(offset=4096, size=1024)
-        ...     indices.ptr - vertices.ptr
-        4096
         """
         start, count = self._range_of(offset, size)
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
@@ -642,7 +576,9 @@ class ExternalMemory(Mappable):
         *,
         label: str | None = None,
     ) -> MipmappedArray:
-        """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``).
+        """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``). You close it.
+
+        Closing the memory closes it too.
 
         Parameters
         ----------
@@ -658,13 +594,6 @@ class ExternalMemory(Mappable):
             Offset of the image in the memory, in bytes.
         usage : ArrayUsage
             Usage of the image. The exporter must have created it with the same usage.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        MipmappedArray
-            The array. You close it; closing the memory closes it too.
 
         Raises
         ------
@@ -672,16 +601,6 @@ class ExternalMemory(Mappable):
             The image does not fit into the memory, or APIs lay out its format differently.
         UnsupportedError
             The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     image = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32), levels=2)
-        ...     texels = np.empty((32, 64, 4), "uint8")
-        ...     image.level(0).copy_to_host(texels, stream=stream)
-        ...     stream.synchronize(timeout=10)
         """
         self._check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))

@@ -34,7 +34,7 @@ def create_multicast(
     devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None,
     label: str | None = None,
 ) -> MulticastObject:  # fmt: skip
-    """Create a multicast object (``cuMulticastCreate``).
+    """Create a multicast object (``cuMulticastCreate``). You close it.
 
     Parameters
     ----------
@@ -49,11 +49,6 @@ def create_multicast(
         Device for the driver calls; by default the first of the team, or ``gpuinterop.device()``.
     label : str, optional
         Name in messages, warnings and the object's `repr`.
-
-    Returns
-    -------
-    MulticastObject
-        The object. You close it.
 
     Raises
     ------
@@ -88,7 +83,7 @@ def import_multicast(
     handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None,
     label: str | None = None,
 ) -> MulticastObject:  # fmt: skip
-    """Import a multicast object that another process created (``cuMemImportFromShareableHandle``).
+    """Import a multicast object of another process (``cuMemImportFromShareableHandle``). You close it.
 
     Parameters
     ----------
@@ -100,11 +95,6 @@ def import_multicast(
     size : int
         `MulticastObject.size`; drivers do not report it.
 
-    Returns
-    -------
-    MulticastObject
-        The object. You close it.
-
     Raises
     ------
     HandleError
@@ -114,12 +104,10 @@ def import_multicast(
 
     Examples
     --------
-    The handle comes from another process, which adds device 0. This process adds device 1:
-
     On CUDA (here a simulated driver):
 
     >>> size = 4 << 20
-    >>> with gi.create_multicast(2, size, gi.VmmFd) as theirs, theirs.export() as handle:
+    >>> with gi.create_multicast(2, size, gi.VmmFd) as theirs, theirs.export() as handle:  # the other process
     ...     with gi.import_multicast(handle, 2, size, device=devices[1]) as mine:
     ...         mine.add_device(devices[1])
     ...         mine.device_count, mine.devices
@@ -273,12 +261,9 @@ class MulticastObject(Sized):
         return tuple(binding for binding in self._taken.copy() if not binding.closed)
 
     def add_device(self, device: Device) -> None:
-        """Add a device of the team (``cuMulticastAddDevice``). Do this before you bind or map anything.
+        """Add a device of this process (``cuMulticastAddDevice``). Do this before you bind or map anything.
 
-        Parameters
-        ----------
-        device : Device
-            A device of this process. Each process adds its own devices.
+        Each process adds its own devices.
 
         Raises
         ------
@@ -286,15 +271,6 @@ class MulticastObject(Sized):
             The device is already added, is of another backend, or the team is full; or something is bound or mapped.
         UnsupportedError
             The device does not support multicast.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with gi.create_multicast(2, 4 << 20) as multicast:  # two devices, each added by its process
-        ...     multicast.add_device(devices[0])
-        ...     multicast.complete
-        False
         """
         self._check_open()
         check_devices((device,), "device", self.driver)
@@ -326,7 +302,7 @@ class MulticastObject(Sized):
         size: int | None = None,
         assume_all_added: bool = False,
     ) -> MulticastBinding:
-        """Bind memory of one device (``cuMulticastBindMem``).
+        """Bind memory of one device (``cuMulticastBindMem``). This object keeps the binding until you close it.
 
         Parameters
         ----------
@@ -341,11 +317,6 @@ class MulticastObject(Sized):
             Pass True to confirm that all processes have added their devices; until then the driver blocks, perhaps
             forever. With `gpuinterop.exchange`, the processes can agree on this first.
 
-        Returns
-        -------
-        MulticastBinding
-            The binding. This object keeps it until it is closed or unbound.
-
         Raises
         ------
         InvalidArgumentError
@@ -354,15 +325,6 @@ class MulticastObject(Sized):
             The bytes were bound, and the unbind still waits for pending work.
         DriverError
             The driver refused.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation, offset=2 << 20, size=2 << 20)
-        ...     binding.offset, binding.size
-        (2097152, 2097152)
         """
         self._check_open()
         self._check_allocation(allocation)
@@ -381,7 +343,7 @@ class MulticastObject(Sized):
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:
-        """Bind mapped memory of one device by its address (``cuMulticastBindAddr``).
+        """Bind mapped memory of one device by its address (``cuMulticastBindAddr``). See `bind_memory`.
 
         Parameters
         ----------
@@ -391,17 +353,8 @@ class MulticastObject(Sized):
             A buffer, or the address of the first byte, a multiple of the minimum granularity. The binding keeps a
             buffer alive. Closing the buffer, or the allocation of gpuinterop at the address, closes the binding. Keep
             another library's memory until you `unbind` it.
-        size : int
-            Size in bytes, a multiple of the minimum granularity.
-        offset : int
-            Offset in this object, in bytes, a multiple of the minimum granularity.
-        assume_all_added : bool
-            See `bind_memory`.
-
-        Returns
-        -------
-        MulticastBinding
-            See `bind_memory`.
+        size, offset : int
+            Size, and offset in this object, in bytes: multiples of the minimum granularity.
 
         Raises
         ------
@@ -409,15 +362,6 @@ class MulticastObject(Sized):
             See `bind_memory`. Also if this object is shared, and the memory was not allocated here to be shared.
         ResourceBusyError, DriverError
             See `bind_memory`.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_address(device, allocation.buffer, 2 << 20)
-        ...     binding.memory is allocation.buffer
-        True
         """
         self._check_open()
         check_devices((device,), "device", self.driver)
@@ -447,29 +391,10 @@ class MulticastObject(Sized):
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """Close a binding like `MulticastBinding.close` (``cuMulticastUnbind`` after pending work).
 
-        Parameters
-        ----------
-        device : Device
-            Device whose memory is bound.
-        offset : int
-            Offset of the binding in this object, in bytes.
-        size : int
-            Size of the binding in bytes.
-
         Raises
         ------
         InvalidArgumentError
             No binding of `device` has exactly these bytes. The message lists the existing bindings.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation, size=2 << 20)
-        ...     multicast.unbind(device, offset=0, size=2 << 20)
-        ...     multicast.bindings
-        ()
         """
         self._check_open()
         check_device(device, "device")
@@ -487,6 +412,8 @@ class MulticastObject(Sized):
     def map(self, devices: Sequence[Device] | None = None, *, assume_all_added: bool = False) -> MulticastMapping:
         """Map the whole object for kernels (``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess``).
 
+        You close the mapping; closing this object closes it too.
+
         Parameters
         ----------
         devices : sequence of Device, optional
@@ -494,27 +421,12 @@ class MulticastObject(Sized):
         assume_all_added : bool
             See `bind_memory`.
 
-        Returns
-        -------
-        MulticastMapping
-            The mapping. You close it; closing this object closes it too.
-
         Raises
         ------
         InvalidArgumentError
             A device of the team or of `devices` was not added.
         DriverError
             The driver refused.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation)
-        ...     with multicast.map() as mapping:
-        ...         mapping.size
-        4194304
         """
         self._check_open()
         chosen = self.devices if devices is None else check_devices(devices, "devices", self.driver)
@@ -530,23 +442,12 @@ class MulticastObject(Sized):
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
         """Return a new handle for `import_multicast`. You own it (``cuMemExportToShareableHandle``).
 
-        Parameters
-        ----------
-        handle_type : type, optional
-            One of `handle_types`; not necessary if there is only one.
+        Without `handle_type`, it has the only one of `handle_types`.
 
         Raises
         ------
         InvalidArgumentError
             The object was imported, or was not created for this handle type.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with gi.create_multicast([device], 4 << 20, gi.VmmFd) as multicast, multicast.export() as handle:
-        ...     handle.origin.kind
-        <OriginKind.MULTICAST: 'multicast'>
         """
         self._check_exportable("multicast")
         names = ", ".join(kind.__name__ for kind in self.handle_types) or "none"

@@ -51,6 +51,11 @@ class View(NoCopy):
     ((2, 3), (12, 4), 24)
     >>> field = np.asarray(view)  # or torch.from_dlpack(view), cupy.from_dlpack(view)
     >>> field[:] = 1
+    >>> second = buffer.view((2, 3), "float32", offset=256)
+    >>> second.copy_from(view, stream=stream)
+    >>> second.to_numpy()
+    array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)
     """
 
     _instead = "send view.to_numpy(), which is a copy, or bytes(gpuinterop.share(view))."
@@ -93,12 +98,8 @@ class View(NoCopy):
         """Copy to the host and return a NumPy array; works on any device (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
         The copy waits for every stream that used these bytes through gpuinterop, and is complete on return. It also
-        transfers the bytes between the elements of a strided view.
-
-        Returns
-        -------
-        numpy.ndarray
-            The view's shape and element type, C-contiguous and writable, in new memory.
+        transfers the bytes between the elements of a strided view. The array is C-contiguous and writable, in new
+        memory.
 
         Raises
         ------
@@ -113,13 +114,6 @@ class View(NoCopy):
             Work on one of those streams has failed.
         InvalidArgumentError
             One of those streams is being captured.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> buffer.view((2, 3)).to_numpy()
-        array([[7, 7, 7],
-               [7, 7, 7]], dtype=uint8)
         """
         import numpy as np
 
@@ -151,15 +145,6 @@ class View(NoCopy):
             this view is read-only, or `stream` belongs to another device.
         ResourceBusyError
             See `Buffer.copy_from_host`.
-
-        Examples
-        --------
-        >>> frame, kept = buffer.view((2, 3)), buffer.view((2, 3), offset=256)
-        >>> frame.copy_from(np.full((2, 3), 7, np.uint8))
-        >>> kept.copy_from(frame, stream=stream)
-        >>> kept.to_numpy()
-        array([[7, 7, 7],
-               [7, 7, 7]], dtype=uint8)
         """
         buffer, mine = self._buffer, self._layout
         is_ours = isinstance(source, View) and source._buffer.device is buffer.device
@@ -198,7 +183,7 @@ class View(NoCopy):
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """Return a DLPack capsule, following the rules of the array API.
+        """Return a DLPack capsule, following the rules of the array API. A copy is never made.
 
         Parameters
         ----------
@@ -207,8 +192,6 @@ class View(NoCopy):
             1 are the legacy default stream, 2 is the per-thread default stream, -1 means no ordering, 0 is refused.
             ROCm: None and 0 are the default stream, -1 means no ordering, 1 and 2 are refused. CPU: None or -1; the
             call itself waits for those streams, because CPU consumers have no streams.
-        max_version, dl_device, copy
-            See the array API. A copy is never made.
 
         Raises
         ------
@@ -217,12 +200,6 @@ class View(NoCopy):
             has more dimensions than NumPy supports (64; 32 before NumPy 2).
         InvalidArgumentError
             The array API refuses this stream.
-
-        Examples
-        --------
-        >>> view = buffer.view(4, "float32")
-        >>> np.from_dlpack(view)
-        array([0., 0., 0., 0.], dtype=float32)
         """
         buffer, layout = self._buffer, self._layout
         device = buffer.device.info.dlpack
