@@ -1,4 +1,4 @@
-"""DLPack: its capsules of memory, and what a consumer may ask for."""
+"""DLPack: capsules of memory, and what their consumers may request."""
 
 from __future__ import annotations
 
@@ -59,9 +59,30 @@ def numpy_knows_versions() -> bool:
     return True
 
 
+_NOWHERE: Final = 64  # NumPy refuses the address 0, and does not read this one
+
+
+@functools.cache
+def _exported() -> type[Any]:
+    """Return the type of the arrays that capsules keep: NumPy's, with slots for objects that must stay alive."""
+    import numpy as np
+
+    class Exported(np.ndarray[Any, Any]):
+        __slots__ = ("consumer", "hold")
+
+    return Exported
+
+
+def blank_array(layout: Layout, whose: object) -> Any:
+    """Return a NumPy array without memory, for `capsule_at`."""
+    if layout.blank is None:
+        layout.blank = layout.array(_NOWHERE, False, whose).view(_exported())
+    return layout.blank.view()
+
+
 def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: object) -> Any:
     """Return a capsule of memory that stays valid as long as `hold`. No stream is ordered."""
-    array = layout.blank_array("a tensor")
+    array = blank_array(layout, "a tensor")
     array.hold = hold
     return capsule_at(array, pointer, layout, device, versioned=False, read_only=False)
 
@@ -69,6 +90,7 @@ def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: obje
 def capsule_at(
     array: Any, pointer: int, layout: Layout, device: tuple[int, int], *, versioned: bool, read_only: bool
 ) -> Any:
+    """Return a capsule of memory that keeps `array`, a blank one."""
     capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     name, offset = CAPSULES[versioned]
     address = pointer_of(capsule, name)

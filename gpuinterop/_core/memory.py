@@ -13,7 +13,7 @@ from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
 from .foreign_arrays import HostArray
-from .image import MipmappedArray, array_layout
+from .image import MipmappedArray, image_layout
 from .layout import Layout, layout_of
 from .lifetime import (
     BORN,
@@ -600,11 +600,11 @@ class ExternalMemory(Mappable):
         InvalidArgumentError
             The image does not fit into the memory, or APIs lay out its format differently.
         UnsupportedError
-            The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
+            The device cannot map images of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
         """
         self._check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
-        layout = array_layout(self, format, extent, levels, layers, offset, usage)
+        layout = image_layout(self, format, extent, levels, layers, offset, usage)
         drain()
         return MipmappedArray(self, layout, label)
 

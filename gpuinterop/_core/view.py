@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._arguments import NoCopy
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .dlpack import CPU, ROCM, capsule_at, check_request, numpy_knows_versions
-from .foreign_arrays import Described, HostArray, described
+from .dlpack import CPU, ROCM, blank_array, capsule_at, check_request, numpy_knows_versions
+from .foreign_arrays import Describable, Described, HostArray, described
 from .layout import Layout, dense_order, layout_of
 from .lifetime import LIVE
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from .streams import KnownStream
 
 
-class View(NoCopy):
+class View(Describable):
     """A typed, strided view of a buffer for any array library. `Buffer.view` returns it.
 
     It has the protocols that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host, and
@@ -62,13 +61,10 @@ class View(NoCopy):
     _token: object = None  # the hold that the first use of `__cuda_array_interface__` takes
 
     def __init__(self, buffer: Buffer, layout: Layout, offset: int, *, read_only: bool = False) -> None:
-        self._buffer = buffer
-        self._layout = layout
-        self.read_only = read_only
+        self._buffer, self._layout, self.read_only = buffer, layout, read_only
         self._pointer = buffer.address + offset
         self._start = offset + layout.low
-        self.shape = layout.shape
-        self.strides = layout.strides
+        self.shape, self.strides = layout.shape, layout.strides
 
     @property
     def dtype(self) -> Any:
@@ -176,13 +172,9 @@ class View(NoCopy):
         return self._buffer.device.info.dlpack
 
     def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
+        self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Return a DLPack capsule, following the rules of the array API. A copy is never made.
 
         Parameters
@@ -209,7 +201,7 @@ class View(NoCopy):
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
                 f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        array = layout.blank_array(self)
+        array = blank_array(layout, self)
         array.hold = buffer.hold()  # before the wait, during which the buffer may be closed
         array.consumer = self._order(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and numpy_knows_versions()
@@ -234,7 +226,6 @@ class View(NoCopy):
         return consumer
 
     def _described(self) -> Described:
-        """Describe the view as an array to share. The description keeps the bytes mapped."""
         keep = self, self._buffer.hold()
         if self._is_of_host():
             self._buffer._wait_for_users()  # as for other CPU consumers
@@ -265,14 +256,14 @@ class View(NoCopy):
         """Return the one stream that the interface can name; it waits for the users."""
         if len(users) == 1 and users[0].state is LIVE and not users[0].of_other_thread:
             return users[0].pointer
-        meeting: Stream | None = self.__dict__.get("_meeting")
-        if meeting is None:  # a stream for this view, so that no unrelated work waits for the users
-            fresh = self._buffer.device.create_stream()
-            fresh.lifetime.warns = False
-            meeting = self.__dict__.setdefault("_meeting", fresh)  # another thread may have been first
+        after: Stream | None = self.__dict__.get("_after_users")
+        if after is None:  # a stream for this view, so that no unrelated work waits for the users
+            created = self._buffer.device.create_stream()
+            created.lifetime.warns = False
+            after = self.__dict__.setdefault("_after_users", created)  # another thread may have been first
         for user in users:
-            meeting._follow(user)
-        return meeting.ptr
+            after._follow(user)
+        return after.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return host memory as a `memoryview` (PEP 688, Python 3.12 and newer). It counts as an exported array.
