@@ -1,4 +1,4 @@
-"""Arrays of other libraries: the memory and layout of each, through DLPack or an array interface.
+"""Arrays of other libraries: where the memory of each is, and its layout.
 
 In the core, only this module, `layout`, `dlpack` and `view` import NumPy, on first use.
 """

@@ -142,31 +142,31 @@ class View(Describable):
         ResourceBusyError
             See `Buffer.copy_from_host`.
         """
-        buffer, mine = self._buffer, self._layout
-        is_ours = isinstance(source, View) and source._buffer.device is buffer.device
-        array = None if is_ours else HostArray(source, argument="source", writable=False)
-        theirs = source._layout if is_ours else described(source, "source", in_place=False).layout
-        if array is not None:  # a `HostArray` has C order
-            theirs = layout_of(theirs.shape, theirs.dtype.name, None)
-        if (order := dense_order(mine)) is None or order != dense_order(theirs):
+        buffer, layout = self._buffer, self._layout
+        on_device = isinstance(source, View) and source._buffer.device is buffer.device
+        host = None if on_device else HostArray(source, argument="source", writable=False)
+        of_source = source._layout if on_device else described(source, "source", in_place=False).layout
+        if host is not None:  # a `HostArray` has C order
+            of_source = layout_of(of_source.shape, of_source.dtype.name, None)
+        if (order := dense_order(layout)) is None or order != dense_order(of_source):
             raise InvalidArgumentError(
                 "source",
-                f"expected {mine}, in which each byte belongs to one element, got {theirs}; pass its to_numpy(), or "
-                "copy with a library, for example torch.from_dlpack(view).copy_(other).",
+                f"expected {layout}, in which each byte belongs to one element, got {of_source}; pass its to_numpy(), "
+                "or copy with a library, for example torch.from_dlpack(view).copy_(other).",
             )
         if self.read_only:
             raise InvalidArgumentError("view", f"expected a writable view, got {self!r} of immutable bytes.")
-        if array is not None:
-            buffer._copy(array, "source", self._start, stream, to_host=False)
+        if host is not None:
+            buffer._copy(host, "source", self._start, stream, to_host=False)
             return
-        there, first = source._buffer, source._pointer + theirs.low
-        if abs(first - self._pointer - mine.low) < self.nbytes:
+        first, owners = source._pointer + of_source.low, [(source._buffer, source._start)]
+        if abs(first - self._pointer - layout.low) < self.nbytes:
             raise InvalidArgumentError("source", f"expected bytes outside of {self!r}, got an overlap; copy twice.")
 
         def copy(_: object) -> None:
-            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
+            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=owners)
 
-        there.lifetime.use(copy)  # keeps the source mapped until its use on the stream is noted
+        source._buffer.lifetime.use(copy)  # keeps the source mapped until its use on the stream is noted
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack
@@ -203,11 +203,11 @@ class View(Describable):
             )
         array = blank_array(layout, self)
         array.hold = buffer.hold()  # before the wait, during which the buffer may be closed
-        array.consumer = self._order(stream, device[0])
+        array.consumer = self._order_consumer(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and numpy_knows_versions()
         return capsule_at(array, self._pointer, layout, device, versioned=versioned, read_only=self.read_only)
 
-    def _order(self, stream: int | None, device_type: int) -> Stream | None:
+    def _order_consumer(self, stream: int | None, device_type: int) -> Stream | None:
         """Return the consumer's stream. The array keeps it, so that the release waits for its work."""
         if stream == -1:
             return None
