@@ -1,4 +1,4 @@
-"""Shareable allocations, made in this process or imported."""
+"""Allocations that other processes and APIs can import, and arrays in them."""
 
 from __future__ import annotations
 
@@ -45,15 +45,9 @@ class Allocation(Mappable):
     """
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        backend: AllocationBackend,
-        handle_type: type[AllocationHandle],
-        *,
-        size: int,
-        exportable: bool,
-        label: str | None,
-    ) -> None:
+        self, devices: Sequence[Device], backend: AllocationBackend, handle_type: type[AllocationHandle], *, size: int,
+        exportable: bool, label: str | None,
+    ) -> None:  # fmt: skip
         streams = devices[0].streams
         super().__init__(Lifetime("Allocation", backend.release_allocation, device=streams, label=label, size=size))
         self.device, self.driver, self._size = devices[0], backend, size
@@ -93,12 +87,12 @@ class Allocation(Mappable):
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
         self._check_open()
-        found = self._buffers.get(device)
-        while found is None or found.closed:  # another thread may close it
-            fresh = self._buffer(0, self._size, device)
-            fresh.lifetime.warns = False  # the allocation owns it
-            found = _choose(self, device, fresh)
-        return found
+        buffer = self._buffers.get(device)
+        while buffer is None or buffer.closed:  # another thread may close it
+            created = self._buffer(0, self._size, device)
+            created.lifetime.warns = False  # the allocation owns it
+            buffer = _choose_buffer(self, device, created)
+        return buffer
 
     def export(self) -> AllocationHandle:
         """Return a new handle that you own (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
@@ -158,15 +152,17 @@ class DeviceArray(View, Resource):
     def __init__(self, allocation: Allocation, layout: Layout) -> None:
         Resource.__init__(self, allocation.lifetime)
         self.lifetime.warns = False  # first, because the next call may fail
-        buffer = allocation._buffer(0, allocation.size, allocation.device)  # not kept by the allocation: no cycle
+        buffer = allocation._buffer(
+            0, allocation.size, allocation.device
+        )  # no cycle: the allocation does not refer to it
         buffer.lifetime.warns = False
         View.__init__(self, buffer, layout, 0)
 
 
 @locked
-def _choose(allocation: Allocation, device: Device, fresh: Buffer) -> Buffer:
-    """Keep one buffer per device. If two threads make one, the first is kept."""
+def _choose_buffer(allocation: Allocation, device: Device, created: Buffer) -> Buffer:
+    """Return the only buffer of a device. If two threads make one, both get the first."""
     known = allocation._buffers.get(device)
     if known is None or known.closed:
-        known = allocation._buffers[device] = fresh
+        known = allocation._buffers[device] = created
     return known

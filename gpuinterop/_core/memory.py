@@ -1,4 +1,4 @@
-"""External memory, its mapping, and buffers."""
+"""Memory of other APIs and processes, mapped as buffers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,7 @@ from ..handles import ArrayUsage, MemoryHandle
 from .foreign_arrays import HostArray
 from .image import MipmappedArray, image_layout
 from .layout import Layout, layout_of
-from .lifetime import (
-    BORN,
-    GONE,
-    LEAKED,
-    LIVE,
-    MARK,
-    RELEASED,
-    Dependency,
-    Lifetime,
-    Marks,
-    dropped,
-    forget_use,
-    locked,
-    note_use,
-)
+from .lifetime import GONE, LIVE, MARK, Dependency, Lifetime, Marks, State, dropped, forget_use, locked, note_use
 from .release import drain, tidy, wait_for
 from .resource import Resource
 from .stream import Stream, check_stream
@@ -42,7 +28,7 @@ if TYPE_CHECKING:
 
     Owners: TypeAlias = Sequence[tuple["Buffer", int]]
 
-MOMENT_S = 0.01
+SETTLE_S = 0.01  # drivers need a moment to report work as done
 
 
 def round_up(size: int, step: int) -> int:
@@ -55,14 +41,9 @@ class Mapping(Lifetime):
     __slots__ = ("address", "arrays", "devices", "size", "waits")
 
     def __init__(
-        self,
-        owner: Mappable,
-        devices: Sequence[Device],
-        unmap: Callable[[DriverHandle], None],
-        *,
-        blocks: bool,
+        self, owner: Mappable, devices: Sequence[Device], unmap: Callable[[DriverHandle], None], *, blocks: bool,
         waits: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("Mapping", unmap, parents=(owner.lifetime,), gate=devices[0].gate if blocks else None)
         self.ends_with_children = True
         self.arrays = Marks()
@@ -72,7 +53,7 @@ class Mapping(Lifetime):
         self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
-        return any(one.streams is device for one in self.devices)
+        return any(member.streams is device for member in self.devices)
 
     def expose(self) -> None:
         """Note that a caller knows the address, so any stream can use it from now on."""
@@ -86,10 +67,10 @@ class Mapping(Lifetime):
 
     def users(self, start: int, end: int, user: Stream | None) -> list[KnownStream]:
         """Return the other streams that `user` must wait for. Raise if one has failed, or is being captured."""
-        found = []
-        mine = None if user is None else user._known_as()
+        others = []
+        itself = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
-            if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
+            if stream is itself or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
             if (failure := stream.take_failure()) is not None:
                 raise again(failure)
@@ -99,8 +80,8 @@ class Mapping(Lifetime):
                     f"cannot wait for {stream.label}, which used these bytes before its capture began; synchronize it "
                     "before the capture.",
                 )
-            found.append(stream)
-        return found
+            others.append(stream)
+        return others
 
 
 @locked
@@ -176,39 +157,34 @@ class Mappable(Sized):
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
             self._check_open()
-            dependents = mapping.dependents.copy().values()
-            held = (
-                mapping.state is LEAKED
-                or mapping.arrays.copy()
-                or any(dependency is Dependency.HOLDS for dependency in dependents)
-            )
-            if held or not wait_for(mapping, MOMENT_S):  # drivers need a moment to report work as done
+            is_held = mapping.arrays.copy() or Dependency.HOLDS in mapping.dependents.copy().values()
+            if mapping.state is State.LEAKED or is_held or not wait_for(mapping, SETTLE_S):
                 raise ResourceBusyError(
                     f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
                     "close(timeout=...) on the last one, or drop its arrays."
                 )
 
     def _open(self) -> Mapping:
-        fresh = self._new_mapping()
-        making = fresh.calls  # other threads see the mark, and wait
-        making += MARK
+        created = self._new_mapping()
+        calls = created.calls  # other threads see the mark, and wait
+        calls += MARK
         try:
-            mapping = _claim_mapping(self, fresh)
-            if mapping is fresh:
-                fresh.create(partial(self._map, fresh))
+            mapping = _claim_mapping(self, created)
+            if mapping is created:
+                created.create(partial(self._map, created))
         finally:
-            del making[-1]
-        if mapping is not fresh:
-            system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
+            del calls[-1]
+        if mapping is not created:
+            system.until(lambda: mapping.state is not State.BORN or not mapping.calls.copy(), None)
         return mapping
 
 
 @locked
-def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
-    """Return the existing mapping; without one, return the fresh one, which the caller then maps."""
+def _claim_mapping(memory: Mappable, created: Mapping) -> Mapping:
+    """Return the existing mapping; without it, return the created one, which the caller then maps."""
     known = memory._mapping
-    if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
-        known = memory._mapping = fresh
+    if known is None or known.state is State.RELEASED or (known.state is State.BORN and not known.calls.copy()):
+        known = memory._mapping = created
     return known
 
 
@@ -277,12 +253,9 @@ class Buffer(Sized):
         return self.address
 
     def view(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "uint8",
-        offset: int = 0,
+        self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
         strides: Sequence[int] | None = None,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """Return a typed view of the buffer, without a copy.
 
         Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long as
@@ -317,22 +290,17 @@ class Buffer(Sized):
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
             self._check_range(start, min(high - low, 1))
-            fits = high - low <= self._size
-            instead = (
-                f"an offset of {-layout.low} to {self._size - layout.high}" if fits else "fewer or closer elements"
-            )
-            raise InvalidArgumentError(
-                "offset" if fits else "shape",
-                f"expected elements within the buffer's {self._size} bytes, got bytes {low} to {high}: {layout}; "
-                f"pass {instead}.",
-            )
-        if beyond := (self.address + start) % layout.dtype.alignment:
-            step = layout.dtype.alignment
+            argument, instead = "shape", "fewer or closer elements"
+            if high - low <= self._size:
+                argument, instead = "offset", f"an offset of {-layout.low} to {self._size - layout.high}"
+            got = f"got bytes {low} to {high}: {layout}; pass {instead}."
+            raise InvalidArgumentError(argument, f"expected elements within the buffer's {self._size} bytes, {got}")
+        address, step = self.address + start, layout.dtype.alignment
+        if beyond := address % step:
             raise InvalidArgumentError(
                 "offset",
-                f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got "
-                f"{self.address + start:#x}, the address of byte {start} of the buffer; pass {start + step - beyond}, "
-                "or view bytes.",
+                f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got {address:#x}, "
+                f"the address of byte {start} of the buffer; pass {start + step - beyond}, or view bytes.",
             )
         return View(self, layout, start, read_only=read_only)
 
@@ -414,11 +382,11 @@ class Buffer(Sized):
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count), owners=owners)
         self.mapping.written = True
 
-    def _copy(self, array: HostArray, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
-        start, count = self._range_of(offset, array.nbytes, argument, least=0)
+    def _copy(self, host: HostArray, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
+        start, count = self._range_of(offset, host.nbytes, argument, least=0)
         here = self.address + start
-        target, source = (array.ptr, here) if to_host else (here, array.ptr)
-        self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
+        target, source = (host.ptr, here) if to_host else (here, host.ptr)
+        self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), host=host)
         if not to_host:
             self.mapping.written = True
 
@@ -450,31 +418,31 @@ class Buffer(Sized):
 
     def _on(
         self, stream: object, start: int, size: int, enqueue: Callable[[DriverHandle], None],
-        *, array: HostArray | None = None, owners: Owners = (),
+        *, host: HostArray | None = None, owners: Owners = (),
     ) -> None:  # fmt: skip
-        """Enqueue on the given stream. Without one, use a stream of the device and wait; on the CPU, call directly."""
+        """Enqueue on `stream`. Without one, use a stream of the device and wait; on the CPU, call directly."""
         spans = [(self, start), *owners]
         if stream is not None:
             stream = check_stream(self.device, stream)
-            if array is not None:
-                stream._check_host_copy(array)
+            if host is not None:
+                stream._check_host_copy(host)
             calls = stream._known_as().calls
             calls += MARK  # no `Stream.capture` begins or ends between the check and the call
             try:
                 for buffer, first in spans:
                     buffer._use_on(stream, first, size)
-                stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+                stream._enqueue(enqueue, self.lifetime, self.mapping, host=host)
             finally:
                 del calls[-1]
             return
         if self.device.info.is_cpu:
-            here = self.driver.adopt_stream(self.device._handle, 0)
+            caller = self.driver.adopt_stream(self.device._handle, 0)
 
             def copy(_: DriverHandle) -> None:
                 for buffer, first in spans:
                     buffer._wait_for_users(first, size)
-                enqueue(here)
-                self.driver.synchronize(here)
+                enqueue(caller)
+                self.driver.synchronize(caller)
 
             self.lifetime.use(lambda _: self.mapping.use(copy))
             drain()
@@ -483,11 +451,11 @@ class Buffer(Sized):
             users = {user: None for buffer, first in spans for user in buffer._users(copier, first, size)}
             for user in users:
                 copier._follow(user)
-            if array is not None and users:
-                copier._check_host_copy(array)
+            if host is not None and users:
+                copier._check_host_copy(host)
             for buffer, first in spans:  # before the call: it may fail, and another thread may close the buffer
                 buffer._use_on(copier, first, size)
-            copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+            copier._enqueue(enqueue, self.lifetime, self.mapping, host=host)
             copier.synchronize()
             for buffer, _ in spans:
                 forget_use(buffer.mapping, copier._known_as())
@@ -566,16 +534,9 @@ class ExternalMemory(Mappable):
         return self._buffer(start, count, self.device, label)
 
     def map_mipmapped_array(
-        self,
-        format: str,
-        extent: Sequence[int],
-        levels: int = 1,
-        layers: int = 0,
-        offset: int = 0,
-        usage: ArrayUsage = ArrayUsage.SURFACE,
-        *,
-        label: str | None = None,
-    ) -> MipmappedArray:
+        self, format: str, extent: Sequence[int], levels: int = 1, layers: int = 0, offset: int = 0,
+        usage: ArrayUsage = ArrayUsage.SURFACE, *, label: str | None = None,
+    ) -> MipmappedArray:  # fmt: skip
         """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``). You close it.
 
         Closing the memory closes it too.

@@ -23,7 +23,7 @@ from .allocation import Allocation
 from .device import Device, check_device, check_devices
 from .importing import HandleTypes, check_handle, check_handle_types, check_origin, import_duplicate
 from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
-from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
+from .memory import SETTLE_S, Buffer, Mapping, Sized, round_up
 from .release import drain, wait_for
 from .resource import Resource
 
@@ -550,8 +550,8 @@ class MulticastObject(Sized):
         self._check_complete("binding", assume_all_added)
         drain()  # before the marks, because callbacks run here
         for there in self._overlapping(device, offset, size):
-            if there.closed:  # drivers need a moment to report work as done
-                wait_for(there.lifetime, MOMENT_S)
+            if there.closed:
+                wait_for(there.lifetime, SETTLE_S)
         return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, mapping, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
