@@ -75,8 +75,8 @@ def create_multicast(
     kinds = check_handle_types(handle_types)
     size = check_nbytes(size)
     multicast = MulticastObject(devices, device, size, kinds, multicast_needs(kinds), exportable=True, label=label)
-    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
-    return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
+    backend, leader, count = multicast.driver, multicast.device._handle, multicast.device_count
+    return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(leader, count, size, kinds)))
 
 
 def import_multicast(
@@ -121,10 +121,10 @@ def import_multicast(
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     needs = [Cell(Operation.IMPORT_MULTICAST, kind)]
     multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
-    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
+    backend, leader, count = multicast.driver, multicast.device._handle, multicast.device_count
 
-    def load(duplicate: AllocationHandle) -> None:  # includes the devices: if adding one fails, the handle is kept
-        multicast._create(lambda: backend.import_multicast(through, duplicate, devices=count, size=size))
+    def load(duplicate: AllocationHandle) -> None:  # adds the devices too: if that fails, the handle stays the caller's
+        multicast._create(lambda: backend.import_multicast(leader, duplicate, devices=count, size=size))
 
     user = f"{multicast.device.backend} import_multicast"
     return _make(multicast, lambda: import_duplicate(handle, load, user=user, lifetime=multicast.lifetime))
@@ -135,13 +135,13 @@ def _team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[De
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
         return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
-    given = list(devices)
-    leader = leader or check_device(next(iter(given), None), "devices")
-    members = check_devices(given, "devices", leader.driver)
+    devices = list(devices)
+    leader = leader or check_device(next(iter(devices), None), "devices")
+    members = check_devices(devices, "devices", leader.driver)
     if not members:
         raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
-    if twice := next((one for one in members if members.count(one) > 1), None):
-        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
+    if repeated := next((member for member in members if members.count(member) > 1), None):
+        raise InvalidArgumentError("devices", f"expected each device once, got {repeated!r} twice.")
     return leader, len(members), members
 
 
@@ -161,17 +161,19 @@ def _bytes_of(device: Device, offset: int, size: int) -> str:
 
 def _mapping_at(device: Device, address: int) -> Mapping | None:
     """Return gpuinterop's mapping at an address of a device, if there is one."""
-    mappings = (one for one in alive() if isinstance(one, Mapping) and one.state is LIVE)
-    here = (one for one in mappings if one.address <= address < one.address + one.size)
-    return next((one for one in here if one.is_of(device.streams)), None)
+    mappings = (lifetime for lifetime in alive() if isinstance(lifetime, Mapping) and lifetime.state is LIVE)
+    here = (mapping for mapping in mappings if mapping.address <= address < mapping.address + mapping.size)
+    return next((mapping for mapping in here if mapping.is_of(device.streams)), None)
 
 
 class _Group(Lifetime):
     __slots__ = ()
 
     def ending(self) -> None:
-        mappings = [one for one in self.dependents if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
-        for binding in [one for one in self.dependents if not isinstance(one, _Mapping) and one.state is LIVE]:
+        mappings = [
+            child for child in self.dependents if isinstance(child, _Mapping) and child.state in (LIVE, RETIRED)
+        ]
+        for binding in [child for child in self.dependents if not isinstance(child, _Mapping) and child.state is LIVE]:
             for mapping in mappings:
                 hold(binding, mapping)
 
@@ -214,20 +216,13 @@ class MulticastObject(Sized):
     """
 
     def __init__(
-        self,
-        devices: int | Iterable[Device],
-        device: Device | None,
-        size: int,
-        handle_types: tuple[type[AllocationHandle], ...],
-        needs: Sequence[Cell],
-        *,
-        exportable: bool,
-        label: str | None,
-    ) -> None:
+        self, devices: int | Iterable[Device], device: Device | None, size: int,
+        handle_types: tuple[type[AllocationHandle], ...], needs: Sequence[Cell], *, exportable: bool, label: str | None,
+    ) -> None:  # fmt: skip
         leader, self.device_count, self._team = _team_of(devices, device)
         device = leader or discovery.device()
-        for one in dict.fromkeys([device, *self._team]):
-            one.capabilities.require(*needs)
+        for member in dict.fromkeys([device, *self._team]):
+            member.capabilities.require(*needs)
         self.driver = backend = cast(MulticastBackend, device.driver)  # otherwise the capability is a gap
         self.granularity = steps = backend.multicast_granularity(self.device_count, size, handle_types)
         if size % steps.minimum:
@@ -245,10 +240,8 @@ class MulticastObject(Sized):
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         self._seals: list[Any] = Marks()  # finished and running binds and maps; afterwards no device can be added
-        self._taken: dict[MulticastBinding, None] = {}  # includes bindings that the driver has not unbound yet
-        self.handle_types = handle_types
-        self._needs = needs
-        self._exportable = exportable
+        self._bindings: dict[MulticastBinding, None] = {}  # also closed ones that the driver has not unbound yet
+        self.handle_types, self._needs, self._exportable = handle_types, needs, exportable
 
     @property
     def complete(self) -> bool:
@@ -258,7 +251,7 @@ class MulticastObject(Sized):
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
         """The open bindings."""
-        return tuple(binding for binding in self._taken.copy() if not binding.closed)
+        return tuple(binding for binding in self._bindings.copy() if not binding.closed)
 
     def add_device(self, device: Device) -> None:
         """Add a device of this process (``cuMulticastAddDevice``). Do this before you bind or map anything.
@@ -294,14 +287,9 @@ class MulticastObject(Sized):
         self.devices = (*self.devices, device)
 
     def bind_memory(
-        self,
-        allocation: Allocation,
-        offset: int = 0,
-        *,
-        start: int = 0,
-        size: int | None = None,
+        self, allocation: Allocation, offset: int = 0, *, start: int = 0, size: int | None = None,
         assume_all_added: bool = False,
-    ) -> MulticastBinding:
+    ) -> MulticastBinding:  # fmt: skip
         """Bind memory of one device (``cuMulticastBindMem``). This object keeps the binding until you close it.
 
         Parameters
@@ -403,11 +391,9 @@ class MulticastObject(Sized):
             if binding.device is device and (binding.offset, binding.size) == (at, count):
                 binding.close()
                 return
-        there = "; ".join(binding._bytes for binding in self.bindings) or "none"
-        raise InvalidArgumentError(
-            "offset",
-            f"expected exactly the bytes of a binding, got {_bytes_of(device, at, count)}; bound: {there}.",
-        )
+        bound = "; ".join(binding._bytes for binding in self.bindings) or "none"
+        got = _bytes_of(device, at, count)
+        raise InvalidArgumentError("offset", f"expected exactly the bytes of a binding, got {got}; bound: {bound}.")
 
     def map(self, devices: Sequence[Device] | None = None, *, assume_all_added: bool = False) -> MulticastMapping:
         """Map the whole object for kernels (``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess``).
@@ -549,9 +535,9 @@ class MulticastObject(Sized):
     ) -> MulticastBinding:  # fmt: skip
         self._check_complete("binding", assume_all_added)
         drain()  # before the marks, because callbacks run here
-        for there in self._overlapping(device, offset, size):
-            if there.closed:
-                wait_for(there.lifetime, SETTLE_S)
+        for binding in self._overlapping(device, offset, size):
+            if binding.closed:
+                wait_for(binding.lifetime, SETTLE_S)
         return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, mapping, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
@@ -564,41 +550,37 @@ class MulticastObject(Sized):
             raise
 
     def _reserve(self, binding: MulticastBinding) -> None:
-        there = _claim(self, binding)
-        if there is None:
+        other = _claim(self, binding)
+        if other is None:
             return
-        state, taken = there.lifetime.state, there._bytes
+        state, taken = other.lifetime.state, other._bytes
         if state in (BORN, LIVE):
-            raise InvalidArgumentError(
-                "offset", f"{binding._bytes} overlaps the binding of {taken}; unbind that first."
-            )
+            overlap = f"{binding._bytes} overlaps the binding of {taken}"
+            raise InvalidArgumentError("offset", f"{overlap}; unbind that first.")
         if state is LEAKED:
             raise ResourceBusyError(
                 f"{taken} was bound, and its unbind failed: the driver may still bind it; make a new multicast object."
             )
-        holds = there.lifetime.what_holds()
+        holds = other.lifetime.what_holds()
         raise ResourceBusyError(
             f"{taken} was bound, and is not unbound yet ({holds}); call close(timeout=...) on that binding."
         )
 
     def _overlapping(self, device: Device, offset: int, size: int) -> list[MulticastBinding]:
-        return [
-            one
-            for one in self._taken.copy()
-            if one.device is device and one.offset < offset + size and offset < one.offset + one.size
-        ]
+        bindings = (binding for binding in self._bindings.copy() if binding.device is device)
+        return [other for other in bindings if other.offset < offset + size and offset < other.offset + other.size]
 
 
 @locked
 def _claim(multicast: MulticastObject, binding: MulticastBinding) -> MulticastBinding | None:
     """Reserve the bytes of a binding, or return another binding that overlaps them and is not yet unbound."""
-    for one in list(multicast._taken):
-        if one.lifetime.state is RELEASED:
-            del multicast._taken[one]
-    there = next(iter(multicast._overlapping(binding.device, binding.offset, binding.size)), None)
-    if there is None:
-        multicast._taken[binding] = None
-    return there
+    for known in list(multicast._bindings):
+        if known.lifetime.state is RELEASED:
+            del multicast._bindings[known]
+    other = next(iter(multicast._overlapping(binding.device, binding.offset, binding.size)), None)
+    if other is None:
+        multicast._bindings[binding] = None
+    return other
 
 
 class MulticastBinding(Sized):
@@ -629,26 +611,22 @@ class MulticastBinding(Sized):
     """
 
     def __init__(
-        self,
-        multicast: MulticastObject,
-        device: Device,
-        offset: int,
-        size: int,
-        memory: Allocation | Buffer | None,
-        mapping: Lifetime | None,
-        call: Callable[[], None],
-    ) -> None:
+        self, multicast: MulticastObject, device: Device, offset: int, size: int, memory: Allocation | Buffer | None,
+        mapping: Lifetime | None, call: Callable[[], None],
+    ) -> None:  # fmt: skip
         backend, group, handle = multicast.driver, multicast.lifetime, device._handle
+
+        def unbind(_: object) -> None:
+            backend.unbind(group.handle, handle, offset, size)
+
         parents = (group,) if mapping is None else (group, mapping)
-        lifetime = Lifetime(
-            "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
+        super().__init__(
+            Lifetime("MulticastBinding", unbind, parents=parents), multicast, *(() if memory is None else (memory,))
         )
-        super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
-        self.lifetime.untracked = tuple(one.streams for one in multicast.devices)
-        self.multicast = multicast
+        self.lifetime.untracked = tuple(member.streams for member in multicast.devices)
+        self.multicast, self.memory = multicast, memory
         self.device, self.offset, self._size = device, offset, size
         self._bytes = _bytes_of(device, offset, size)
-        self.memory = memory
         multicast._reserve(self)
         self.lifetime.create(call)
 
@@ -659,7 +637,7 @@ class MulticastBinding(Sized):
         """Close the binding (see `Resource.close`)."""
         super().close(timeout)
         if self.lifetime.state is RELEASED:
-            self.multicast._taken.pop(self, None)
+            self.multicast._bindings.pop(self, None)
 
 
 class MulticastMapping(Resource, NotAnArray):
@@ -694,16 +672,14 @@ class MulticastMapping(Resource, NotAnArray):
         mapping = _Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,))
         super().__init__(mapping, multicast)
         mapping.untracked = tuple(device.streams for device in multicast.devices)
-        self.multicast = multicast
-        self.size = multicast.size
-        self.devices = tuple(devices)
+        self.multicast, self.size, self.devices = multicast, multicast.size, tuple(devices)
         handles = [device._handle for device in devices]
 
-        def map_it() -> Any:
+        def map_group() -> Any:
             handle, self._address = backend.map_allocation(group.handle, handles)
             return handle
 
-        mapping.create(map_it)
+        mapping.create(map_group)
 
     @property
     def ptr(self) -> int:
