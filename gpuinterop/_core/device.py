@@ -21,28 +21,10 @@ from ..errors import (
     UnsupportedError,
     again,
 )
-from ..handles import (
-    AllocationHandle,
-    Granularity,
-    Handle,
-    MemoryHandle,
-    OriginKind,
-    SemaphoreHandle,
-    TimelineFd,
-    VmmFd,
-    Win32Handle,
-)
+from ..handles import AllocationHandle, Granularity, MemoryHandle, OriginKind, SemaphoreHandle, TimelineFd, VmmFd
+from . import importing
 from .allocation import Allocation, DeviceArray
 from .graph import Graph, capture
-from .importing import (
-    check_handle,
-    check_handle_type,
-    check_handle_types,
-    check_origin,
-    check_size,
-    import_duplicate,
-    is_dedicated,
-)
 from .layout import layout_of
 from .lifetime import LIVE, RETIRED, after_fork, alive, generation, lingering
 from .memory import ExternalMemory, round_up
@@ -110,29 +92,23 @@ class Device(NoCopy):
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        info: DeviceInfo,
-        capabilities: Capabilities,
+        self, backend: Backend, info: DeviceInfo, capabilities: Capabilities,
         siblings: Callable[[], Sequence[Device]] = tuple,
-    ) -> None:
-        self.driver = backend
+    ) -> None:  # fmt: skip
+        self.driver, self.info, self.capabilities = backend, info, capabilities
         self._siblings = siblings
         self._born = generation()
-        self.info = info
         self.backend, self.ordinal, self.name = backend.name, info.ordinal, info.name
         self.uuid, self.pci_bus_id, self.luid = info.uuid, info.pci_bus_id, info.luid
         self.identity = info.identity
-        self.capabilities = capabilities
         self._begin()
         _devices.add(self)
 
     def _begin(self) -> None:
         """Start empty. A forked child starts again, because objects made before the fork belong to its parent."""
-        backend = self.driver
         self._opened: dict[Callable[[Device], Any], Any] = {}
-        self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
-        self.streams = Streams(backend, self.gate)
+        self.gate = _gates.setdefault(self.driver, Gate()) if self.driver.releases_block_for_all else Gate()
+        self.streams = Streams(self.driver, self.gate)
         self._copiers: list[Stream] = []
         self._last_stream: Stream | None = None  # of another library; set by `check_stream`
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
@@ -152,9 +128,9 @@ class Device(NoCopy):
         return self.driver.open_device(self.info.ordinal)
 
     def _once(self, make: Callable[[Device], T]) -> T:
-        """Call `make` on first use and keep its result. If two threads do so at once, the first result is kept."""
-        found: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
-        return found
+        """Call `make` on first use, and return its result. If two threads do so at once, both get the first result."""
+        made: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
+        return made
 
     def can_access(self, peer: Device) -> bool:
         """Return whether this device can use `peer`'s memory (``cuDeviceCanAccessPeer``, ``hipDeviceCanAccessPeer``).
@@ -167,7 +143,7 @@ class Device(NoCopy):
     @property
     def peers(self) -> list[Device]:
         """The other devices whose memory this device can use, in the order of the backend."""
-        return [one for one in self._siblings() if one is not self and self.can_access(one)]
+        return [device for device in self._siblings() if device is not self and self.can_access(device)]
 
     def __repr__(self) -> str:
         return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
@@ -208,22 +184,23 @@ class Device(NoCopy):
     def _take_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
     ) -> ExternalMemory:
-        check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
-        kind = type(handle)
-        self._require_import(Operation.IMPORT_MEMORY, handle)
-        count = check_nbytes(size)
-        check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION), self.identity)
-        check_size(handle, count)
-        whole = is_dedicated(handle, dedicated)
+        importing.check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
+        importing.require_import(self.capabilities, Operation.IMPORT_MEMORY, handle)
+        kind, count = type(handle), check_nbytes(size)
+        importing.check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION), self.identity)
+        importing.check_size(handle, count)
+        is_dedicated = importing.is_dedicated(handle, dedicated)
         make_room()
-        keepalive = getattr(handle, "keepalive", None)
-        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, noun=noun, label=label)
+        memory = ExternalMemory(
+            self, kind, size=count, dedicated=is_dedicated, keepalive=getattr(handle, "keepalive", None), noun=noun,
+            label=label,
+        )  # fmt: skip
         device, backend, lifetime = self._handle, self.driver, memory.lifetime
 
         def load(duplicate: MemoryHandle) -> None:
-            lifetime.create(partial(backend.import_memory, device, duplicate, size=count, dedicated=whole))
+            lifetime.create(partial(backend.import_memory, device, duplicate, size=count, dedicated=is_dedicated))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
@@ -238,24 +215,23 @@ class Device(NoCopy):
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
             See `import_memory`.
         """
-        check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
-        kind = type(handle)
+        importing.check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
             self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-            check_origin(handle, (OriginKind.TIMELINE,))  # host memory, so no device to compare
+            importing.check_origin(handle, (OriginKind.TIMELINE,))  # host memory, so no device to compare
             drain()
             return cast("ExternalSemaphore[K]", self._once(OwnTimelines).load(handle, label))
-        self._require_import(Operation.IMPORT_SEMAPHORE, handle)
-        check_origin(handle, (origin_kind(handle.kind),), self.identity)
+        importing.require_import(self.capabilities, Operation.IMPORT_SEMAPHORE, handle)
+        importing.check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
         calls, keepalive = self._once(DriverSemaphores), getattr(handle, "keepalive", None)
-        semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive, label=label)
+        semaphore = ExternalSemaphore(self, type(handle), calls, keepalive=keepalive, label=label)
         device, backend = self._handle, self.driver
 
         def load(duplicate: SemaphoreHandle[K]) -> None:
             semaphore._make(partial(backend.import_semaphore, device, duplicate))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def import_allocation(
@@ -281,17 +257,17 @@ class Device(NoCopy):
             See `import_memory`. Also UnsupportedError if one of the devices has no peer access to the memory; if only
             the import shows that, gpuinterop undoes it.
         """
-        check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
+        importing.check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
         # Only the kind is checked: a device can map the allocation of a peer.
-        check_origin(handle, (OriginKind.ALLOCATION,))
-        check_size(handle, count)
+        importing.check_origin(handle, (OriginKind.ALLOCATION,))
+        importing.check_size(handle, count)
         members = self._with(access)
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
-        check_access(members, self._ordinal_of(handle), cell)
+        check_access(members, importing.ordinal_of(handle, backend), cell)
         step = backend.granularity(self._handle, kind).minimum
         if count % step:
             raise InvalidArgumentError(
@@ -302,9 +278,9 @@ class Device(NoCopy):
         lifetime = allocation.lifetime
 
         def load(duplicate: AllocationHandle) -> None:
-            lifetime.create(partial(_load, allocation, duplicate, cell))
+            lifetime.create(partial(_import_allocation, allocation, duplicate, cell))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
 
     def allocate(
@@ -332,7 +308,7 @@ class Device(NoCopy):
         """
         if isinstance(size, Sequence):
             raise ArgumentTypeError("size", f"expected bytes, got {size!r}; call device.empty(shape, dtype).")
-        check_handle_type(handle_type, AllocationHandle, "handle_type")
+        importing.check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         count = check_nbytes(size)
         members = self._with(access)
@@ -376,17 +352,15 @@ class Device(NoCopy):
         UnsupportedError
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`).
         """
-        check_handle_type(handle_type, AllocationHandle, "handle_type")
+        importing.check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         return backend.granularity(self._handle, handle_type)
 
     def multicast_granularity(
-        self,
-        devices: int | Sequence[Device],
-        size: int,
+        self, devices: int | Sequence[Device], size: int,
         handle_types: type[AllocationHandle] | Sequence[type[AllocationHandle]] = (),
-    ) -> Granularity:
+    ) -> Granularity:  # fmt: skip
         """Return the granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
 
         In bytes: the minimum, which is enforced, and the value recommended for the best performance. Pass the values
@@ -397,7 +371,7 @@ class Device(NoCopy):
         UnsupportedError
             The device does not support multicast (`Operation.CREATE_MULTICAST`).
         """
-        kinds, is_number = check_handle_types(handle_types), not isinstance(devices, Iterable)
+        kinds, is_number = importing.check_handle_types(handle_types), not isinstance(devices, Iterable)
         members = [] if is_number else check_devices(devices, "devices", self.driver)
         count = check_int(devices if is_number else len(members), "devices", minimum=1, maximum=MAX_32)
         for device in dict.fromkeys([self, *members]):
@@ -428,7 +402,7 @@ class Device(NoCopy):
         DriverError
             The driver cannot pin the page.
         """
-        check_handle_type(handle_type, SemaphoreHandle, "handle_type")
+        importing.check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self.driver
         drain()
@@ -553,7 +527,7 @@ class Device(NoCopy):
         if pointer != _LEGACY:  # any other number can be reused by a later stream
             handle = self.driver.adopt_stream(self._handle, pointer)
             key = self.driver.stream_key(handle)
-        if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
+        if (reference := self._consumers.get(key)) is not None and (stream := reference()) is not None:
             known = stream.known  # None for each thread's own default stream
             if known is not None and known.failure is None and stream.lifetime.state is LIVE:
                 return stream
@@ -598,7 +572,7 @@ class Device(NoCopy):
         )
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        """Remember a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""
+        """Note a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""
         if hasattr(semaphore._handle, "label"):
             with suppress(AttributeError):  # read-only
                 semaphore._handle.label = semaphore.label
@@ -617,18 +591,6 @@ class Device(NoCopy):
     def _with(self, access: Sequence[Device]) -> list[Device]:
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
-    def _ordinal_of(self, handle: Handle) -> int | None:
-        """Return the ordinal, in this backend, of the device that the handle's origin names; None if unknown."""
-        identity = handle.origin.device if handle.origin is not None else None
-        if identity is None:
-            return None
-        return next((info.ordinal for info in self.driver.devices() if info.identity.matches(identity)), None)
-
-    def _require_import(self, operation: Operation, handle: Handle) -> None:
-        self.capabilities.require((operation, type(handle)))
-        if isinstance(handle, Win32Handle) and handle.name is not None:
-            self.capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
-
 
 @after_fork
 def _forked() -> None:
@@ -643,12 +605,12 @@ def check_device(device: object, argument: str) -> Device:
 
 def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
     """Return the devices as a list. Raise unless all belong to `backend`."""
-    given: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
-    found = [check_device(device, argument) for device in given]
-    for device in found:
+    sequence: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
+    members = [check_device(device, argument) for device in sequence]
+    for device in members:
         if device.driver is not backend:
             raise InvalidArgumentError(argument, f"expected devices of one backend, got {device!r} of another backend.")
-    return found
+    return members
 
 
 def _reaches(device: Device, ordinal: int) -> bool:
@@ -675,14 +637,14 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
             )
 
 
-def _load(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
+def _import_allocation(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
     """Import an allocation. Undo the import if one of its devices has no access to the memory."""
     backend = allocation.driver
-    loaded = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
+    imported = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
     try:
-        allocation.location = backend.location(loaded)
+        allocation.location = backend.location(imported)
         check_access(allocation.devices, allocation.location, cell)
     except BaseException:
-        undo("an imported allocation", lambda: backend.release_allocation(loaded))
+        undo("an imported allocation", lambda: backend.release_allocation(imported))
         raise
-    return loaded
+    return imported

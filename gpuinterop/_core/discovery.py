@@ -6,7 +6,6 @@ a device is first made: a process makes each device once, and its capability tab
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import sys
 import threading
@@ -14,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,6 @@ from ..capabilities import (
     Rules,
     Scope,
     Support,
-    VerifiedRun,
     disable,
     promote,
     recorded,
@@ -136,8 +135,8 @@ class LoadedBackend(NoCopy):
                 f"expected an int, got {ordinal!r}; to choose a backend, call gpuinterop.get_backend(NAME).device(), "
                 f"or set {_BACKEND_VARIABLE}.",
             ) from None
-        if (known_one := self._devices.get(number)) is not None:  # without the lock, which a loading thread may hold
-            return known_one
+        if (device := self._devices.get(number)) is not None:  # without the lock, which a loading thread may hold
+            return device
         return system.under(_lock, self._open, number)
 
     def _open(self, number: int) -> Device:
@@ -152,24 +151,23 @@ class LoadedBackend(NoCopy):
     def _table(self, info: DeviceInfo) -> Capabilities:
         """Return the backend's table, completed, promoted by recorded runs, without what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
-            said = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
-        if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
+            declared = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
+        if unproven := [str(cell) for cell, entry in declared.items() if entry.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
-                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(bold)}, got SUPPORTED, which only "
-                "verified.toml can contain."
+                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(unproven)}, got SUPPORTED, which "
+                "only verified.toml can contain."
             )
-        cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
+        cells = [self._completed(cell, declared.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
-        runs: list[VerifiedRun] = []
-        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
-            runs = recorded(importlib.resources.files(package) / "verified.toml")
+        # A single module has no folder.
+        runs = recorded(files(package) / "verified.toml") if package and hasattr(package, "__path__") else []
         name = None if info.is_cpu else info.name
         return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
 
-    def _completed(self, cell: Cell, said: Capability | None) -> Capability:
+    def _completed(self, cell: Cell, declared: Capability | None) -> Capability:
         """Return the backend's entry for a cell, or a gap if the backend or the core lacks what the cell needs."""
-        if said is not None and not said:
-            return said
+        if declared is not None and not declared:
+            return declared
         interfaces = INTERFACES.get(cell.operation)
         if interfaces is not None and not isinstance(self.driver, interfaces):
             names = " or ".join(interface.__name__ for interface in interfaces)
@@ -190,7 +188,7 @@ class LoadedBackend(NoCopy):
                 "gpuinterop.timeline",
                 "import a timeline made by Vulkan or Direct3D.",
             )
-        return said or _undeclared(cell, self.name)
+        return declared or _undeclared(cell, self.name)
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
@@ -237,12 +235,13 @@ def _gaps_of(profile: str) -> list[Capability]:
         )
     backend, rules, name = known[profile]
     try:
-        said = {found.cell: found for found in rules.profile(name)}
+        declared = {capability.cell: capability for capability in rules.profile(name)}
     except Exception as error:
         raise InvalidArgumentError(
             _DISABLE_VARIABLE, f"expected a profile, got {profile!r}, whose rules are broken: {error!r}."
         ) from error
-    return [found for cell in DOMAIN if not (found := said.get(cell, _undeclared(cell, backend)))]
+    capabilities = (declared.get(cell, _undeclared(cell, backend)) for cell in DOMAIN)
+    return [capability for capability in capabilities if not capability]
 
 
 class InstalledBackend:
@@ -273,8 +272,8 @@ class InstalledBackend:
     @property
     def error(self) -> BackendUnavailableError | None:
         """Why the backend does not work; None if it works. Loads the backend."""
-        found = _load(self._rivals)
-        return found if isinstance(found, BackendUnavailableError) else None
+        outcome = _load(self._rivals)
+        return outcome if isinstance(outcome, BackendUnavailableError) else None
 
     @property
     def available(self) -> bool:
@@ -287,12 +286,12 @@ class InstalledBackend:
 
 def _installed() -> dict[str, list[EntryPoint]]:
     """Return the entry points by name; several for one name if distributions disagree."""
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
-        rivals = found.setdefault(entry_point.name, [])
+        rivals = by_name.setdefault(entry_point.name, [])
         if all(entry_point.value != rival.value for rival in rivals):
             rivals.append(entry_point)
-    return found
+    return by_name
 
 
 class BrokenBackendError(BackendUnavailableError):
@@ -301,7 +300,7 @@ class BrokenBackendError(BackendUnavailableError):
 
 @contextmanager
 def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError) -> Iterator[None]:
-    """Turn errors of third-party code into `BrokenBackendError`, so that other backends can still be used."""
+    """Turn errors of third-party code into `BrokenBackendError`, so that others can still be used."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit, let_through):
@@ -327,11 +326,11 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
 
 
 def _without_frames(error: BackendUnavailableError) -> BackendUnavailableError:
-    """Return the error without tracebacks. It is kept, and would keep the variables of the first callers alive."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    """Return the error without tracebacks: `_loaded` refers to it, and they to the first callers' variables."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     return error
 
 
@@ -340,7 +339,7 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
     if others:
         raise BackendUnavailableError(
             f"two distributions install a backend named {entry_point.name!r}: "
-            f"{' and '.join(one.value for one in rivals)}.",
+            f"{' and '.join(rival.value for rival in rivals)}.",
             fix="Uninstall one of them.",
         )
     if EntryPoint.pattern.match(entry_point.value) is None:
@@ -404,11 +403,11 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
     names = _scanned_here()[0]
-    found = _loaded.get(names.get(name, ""))
-    if not isinstance(found, LoadedBackend):
-        found = _by_name(name, source) if name else _by_priority()
-        names[name] = found.name
-    return found
+    loaded = _loaded.get(names.get(name, ""))
+    if not isinstance(loaded, LoadedBackend):
+        loaded = _by_name(name, source) if name else _by_priority()
+        names[name] = loaded.name
+    return loaded
 
 
 def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
@@ -422,17 +421,16 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 
 def _by_name(name: str, source: str) -> LoadedBackend:
     """Return the backend. `source` is the variable that names it; empty if the caller does."""
-    installed, said = _installed(), f"{source}: " if source else ""
+    installed, prefix = _installed(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
-        raise BackendNotFoundError(f"{said}there is no backend {name!r}; {known}")
-    found = _load(installed[name])
-    if isinstance(found, BackendUnavailableError):
-        # A new error each time, because a kept one would collect the tracebacks of all callers.
-        raise type(found)(f"{said}the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
-            found.__cause__
-        )
-    return found
+        raise BackendNotFoundError(f"{prefix}there is no backend {name!r}; {known}")
+    loaded = _load(installed[name])
+    if isinstance(loaded, BackendUnavailableError):
+        # A new error each time, because the same one would collect the tracebacks of all callers.
+        reason = f"{prefix}the backend {name!r} is not available: {loaded.reason}"
+        raise type(loaded)(reason, fix=loaded.fix) from loaded.__cause__
+    return loaded
 
 
 def _by_priority() -> LoadedBackend:
@@ -452,13 +450,13 @@ def _none_installed() -> str:
 
 
 def _warn_of_failures(fallback: str) -> None:
-    for name, found in _loaded.copy().items():
-        if not isinstance(found, BackendUnavailableError) or found.absent:
+    for name, error in _loaded.copy().items():
+        if not isinstance(error, BackendUnavailableError) or error.absent:
             continue
-        mine = object()
-        if _warned.setdefault(name, mine) is mine:  # otherwise another thread warns
+        mark = object()
+        if _warned.setdefault(name, mark) is mark:  # otherwise another thread warns
             warnings.warn(
-                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
+                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(error).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
                 stacklevel=users_frame()[1],
@@ -466,8 +464,8 @@ def _warn_of_failures(fallback: str) -> None:
 
 
 def _reasons() -> str:
-    failures = {name: found for name in _installed() if isinstance(found := _loaded.get(name), BackendUnavailableError)}
-    return "; ".join(f"{name}: {failure}" for name, failure in failures.items())
+    outcomes = ((name, _loaded.get(name)) for name in _installed())
+    return "; ".join(f"{name}: {error}" for name, error in outcomes if isinstance(error, BackendUnavailableError))
 
 
 def devices() -> Sequence[Device]:
@@ -541,7 +539,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
     """
     seen, chosen = [], os.environ.get(_BACKEND_VARIABLE)
     first = [get_backend()] if chosen else []
-    others = () if chosen and only_chosen else (one for one in _known_first() if one not in first)
+    others = () if chosen and only_chosen else (backend for backend in _known_first() if backend not in first)
     for loaded in chain(first, others):
         try:
             candidates = loaded.devices()
@@ -560,8 +558,9 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
 
 
 def _working() -> list[LoadedBackend]:
-    found = [_load(rivals) for rivals in _installed().values()]
-    working = sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
+    outcomes = map(_load, _installed().values())
+    loaded = (outcome for outcome in outcomes if isinstance(outcome, LoadedBackend))
+    working = sorted(loaded, key=lambda backend: backend._rank)
     _scanned_here()[1][:] = working
     return working
 
@@ -569,7 +568,7 @@ def _working() -> list[LoadedBackend]:
 def _known_first() -> Iterator[LoadedBackend]:
     """Return the working backends, those of the last scan first, so that most callers need no new scan."""
     yield from (known := _scanned_here()[1].copy())
-    yield from (one for one in _working() if one not in known)
+    yield from (backend for backend in _working() if backend not in known)
 
 
 def _hex(mark: bytes | None) -> str:
