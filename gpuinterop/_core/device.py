@@ -8,19 +8,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .. import system, timeline
+from .. import errors, system, timeline
 from .._arguments import MAX_32, NoCopy, check_int, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope, multicast_needs
-from ..errors import (
-    ArgumentTypeError,
-    GpuInteropError,
-    InvalidArgumentError,
-    ResourceBusyError,
-    ResourceClosedError,
-    UnsupportedError,
-    again,
-)
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError
 from ..handles import AllocationHandle, Granularity, MemoryHandle, OriginKind, SemaphoreHandle, TimelineFd, VmmFd
 from . import importing
 from .allocation import Allocation, DeviceArray
@@ -121,7 +113,7 @@ class Device(NoCopy):
 
     def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
-            raise ResourceClosedError(
+            raise errors.ResourceClosedError(
                 f"expected a device of this process, got {self.name}, opened before a fork, which no driver survives; "
                 "start processes with spawn or forkserver, or use the device only in the child."
             )
@@ -484,7 +476,7 @@ class Device(NoCopy):
                     closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = stream.late(f"{closed} is not idle after {limit:g} s")
                 elif (failure := stream.take_failure()) is not None:
-                    problem = cast(GpuInteropError, again(failure))
+                    problem = cast(GpuInteropError, errors.again(failure))
             except CapturedError:  # such work runs when the graph is launched
                 continue
             except GpuInteropError as error:
@@ -518,7 +510,8 @@ class Device(NoCopy):
             if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
             if not (wait_for(lifetime, left()) or lifetime.stays):
-                raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
+                late = f"{lifetime.label} is still in use after {limit:g} s"
+                raise errors.ResourceBusyError(f"{late}: {lifetime.what_holds()}.")
 
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper alive, and share it."""
@@ -625,7 +618,7 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
     for device in members:
         if device.ordinal != ordinal and not _reaches(device, ordinal):
             infos = {info.ordinal: info.name for info in device.driver.devices()}
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 cell.gap(
                     Scope.DEVICE,
                     f"the memory is on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "

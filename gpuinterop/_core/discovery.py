@@ -18,32 +18,11 @@ from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from .. import system
+from .. import capabilities, errors, system
 from .._arguments import NoCopy, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
-from ..capabilities import (
-    DOMAIN,
-    Capabilities,
-    Capability,
-    Cell,
-    Operation,
-    Rules,
-    Scope,
-    Support,
-    disable,
-    promote,
-    recorded,
-)
-from ..errors import (
-    ArgumentTypeError,
-    BackendNotFoundError,
-    BackendUnavailableError,
-    DeviceNotFoundError,
-    GpuInteropError,
-    InvalidArgumentError,
-    passed_over,
-    users_frame,
-)
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support
+from ..errors import ArgumentTypeError, BackendUnavailableError, GpuInteropError, InvalidArgumentError
 from ..handles import DeviceIdentity, TimelineFd
 from ..installing import pip_install
 from .device import Device
@@ -144,7 +123,7 @@ class LoadedBackend(NoCopy):
             infos = {info.ordinal: info for info in self._infos()}
             if number not in infos:
                 known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
-                raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
+                raise errors.DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
             self._devices[number] = Device(self.driver, infos[number], self._table(infos[number]), self.devices)
         return self._devices[number]
 
@@ -160,9 +139,11 @@ class LoadedBackend(NoCopy):
         cells = [self._completed(cell, declared.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
         # A single module has no folder.
-        runs = recorded(files(package) / "verified.toml") if package and hasattr(package, "__path__") else []
+        runs = (
+            capabilities.recorded(files(package) / "verified.toml") if package and hasattr(package, "__path__") else []
+        )
         name = None if info.is_cpu else info.name
-        return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
+        return Capabilities(left_on(capabilities.promote(cells, runs, device=name)), owner=info.name)
 
     def _completed(self, cell: Cell, declared: Capability | None) -> Capability:
         """Return the backend's entry for a cell, or a gap if the backend or the core lacks what the cell needs."""
@@ -216,16 +197,16 @@ def package_folder(package: str) -> Path | None:
 
 def left_on(cells: list[Capability]) -> list[Capability]:
     patterns = os.environ.get(_DISABLE_VARIABLE)
-    return disable(cells, patterns, _gaps_of) if patterns else cells
+    return capabilities.disable(cells, patterns, _gaps_of) if patterns else cells
 
 
 def _gaps_of(profile: str) -> list[Capability]:
     """Return the gaps of a device profile in a backend's ``capabilities.toml``. Loads no backend."""
-    known: dict[str, tuple[str, Rules, str]] = {}
+    known: dict[str, tuple[str, capabilities.Rules, str]] = {}
     for backend, rivals in sorted(_installed().items()):
         with suppress(Exception):  # skip a backend whose table cannot be read
             if (folder := package_folder(top_package(rivals[0]))) is not None:
-                rules = Rules(folder / "capabilities.toml")
+                rules = capabilities.Rules(folder / "capabilities.toml")
                 known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
     if profile not in known:
         raise InvalidArgumentError(
@@ -240,8 +221,8 @@ def _gaps_of(profile: str) -> list[Capability]:
         raise InvalidArgumentError(
             _DISABLE_VARIABLE, f"expected a profile, got {profile!r}, whose rules are broken: {error!r}."
         ) from error
-    capabilities = (declared.get(cell, _undeclared(cell, backend)) for cell in DOMAIN)
-    return [capability for capability in capabilities if not capability]
+    entries = (declared.get(cell, _undeclared(cell, backend)) for cell in DOMAIN)
+    return [entry for entry in entries if not entry]
 
 
 class InstalledBackend:
@@ -346,7 +327,7 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
     if (package := top_package(entry_point)).startswith("gpuinterop_"):  # other names can be an application's
-        passed_over.add(f"{package}.")
+        errors.passed_over.add(f"{package}.")
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
     if getattr(cls, "name", None) != entry_point.name:
@@ -424,7 +405,7 @@ def _by_name(name: str, source: str) -> LoadedBackend:
     installed, prefix = _installed(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
-        raise BackendNotFoundError(f"{prefix}there is no backend {name!r}; {known}")
+        raise errors.BackendNotFoundError(f"{prefix}there is no backend {name!r}; {known}")
     loaded = _load(installed[name])
     if isinstance(loaded, BackendUnavailableError):
         # A new error each time, because the same one would collect the tracebacks of all callers.
@@ -459,7 +440,7 @@ def _warn_of_failures(fallback: str) -> None:
                 f"falling back to the backend {fallback!r}: {name!r} is not available. {str(error).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
-                stacklevel=users_frame()[1],
+                stacklevel=errors.users_frame()[1],
             )
 
 
@@ -554,7 +535,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
     only = f"; {_BACKEND_VARIABLE}={chosen} excludes other backends" if chosen and only_chosen else ""
-    raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
+    raise errors.DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 
 def _working() -> list[LoadedBackend]:

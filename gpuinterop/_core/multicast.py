@@ -170,10 +170,9 @@ class _Group(Lifetime):
     __slots__ = ()
 
     def ending(self) -> None:
-        mappings = [
-            child for child in self.dependents if isinstance(child, _Mapping) and child.state in (LIVE, RETIRED)
-        ]
-        for binding in [child for child in self.dependents if not isinstance(child, _Mapping) and child.state is LIVE]:
+        children = list(self.dependents)
+        mappings = [child for child in children if isinstance(child, _Mapping) and child.state in (LIVE, RETIRED)]
+        for binding in [child for child in children if not isinstance(child, _Mapping) and child.state is LIVE]:
             for mapping in mappings:
                 hold(binding, mapping)
 
