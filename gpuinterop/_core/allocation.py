@@ -152,9 +152,8 @@ class DeviceArray(View, Resource):
     def __init__(self, allocation: Allocation, layout: Layout) -> None:
         Resource.__init__(self, allocation.lifetime)
         self.lifetime.warns = False  # first, because the next call may fail
-        buffer = allocation._buffer(
-            0, allocation.size, allocation.device
-        )  # no cycle: the allocation does not refer to it
+        # The allocation does not refer to this buffer, so there is no cycle.
+        buffer = allocation._buffer(0, allocation.size, allocation.device)
         buffer.lifetime.warns = False
         View.__init__(self, buffer, layout, 0)
 

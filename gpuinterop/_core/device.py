@@ -558,11 +558,8 @@ class Device(NoCopy):
 
     def _new_stream(self, *, high_priority: bool, label: str | None = None) -> Stream:
         device, backend = self._handle, self.driver
-        return self.streams.create(
-            lambda: backend.create_stream(device, high_priority=high_priority),
-            lambda known: Stream(self, known, known),
-            label,
-        )
+        create = partial(backend.create_stream, device, high_priority=high_priority)
+        return self.streams.create(create, lambda known: Stream(self, known, known), label)
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
         """Note a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""

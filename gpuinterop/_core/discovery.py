@@ -1,4 +1,4 @@
-"""Find backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
+"""Find backends and their devices: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
 
 The import reads nothing. ``GPUINTEROP_BACKEND`` is read whenever a call chooses a backend, ``GPUINTEROP_DISABLE`` when
 a device is first made: a process makes each device once, and its capability table never changes.

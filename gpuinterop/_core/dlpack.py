@@ -20,17 +20,11 @@ _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {CUDA: (0,), _CUDA_HOST: (0,), R
 
 class DLTensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-    )
+    )  # fmt: skip
 
 
 CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
@@ -104,13 +98,11 @@ def capsule_at(
 
 def check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
     """Raise if the array API forbids the request, or a view cannot fulfil it."""
-    if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
-        raise ArgumentTypeError("max_version", f"expected a pair of ints or None, got {max_version!r}.")
-    if dl_device is not None:
-        if not (isinstance(dl_device, tuple) and len(dl_device) == 2):
-            raise ArgumentTypeError("dl_device", f"expected a pair of ints or None, got {dl_device!r}.")
-        if dl_device != device:
-            raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
+    for argument, pair in (("max_version", max_version), ("dl_device", dl_device)):
+        if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
+            raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
+    if dl_device is not None and dl_device != device:
+        raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
     if copy:
         raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
     if stream is None:

@@ -73,7 +73,7 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
 def _with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     """Return the array, or a copy, whose bytes are its values. Every call that takes an array asks this first."""
     problem = hidden_values(array)
-    if not problem and _is_torchs(array) and (array.is_conj() or array.is_neg()):
+    if not problem and _is_torch(array) and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
@@ -82,7 +82,7 @@ def _with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     return array
 
 
-def _is_torchs(array: Any) -> bool:
+def _is_torch(array: Any) -> bool:
     """Whether it is a torch tensor. Does not import torch."""
     return hasattr(type(array), "__torch_dispatch__")
 
@@ -91,8 +91,8 @@ def hidden_values(array: Any) -> str:
     """Describe an array whose memory does not contain its values, with what to pass; empty for others."""
     if isinstance(array, NoCopy):  # gpuinterop's own; to ask for its interface would hold its bytes
         return ""
-    if not _is_torchs(array):
-        return _left_out(array)
+    if not _is_torch(array):
+        return _mask_or_nulls(array)
     # torch may compute values later, or elsewhere.
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
@@ -108,7 +108,7 @@ def hidden_values(array: Any) -> str:
     return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
 
 
-def _left_out(array: Any) -> str:
+def _mask_or_nulls(array: Any) -> str:
     """What `hidden_values` returns for libraries other than torch: masks and nulls are not in the memory."""
     kind, interface = type(array).__name__, _interface(array)
     mask: Any = None
@@ -129,9 +129,9 @@ def _left_out(array: Any) -> str:
 def _by_dlpack(array: Any) -> Described | str:
     if not hasattr(array, "__dlpack__"):
         return ""
-    place, on_host, is_torchs = None, False, _is_torchs(array)
+    place, on_host, is_torch = None, False, _is_torch(array)
     try:
-        if is_torchs:  # its method is slow, and refuses gradients and devices other than the current one
+        if is_torch:  # its method is slow, and refuses gradients and devices other than the current one
             capsule = sys.modules["torch"].to_dlpack(array)
         else:
             kind, number = array.__dlpack_device__()
@@ -152,7 +152,7 @@ def _by_dlpack(array: Any) -> Described | str:
     if offset:
         read_only = bool(flags_at(address).value & READ_ONLY)
     else:
-        read_only = not is_torchs and _is_read_only(array, on_host=on_host)
+        read_only = not is_torch and _is_read_only(array, on_host=on_host)
     place, pointer = place or (tensor.device_type, tensor.device_id), (tensor.data or 0) + tensor.byte_offset
     return Described(place, pointer, layout, read_only, (array, capsule), _data_ptr(array))
 
@@ -236,7 +236,7 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
             seen = np.asarray(array)
-            if not (writable and seen.nbytes) or _is_torchs(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
+            if not (writable and seen.nbytes) or _is_torch(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
                 return seen
             problem = "NumPy gets a copy of it, whose bytes would be lost"
         except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks

@@ -26,7 +26,7 @@ NAMES: Final = {facts: name for name, facts in TYPES.items()}
 class DType:
     """An element type and its names in DLPack and the array interfaces."""
 
-    __slots__ = ("alignment", "bits", "code", "is_numpys", "itemsize", "name", "typestr")
+    __slots__ = ("alignment", "bits", "code", "in_numpy", "itemsize", "name", "typestr")
 
     def __init__(self, dtype: object) -> None:
         import numpy as np
@@ -39,8 +39,8 @@ class DType:
         if name not in TYPES:
             raise ArgumentTypeError("dtype", f"expected one of {', '.join(TYPES)}, got {instead_of(dtype)}.")
         self.name, (self.code, self.bits) = name, TYPES[name]
-        self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
-        self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
+        self.in_numpy = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
+        self.typestr = np.dtype(name if self.in_numpy else f"uint{self.bits}").str
         self.itemsize = self.bits // 8
         self.alignment = self.itemsize // 2 if self.code == 5 else self.itemsize
 
@@ -48,7 +48,7 @@ class DType:
         """Return NumPy's dtype. Raise `ImportError` or `AttributeError` if it needs ml_dtypes, or a newer one."""
         import numpy as np
 
-        if self.is_numpys:
+        if self.in_numpy:
             return np.dtype(self.typestr)
         import ml_dtypes
 
@@ -95,7 +95,7 @@ class _Base:
 class Layout:
     """Shape, element type and strides of a view, with derived values. `layout_of` makes it once for all such views."""
 
-    __slots__ = ("blank", "dtype", "high", "low", "misfit", "shape", "strides")
+    __slots__ = ("blank", "dtype", "high", "low", "shape", "strides", "unaligned_stride")
 
     def __init__(self, shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> None:
         self.shape = shape
@@ -109,7 +109,7 @@ class Layout:
         self.low = sum(reach for reach in reaches if reach < 0)  # first byte used, relative to the first element
         self.high = 0 if 0 in shape else size + sum(reach for reach in reaches if reach > 0)  # end of the last byte
         # DLPack cannot express a stride that is not a multiple of the element size.
-        self.misfit = next((stride for stride in self.strides if stride % size), None)
+        self.unaligned_stride = next((stride for stride in self.strides if stride % size), None)
         self.blank: Any = None  # see `dlpack.blank_array`
 
     def __str__(self) -> str:

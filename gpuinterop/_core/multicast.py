@@ -273,10 +273,8 @@ class MulticastObject(Sized):
         if device in self.devices:
             raise InvalidArgumentError("device", f"expected each device once, got {device!r} again.")
         if self.complete:
-            raise InvalidArgumentError(
-                "device",
-                f"expected the {self.device_count} devices of the team, got {device!r} in addition to {self._added()}.",
-            )
+            wanted = f"expected the {self.device_count} devices of the team"
+            raise InvalidArgumentError("device", f"{wanted}, got {device!r} in addition to {self._added()}.")
         if self._seals:
             raise InvalidArgumentError(
                 "device", "add devices before anything is bound or mapped; make a new multicast object."
@@ -439,10 +437,8 @@ class MulticastObject(Sized):
         if handle_type is None and len(self.handle_types) == 1:
             handle_type = self.handle_types[0]
         if handle_type is None or handle_type not in self.handle_types:
-            raise InvalidArgumentError(
-                "handle_type",
-                f"expected a type that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
-            )
+            wanted = f"expected a type that {self.label} was created with: {names}"
+            raise InvalidArgumentError("handle_type", f"{wanted}; pass handle_types= to create_multicast.")
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
@@ -475,10 +471,8 @@ class MulticastObject(Sized):
         """Raise unless the device was added and the allocation is on it."""
         self._check_added(device, argument)
         if allocation is not None and allocation.location not in (None, device.ordinal):
-            raise InvalidArgumentError(
-                argument,
-                f"expected memory of {device!r}, got {allocation.label}, which is on device {allocation.location}.",
-            )
+            got = f"{allocation.label}, which is on device {allocation.location}"
+            raise InvalidArgumentError(argument, f"expected memory of {device!r}, got {got}.")
 
     def _check_allocation(self, allocation: Allocation) -> None:
         check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
@@ -618,10 +612,8 @@ class MulticastBinding(Sized):
         def unbind(_: object) -> None:
             backend.unbind(group.handle, handle, offset, size)
 
-        parents = (group,) if mapping is None else (group, mapping)
-        super().__init__(
-            Lifetime("MulticastBinding", unbind, parents=parents), multicast, *(() if memory is None else (memory,))
-        )
+        lifetime = Lifetime("MulticastBinding", unbind, parents=(group,) if mapping is None else (group, mapping))
+        super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
         self.lifetime.untracked = tuple(member.streams for member in multicast.devices)
         self.multicast, self.memory = multicast, memory
         self.device, self.offset, self._size = device, offset, size

@@ -196,10 +196,10 @@ class View(Describable):
         buffer, layout = self._buffer, self._layout
         device = buffer.device.info.dlpack
         check_request(stream, max_version, dl_device, copy, device)
-        if (misfit := layout.misfit) is not None:
+        if (stride := layout.unaligned_stride) is not None:
             raise BufferError(
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
-                f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
+                f"{stride}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
         array = blank_array(layout, self)
         array.hold = buffer.hold()  # before the wait, during which the buffer may be closed
@@ -239,7 +239,7 @@ class View(Describable):
         """
         if self._is_of_host():  # a library would pass the pointer to a GPU
             raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
-        if not (dtype := self._layout.dtype).is_numpys:
+        if not (dtype := self._layout.dtype).in_numpy:
             raise AttributeError(
                 f"__cuda_array_interface__ has no name for {dtype.name}; use from_dlpack(view), or a view of "
                 f"'uint{dtype.bits}'."
@@ -275,7 +275,7 @@ class View(Describable):
         """
         if not self._is_of_host():
             self._refuse_numpy()
-        if not (dtype := self._layout.dtype).is_numpys:
+        if not (dtype := self._layout.dtype).in_numpy:
             raise ArgumentTypeError(
                 "view",
                 f"expected elements with a format of the buffer protocol, got {self!r}; take a view of "
