@@ -1,4 +1,4 @@
-"""Shareable allocations, made in this process or imported."""
+"""Allocations that other processes and APIs can import, and arrays in them."""
 
 from __future__ import annotations
 
@@ -45,15 +45,9 @@ class Allocation(Mappable):
     """
 
     def __init__(
-        self,
-        devices: Sequence[Device],
-        backend: AllocationBackend,
-        handle_type: type[AllocationHandle],
-        *,
-        size: int,
-        exportable: bool,
-        label: str | None,
-    ) -> None:
+        self, devices: Sequence[Device], backend: AllocationBackend, handle_type: type[AllocationHandle], *, size: int,
+        exportable: bool, label: str | None,
+    ) -> None:  # fmt: skip
         streams = devices[0].streams
         super().__init__(Lifetime("Allocation", backend.release_allocation, device=streams, label=label, size=size))
         self.device, self.driver, self._size = devices[0], backend, size
@@ -81,24 +75,10 @@ class Allocation(Mappable):
         All devices see the same bytes at the same address. They are mapped once, for all (``cuMemMap``,
         ``cuMemSetAccess`` / ``hipMem...``), and unmapped when all buffers are closed and no device has work pending.
 
-        Parameters
-        ----------
-        device : Device
-            One of `devices`.
-
         Raises
         ------
         InvalidArgumentError
-            `device` is not one of them.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> first, second = devices
-        >>> with first.allocate(1 << 20, access=[second]) as allocation, second.create_stream() as stream:
-        ...     allocation.buffer_on(second).fill(7, stream=stream)  # a stream of the second device
-        ...     stream.synchronize(timeout=10)
+            `device` is not one of `devices`.
         """
         check_type(device, type(self.device), "device", "a gpuinterop Device")
         if device not in self.devices:
@@ -107,32 +87,22 @@ class Allocation(Mappable):
                 "device", f"{device!r} has no access to {self.label}; expected one of {known}; name others in access=."
             )
         self._check_open()
-        found = self._buffers.get(device)
-        while found is None or found.closed:  # another thread may close it
-            fresh = self._buffer(0, self._size, device)
-            fresh.lifetime.warns = False  # the allocation owns it
-            found = _choose(self, device, fresh)
-        return found
+        buffer = self._buffers.get(device)
+        while buffer is None or buffer.closed:  # another thread may close it
+            created = self._buffer(0, self._size, device)
+            created.lifetime.warns = False  # the allocation owns it
+            buffer = _choose_buffer(self, device, created)
+        return buffer
 
     def export(self) -> AllocationHandle:
         """Return a new handle that you own (``cuMemExportToShareableHandle`` / ``hipMemExport...``).
 
-        Returns
-        -------
-        AllocationHandle
-            Handle of the type passed to `Device.allocate`, with its origin. Another process imports it with
-            `Device.import_allocation`.
+        It has the type passed to `Device.allocate`. Another process imports it with `Device.import_allocation`.
 
         Raises
         ------
         InvalidArgumentError
             The allocation was imported.
-
-        Examples
-        --------
-        >>> with device.allocate(65536) as allocation, allocation.export() as handle:
-        ...     handle.origin.size
-        65536
         """
         self._check_exportable("allocation")
         handle = self.lifetime.use(self.driver.export_allocation)
@@ -182,15 +152,16 @@ class DeviceArray(View, Resource):
     def __init__(self, allocation: Allocation, layout: Layout) -> None:
         Resource.__init__(self, allocation.lifetime)
         self.lifetime.warns = False  # first, because the next call may fail
-        buffer = allocation._buffer(0, allocation.size, allocation.device)  # not kept by the allocation: no cycle
+        # The allocation does not refer to this buffer, so there is no cycle.
+        buffer = allocation._buffer(0, allocation.size, allocation.device)
         buffer.lifetime.warns = False
         View.__init__(self, buffer, layout, 0)
 
 
 @locked
-def _choose(allocation: Allocation, device: Device, fresh: Buffer) -> Buffer:
-    """Keep one buffer per device. If two threads make one, the first is kept."""
+def _choose_buffer(allocation: Allocation, device: Device, created: Buffer) -> Buffer:
+    """Return the only buffer of a device. If two threads make one, both get the first."""
     known = allocation._buffers.get(device)
     if known is None or known.closed:
-        known = allocation._buffers[device] = fresh
+        known = allocation._buffers[device] = created
     return known

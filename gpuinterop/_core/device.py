@@ -8,41 +8,15 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .. import system, timeline
+from .. import errors, system, timeline
 from .._arguments import MAX_32, NoCopy, check_int, check_nbytes, check_timeout, check_type
 from ..backend import AllocationBackend, GraphBackend, HostSemaphoreBackend, MulticastBackend, StreamMemoryBackend
 from ..capabilities import Capabilities, Cell, Operation, Scope, multicast_needs
-from ..errors import (
-    ArgumentTypeError,
-    GpuInteropError,
-    InvalidArgumentError,
-    ResourceBusyError,
-    ResourceClosedError,
-    UnsupportedError,
-    again,
-)
-from ..handles import (
-    AllocationHandle,
-    Granularity,
-    Handle,
-    MemoryHandle,
-    OriginKind,
-    SemaphoreHandle,
-    TimelineFd,
-    VmmFd,
-    Win32Handle,
-)
+from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError
+from ..handles import AllocationHandle, Granularity, MemoryHandle, OriginKind, SemaphoreHandle, TimelineFd, VmmFd
+from . import importing
 from .allocation import Allocation, DeviceArray
 from .graph import Graph, capture
-from .importing import (
-    check_handle,
-    check_handle_type,
-    check_handle_types,
-    check_origin,
-    check_size,
-    import_duplicate,
-    is_dedicated,
-)
 from .layout import layout_of
 from .lifetime import LIVE, RETIRED, after_fork, alive, generation, lingering
 from .memory import ExternalMemory, round_up
@@ -71,7 +45,8 @@ _LEGACY = 1  # the array API's number for CUDA's legacy default stream
 class Device(NoCopy):
     """One device of one backend, which several threads can use at once. It is never closed.
 
-    Get it from `gpuinterop.device` or `gpuinterop.match_device`.
+    Get it from `gpuinterop.device` or `gpuinterop.match_device`. You close what its calls return. A `label` is the
+    object's name in messages, warnings and its `repr`.
 
     Attributes
     ----------
@@ -109,29 +84,23 @@ class Device(NoCopy):
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        info: DeviceInfo,
-        capabilities: Capabilities,
+        self, backend: Backend, info: DeviceInfo, capabilities: Capabilities,
         siblings: Callable[[], Sequence[Device]] = tuple,
-    ) -> None:
-        self.driver = backend
+    ) -> None:  # fmt: skip
+        self.driver, self.info, self.capabilities = backend, info, capabilities
         self._siblings = siblings
         self._born = generation()
-        self.info = info
         self.backend, self.ordinal, self.name = backend.name, info.ordinal, info.name
         self.uuid, self.pci_bus_id, self.luid = info.uuid, info.pci_bus_id, info.luid
         self.identity = info.identity
-        self.capabilities = capabilities
         self._begin()
         _devices.add(self)
 
     def _begin(self) -> None:
         """Start empty. A forked child starts again, because objects made before the fork belong to its parent."""
-        backend = self.driver
         self._opened: dict[Callable[[Device], Any], Any] = {}
-        self.gate = _gates.setdefault(backend, Gate()) if backend.releases_block_for_all else Gate()
-        self.streams = Streams(backend, self.gate)
+        self.gate = _gates.setdefault(self.driver, Gate()) if self.driver.releases_block_for_all else Gate()
+        self.streams = Streams(self.driver, self.gate)
         self._copiers: list[Stream] = []
         self._last_stream: Stream | None = None  # of another library; set by `check_stream`
         self._consumers: dict[Hashable, weakref.ref[Stream]] = {}
@@ -144,40 +113,21 @@ class Device(NoCopy):
 
     def _open(self) -> DriverHandle:
         if self._born != generation() and not self.driver.survives_fork:
-            raise ResourceClosedError(
+            raise errors.ResourceClosedError(
                 f"expected a device of this process, got {self.name}, opened before a fork, which no driver survives; "
                 "start processes with spawn or forkserver, or use the device only in the child."
             )
         return self.driver.open_device(self.info.ordinal)
 
     def _once(self, make: Callable[[Device], T]) -> T:
-        """Call `make` on first use and keep its result. If two threads do so at once, the first result is kept."""
-        found: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
-        return found
+        """Call `make` on first use, and return its result. If two threads do so at once, both get the first result."""
+        made: T = self._opened[make] if make in self._opened else self._opened.setdefault(make, make(self))
+        return made
 
     def can_access(self, peer: Device) -> bool:
         """Return whether this device can use `peer`'s memory (``cuDeviceCanAccessPeer``, ``hipDeviceCanAccessPeer``).
 
-        Parameters
-        ----------
-        peer : Device
-            The device that owns the memory.
-
-        Returns
-        -------
-        bool
-            True for the device itself, False for a device of another backend.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> first, second = devices
-        >>> second.can_access(first)
-        True
-        >>> with first.allocate(1 << 20, access=[second]) as allocation:
-        ...     allocation.buffer_on(second).ptr == allocation.buffer.ptr
-        True
+        True for the device itself, False for a device of another backend.
         """
         check_device(peer, "peer")
         return peer is self or (peer.driver is self.driver and _reaches(self, peer.ordinal))
@@ -185,7 +135,7 @@ class Device(NoCopy):
     @property
     def peers(self) -> list[Device]:
         """The other devices whose memory this device can use, in the order of the backend."""
-        return [one for one in self._siblings() if one is not self and self.can_access(one)]
+        return [device for device in self._siblings() if device is not self and self.can_access(device)]
 
     def __repr__(self) -> str:
         return f"<Device {self.backend}:{self.ordinal} {self.name!r}>"
@@ -193,7 +143,9 @@ class Device(NoCopy):
     def import_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None = None, label: str | None = None
     ) -> ExternalMemory:
-        """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``).
+        """Import memory (``cuImportExternalMemory`` / ``hipImportExternalMemory``). You close it.
+
+        To import an object twice, `duplicate` its handle first.
 
         Parameters
         ----------
@@ -205,13 +157,6 @@ class Device(NoCopy):
         dedicated : bool, optional
             Whether the exporting allocation is dedicated. By default the handle's origin decides; Direct3D resources
             are always dedicated.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalMemory
-            The imported memory. You close it.
 
         Raises
         ------
@@ -225,94 +170,68 @@ class Device(NoCopy):
             The device cannot import this handle type. The driver was not called.
         DriverError
             The driver refused the import.
-
-        Examples
-        --------
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     buffer = memory.map_buffer(offset=4096, size=1024)
-        ...     buffer.fill(7)
-        ...     np.asarray(buffer.view((2, 2), "uint8"))
-        array([[7, 7],
-               [7, 7]], dtype=uint8)
-
-        The import consumes the handle. To import the object twice, `duplicate` the handle first.
         """
         return self._take_memory(handle, size=size, dedicated=dedicated, label=label)
 
     def _take_memory(
         self, handle: MemoryHandle, *, size: int, dedicated: bool | None, label: str | None, noun: str = ""
     ) -> ExternalMemory:
-        check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
-        kind = type(handle)
-        self._require_import(Operation.IMPORT_MEMORY, handle)
-        count = check_nbytes(size)
-        check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION), self.identity)
-        check_size(handle, count)
-        whole = is_dedicated(handle, dedicated)
+        importing.check_handle(handle, MemoryHandle, "import_memory", "OpaqueFd(fd)")
+        importing.require_import(self.capabilities, Operation.IMPORT_MEMORY, handle)
+        kind, count = type(handle), check_nbytes(size)
+        importing.check_origin(handle, (OriginKind.MEMORY, OriginKind.ALLOCATION), self.identity)
+        importing.check_size(handle, count)
+        is_dedicated = importing.is_dedicated(handle, dedicated)
         make_room()
-        keepalive = getattr(handle, "keepalive", None)
-        memory = ExternalMemory(self, kind, size=count, dedicated=whole, keepalive=keepalive, noun=noun, label=label)
+        memory = ExternalMemory(
+            self, kind, size=count, dedicated=is_dedicated, keepalive=getattr(handle, "keepalive", None), noun=noun,
+            label=label,
+        )  # fmt: skip
         device, backend, lifetime = self._handle, self.driver, memory.lifetime
 
         def load(duplicate: MemoryHandle) -> None:
-            lifetime.create(partial(backend.import_memory, device, duplicate, size=count, dedicated=whole))
+            lifetime.create(partial(backend.import_memory, device, duplicate, size=count, dedicated=is_dedicated))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_memory", lifetime=lifetime)
         return memory
 
     def import_semaphore(self, handle: SemaphoreHandle[K], *, label: str | None = None) -> ExternalSemaphore[K]:
-        """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``).
+        """Import a semaphore (``cuImportExternalSemaphore`` / ``hipImportExternalSemaphore``). You close it.
 
-        Parameters
-        ----------
-        handle : SemaphoreHandle
-            The type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
-            timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create
-            timelines imports those of `create_semaphore`, from any process and backend, even if its driver cannot
-            import semaphores.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalSemaphore
-            The imported semaphore. You close it.
+        The handle's type sets the kind, and drivers do not check it: `OpaqueFd` is a binary semaphore, `TimelineFd` a
+        timeline. A successful import consumes the handle, as in `import_memory`. Every device that can create timelines
+        imports those of `create_semaphore`, from any process and backend, even if its driver cannot import semaphores.
 
         Raises
         ------
         ArgumentTypeError, HandleError, UnsupportedError, DriverError
             See `import_memory`.
-
-        Examples
-        --------
-        >>> with device.import_semaphore(gi.TimelineFd(timeline_fd)) as semaphore:
-        ...     semaphore.signal(stream, 1)
-        ...     stream.synchronize(timeout=10)
         """
-        check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
-        kind = type(handle)
+        importing.check_handle(handle, SemaphoreHandle, "import_semaphore", "TimelineFd(fd)")
         if isinstance(handle, TimelineFd) and self._makes_timelines and handle._use(timeline.is_ours):
             self.capabilities.require((Operation.CREATE_SEMAPHORE, TimelineFd))
-            check_origin(handle, (OriginKind.TIMELINE,))  # host memory, so no device to compare
+            importing.check_origin(handle, (OriginKind.TIMELINE,))  # host memory, so no device to compare
             drain()
             return cast("ExternalSemaphore[K]", self._once(OwnTimelines).load(handle, label))
-        self._require_import(Operation.IMPORT_SEMAPHORE, handle)
-        check_origin(handle, (origin_kind(handle.kind),), self.identity)
+        importing.require_import(self.capabilities, Operation.IMPORT_SEMAPHORE, handle)
+        importing.check_origin(handle, (origin_kind(handle.kind),), self.identity)
         drain()
         calls, keepalive = self._once(DriverSemaphores), getattr(handle, "keepalive", None)
-        semaphore = ExternalSemaphore(self, kind, calls, keepalive=keepalive, label=label)
+        semaphore = ExternalSemaphore(self, type(handle), calls, keepalive=keepalive, label=label)
         device, backend = self._handle, self.driver
 
         def load(duplicate: SemaphoreHandle[K]) -> None:
             semaphore._make(partial(backend.import_semaphore, device, duplicate))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_semaphore", lifetime=semaphore.lifetime)
         return semaphore
 
     def import_allocation(
         self, handle: AllocationHandle, size: int, *, access: Sequence[Device] = (), label: str | None = None
     ) -> Allocation:
-        """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``).
+        """Import a shareable allocation (``cuMemImportFromShareableHandle`` / ``hipMemImport...``). You close it.
+
+        It cannot be exported again.
 
         Parameters
         ----------
@@ -323,40 +242,24 @@ class Device(NoCopy):
         access : sequence of Device, optional
             Other devices that map it too, see `allocate`. If the memory is on yet another device, all these devices
             need peer access to that one.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Allocation
-            The imported allocation. You close it. It cannot be exported again.
 
         Raises
         ------
         ArgumentTypeError, HandleError, InvalidArgumentError, UnsupportedError, DriverError
             See `import_memory`. Also UnsupportedError if one of the devices has no peer access to the memory; if only
             the import shows that, gpuinterop undoes it.
-
-        Examples
-        --------
-        Another process sends the handle, for example with `gpuinterop.ipc`. Here both sides are in one process:
-
-        >>> with device.allocate(65536) as mine, device.import_allocation(mine.export(), mine.size) as theirs:
-        ...     mine.buffer.fill(7)
-        ...     np.asarray(theirs.buffer.view(4))
-        array([7, 7, 7, 7], dtype=uint8)
         """
-        check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
+        importing.check_handle(handle, AllocationHandle, "import_allocation", "VmmFd(fd)")
         kind = type(handle)
         self.capabilities.require((Operation.IMPORT_ALLOCATION, kind))
         count = check_nbytes(size)
         # Only the kind is checked: a device can map the allocation of a peer.
-        check_origin(handle, (OriginKind.ALLOCATION,))
-        check_size(handle, count)
+        importing.check_origin(handle, (OriginKind.ALLOCATION,))
+        importing.check_size(handle, count)
         members = self._with(access)
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         cell = Cell(Operation.IMPORT_ALLOCATION, kind)
-        check_access(members, self._ordinal_of(handle), cell)
+        check_access(members, importing.ordinal_of(handle, backend), cell)
         step = backend.granularity(self._handle, kind).minimum
         if count % step:
             raise InvalidArgumentError(
@@ -367,53 +270,37 @@ class Device(NoCopy):
         lifetime = allocation.lifetime
 
         def load(duplicate: AllocationHandle) -> None:
-            lifetime.create(partial(_load, allocation, duplicate, cell))
+            lifetime.create(partial(_import_allocation, allocation, duplicate, cell))
 
-        import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
+        importing.import_duplicate(handle, load, user=f"{self.backend} import_allocation", lifetime=lifetime)
         return allocation
 
     def allocate(
         self, size: int, handle_type: type[AllocationHandle] = VmmFd, *, access: Sequence[Device] = (),
         label: str | None = None,
     ) -> Allocation:  # fmt: skip
-        """Allocate memory that other processes and APIs can import (``cuMemCreate`` / ``hipMemCreate``).
+        """Allocate memory that other processes and APIs can import (``cuMemCreate`` / ``hipMemCreate``). You close it.
 
         Parameters
         ----------
         size : int
-            Size in bytes. It is rounded up to the granularity (`allocation_granularity`).
+            Size in bytes. It is rounded up to the granularity (`allocation_granularity`). The content is undefined.
         handle_type : type
             Type of the handles that `Allocation.export` returns.
         access : sequence of Device, optional
             Other devices of the backend that map the memory too (`Allocation.buffer_on`). It is on this device.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Allocation
-            The allocation, with undefined content. You close it.
 
         Raises
         ------
         UnsupportedError
-            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use
-            its memory (`can_access`).
+            The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`), or one of `access` cannot use its
+            memory (`can_access`).
         OutOfMemoryError
             The device does not have enough free memory.
-
-        Examples
-        --------
-        >>> with device.allocate(1000) as allocation, allocation.export() as handle:
-        ...     allocation.buffer.fill(0)
-        ...     allocation.size  # rounded up
-        ...     handle.origin.kind
-        4096
-        <OriginKind.ALLOCATION: 'allocation'>
         """
         if isinstance(size, Sequence):
             raise ArgumentTypeError("size", f"expected bytes, got {size!r}; call device.empty(shape, dtype).")
-        check_handle_type(handle_type, AllocationHandle, "handle_type")
+        importing.check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         count = check_nbytes(size)
         members = self._with(access)
@@ -427,10 +314,10 @@ class Device(NoCopy):
         return allocation
 
     def empty(self, shape: int | Sequence[int], dtype: object, *, label: str | None = None) -> DeviceArray:
-        """Create an array in its own shareable memory, for `gpuinterop.share` and Vulkan.
+        """Create a C-contiguous array in its own shareable memory, for `gpuinterop.share` and Vulkan.
 
         It calls `allocate` and `Allocation.view`, so even a small array uses one whole granule: 4 KiB on the host,
-        usually 2 MiB on a GPU.
+        usually 2 MiB on a GPU. The content is undefined. To free it, close it or drop the last reference to it.
 
         Parameters
         ----------
@@ -438,24 +325,11 @@ class Device(NoCopy):
             Number of elements in each dimension; 0 is allowed.
         dtype : str or dtype
             See `Buffer.view`.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        DeviceArray
-            The C-contiguous array, with undefined content. Close it, or drop the last reference to it.
 
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, UnsupportedError, OutOfMemoryError
             See `allocate` and `Buffer.view`.
-
-        Examples
-        --------
-        >>> with device.empty((2, 3), "float32") as array:
-        ...     field = np.asarray(array)  # a GPU: torch.from_dlpack(array), cupy.from_dlpack(array)
-        >>> field[:] = 1  # keeps the bytes
         """
         layout = layout_of(shape, dtype, None)
         return DeviceArray(self.allocate(max(layout.high, 1), label=label), layout)
@@ -463,64 +337,33 @@ class Device(NoCopy):
     def allocation_granularity(self, handle_type: type[AllocationHandle] = VmmFd) -> Granularity:
         """Return the granularity of `allocate`'s sizes (``cuMemGetAllocationGranularity`` / ``hipMemGet...``).
 
-        Parameters
-        ----------
-        handle_type : type
-            The handle type that you will pass to `allocate`.
-
-        Returns
-        -------
-        Granularity
-            In bytes: the minimum, and the value recommended for the best performance.
+        In bytes: the minimum, and the value recommended for the best performance.
 
         Raises
         ------
         UnsupportedError
             The device cannot export such allocations (`Operation.EXPORT_ALLOCATION`).
-
-        Examples
-        --------
-        >>> device.allocation_granularity()
-        Granularity(minimum=4096, recommended=4096)
         """
-        check_handle_type(handle_type, AllocationHandle, "handle_type")
+        importing.check_handle_type(handle_type, AllocationHandle, "handle_type")
         self.capabilities.require((Operation.EXPORT_ALLOCATION, handle_type))
         backend = cast(AllocationBackend, self.driver)  # otherwise the capability is a gap
         return backend.granularity(self._handle, handle_type)
 
     def multicast_granularity(
-        self,
-        devices: int | Sequence[Device],
-        size: int,
+        self, devices: int | Sequence[Device], size: int,
         handle_types: type[AllocationHandle] | Sequence[type[AllocationHandle]] = (),
-    ) -> Granularity:
+    ) -> Granularity:  # fmt: skip
         """Return the granularity of a multicast object's size and offsets (``cuMulticastGetGranularity``).
 
-        Parameters
-        ----------
-        devices, size, handle_types
-            The values that you will pass to `create_multicast`.
-
-        Returns
-        -------
-        Granularity
-            In bytes: the minimum, which is enforced, and the value recommended for the best performance.
+        In bytes: the minimum, which is enforced, and the value recommended for the best performance. Pass the values
+        that you will pass to `create_multicast`.
 
         Raises
         ------
         UnsupportedError
             The device does not support multicast (`Operation.CREATE_MULTICAST`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> step = device.multicast_granularity(devices, 3 << 20).minimum
-        >>> size = -(-(3 << 20) // step) * step
-        >>> size
-        4194304
         """
-        kinds, is_number = check_handle_types(handle_types), not isinstance(devices, Iterable)
+        kinds, is_number = importing.check_handle_types(handle_types), not isinstance(devices, Iterable)
         members = [] if is_number else check_devices(devices, "devices", self.driver)
         count = check_int(devices if is_number else len(members), "devices", minimum=1, maximum=MAX_32)
         for device in dict.fromkeys([self, *members]):
@@ -530,7 +373,9 @@ class Device(NoCopy):
     def create_semaphore(
         self, handle_type: type[SemaphoreHandle[K]], *, label: str | None = None
     ) -> ExternalSemaphore[K]:
-        """Create a semaphore that you can share with `ExternalSemaphore.export`.
+        """Create a semaphore that you can share with `ExternalSemaphore.export`. You close it.
+
+        It is a timeline at 0, or a binary semaphore that is not signalled.
 
         A GPU creates timelines if its streams can write and wait for values in memory (`Operation.STREAM_MEMORY_OPS`).
         Each is a sealed page of host memory, pinned by every process and device (``cuMemHostRegister``,
@@ -541,13 +386,6 @@ class Device(NoCopy):
         ----------
         handle_type : type
             `TimelineFd`, or on the host backend also `OpaqueFd`.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        ExternalSemaphore
-            A timeline at 0, or a binary semaphore that is not signalled. You close it.
 
         Raises
         ------
@@ -555,15 +393,8 @@ class Device(NoCopy):
             The backend cannot create this type (`Operation.CREATE_SEMAPHORE`).
         DriverError
             The driver cannot pin the page.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore, semaphore.export() as handle:
-        ...     with device.import_semaphore(handle) as theirs:  # in another process
-        ...         semaphore.signal(stream, 1)
-        ...         theirs.host_wait(1, timeout=10)
         """
-        check_handle_type(handle_type, SemaphoreHandle, "handle_type")
+        importing.check_handle_type(handle_type, SemaphoreHandle, "handle_type")
         self.capabilities.require((Operation.CREATE_SEMAPHORE, handle_type))
         backend = self.driver
         drain()
@@ -579,26 +410,10 @@ class Device(NoCopy):
         return cast("ExternalSemaphore[K]", self._once(OwnTimelines).create(label))
 
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
-        """Create a stream independent of the default stream (``cuStreamCreateWithPriority`` / ``hip...``).
+        """Create a stream (``cuStreamCreateWithPriority`` / ``hip...``). You close it.
 
-        Parameters
-        ----------
-        high_priority : bool
-            Give the stream the device's highest priority. Use it for long waits: on AMD, a waiting stream stalls the
-            others on its hardware queue, and each priority has four queues.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Stream
-            The stream. You close it.
-
-        Examples
-        --------
-        >>> with device.create_stream(high_priority=True) as stream:
-        ...     buffer.fill(7, stream=stream)
-        ...     stream.synchronize(timeout=10)
+        It is independent of the default stream. `high_priority` is the device's highest priority. Use it for long
+        waits: on AMD, a waiting stream stalls the others on its hardware queue, and each priority has four queues.
         """
         drain()
         return self._new_stream(high_priority=bool(high_priority), label=label)
@@ -606,19 +421,16 @@ class Device(NoCopy):
     def wrap_stream(self, stream: object, *, label: str | None = None) -> Stream:
         """Wrap another library's stream. Calls with a `stream` argument do this for you.
 
+        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``.
+
         Parameters
         ----------
         stream : int, stream of torch, CuPy or numba, or object with ``__cuda_stream__``
-            The other library still owns it; the wrapper keeps it alive. 0 is the device's default stream. On the host
-            backend, 0 is the calling thread, where NumPy and torch's CPU tensors work: waits block it, and signals
-            happen at once.
+            The other library still owns it; the wrapper keeps it alive, and you need not close the wrapper. 0 is the
+            device's default stream. On the host backend, 0 is the calling thread, where NumPy and torch's CPU tensors
+            work: waits block it, and signals happen at once.
         label : str, optional
-            Name in messages, warnings and the stream's `repr`. If you wrap a stream again, the new label replaces it.
-
-        Returns
-        -------
-        Stream
-            The wrapper. You need not close it.
+            If you wrap a stream again, the new label replaces the old.
 
         Raises
         ------
@@ -626,15 +438,6 @@ class Device(NoCopy):
             `stream` is not a stream.
         InvalidArgumentError
             `stream` belongs to another device, or its number is not a valid pointer.
-
-        Examples
-        --------
-        torch's current stream is ``device.wrap_stream(torch.cuda.current_stream())``. The default stream:
-
-        >>> stream = device.wrap_stream(0)
-        >>> buffer.fill(7, stream=stream)
-        >>> np.asarray(buffer.view(4))
-        array([7, 7, 7, 7], dtype=uint8)
         """
         if isinstance(stream, Stream):
             if stream.device is not self:
@@ -662,13 +465,6 @@ class Device(NoCopy):
             `timeout` seconds passed. The message names the stream and what it waits for.
         GpuInteropError
             Work on a stream has failed. If several streams have failed, the last failure is raised.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> device.synchronize(timeout=10)
-        >>> stream.query()
-        True
         """
         limit = check_timeout(timeout)
         left = system.seconds_left(limit)
@@ -680,7 +476,7 @@ class Device(NoCopy):
                     closed = "" if stream.state is LIVE else ", which is closed,"
                     problem = stream.timeout_error(f"{closed} is not idle after {limit:g} s")
                 elif (failure := stream.take_failure()) is not None:
-                    problem = cast(GpuInteropError, again(failure))
+                    problem = cast(GpuInteropError, errors.again(failure))
             except CapturedError:  # such work runs when the graph is launched
                 continue
             except GpuInteropError as error:
@@ -704,14 +500,6 @@ class Device(NoCopy):
         ------
         ResourceBusyError
             `timeout` seconds passed. The message names what is still in use.
-
-        Examples
-        --------
-        >>> allocation = device.allocate(4096)
-        >>> array = np.asarray(allocation.buffer.view(4096))
-        >>> allocation.close()
-        >>> del array  # until now the allocation stayed mapped
-        >>> device.drain(timeout=10)
         """
         limit = check_timeout(timeout)
         drain()
@@ -722,7 +510,8 @@ class Device(NoCopy):
             if not (lifetime.state is RETIRED and lifetime.is_of(self.streams)):
                 continue
             if not (wait_for(lifetime, left()) or lifetime.stays):
-                raise ResourceBusyError(f"{lifetime.label} is still in use after {limit:g} s: {lifetime.what_holds()}.")
+                late = f"{lifetime.label} is still in use after {limit:g} s"
+                raise errors.ResourceBusyError(f"{late}: {lifetime.what_holds()}.")
 
     def _consumer(self, pointer: int) -> Stream:
         """Wrap the stream of an array library. Arrays keep the wrapper alive, and share it."""
@@ -731,7 +520,7 @@ class Device(NoCopy):
         if pointer != _LEGACY:  # any other number can be reused by a later stream
             handle = self.driver.adopt_stream(self._handle, pointer)
             key = self.driver.stream_key(handle)
-        if (found := self._consumers.get(key)) is not None and (stream := found()) is not None:
+        if (reference := self._consumers.get(key)) is not None and (stream := reference()) is not None:
             known = stream.known  # None for each thread's own default stream
             if known is not None and known.failure is None and stream.lifetime.state is LIVE:
                 return stream
@@ -769,14 +558,11 @@ class Device(NoCopy):
 
     def _new_stream(self, *, high_priority: bool, label: str | None = None) -> Stream:
         device, backend = self._handle, self.driver
-        return self.streams.create(
-            lambda: backend.create_stream(device, high_priority=high_priority),
-            lambda known: Stream(self, known, known),
-            label,
-        )
+        create = partial(backend.create_stream, device, high_priority=high_priority)
+        return self.streams.create(create, lambda known: Stream(self, known, known), label)
 
     def _know(self, semaphore: ExternalSemaphore[Any]) -> None:
-        """Remember a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""
+        """Note a semaphore, because graph nodes name semaphores by number; pass its label to the backend."""
         if hasattr(semaphore._handle, "label"):
             with suppress(AttributeError):  # read-only
                 semaphore._handle.label = semaphore.label
@@ -795,18 +581,6 @@ class Device(NoCopy):
     def _with(self, access: Sequence[Device]) -> list[Device]:
         return list(dict.fromkeys([self, *check_devices(access, "access", self.driver)]))
 
-    def _ordinal_of(self, handle: Handle) -> int | None:
-        """Return the ordinal, in this backend, of the device that the handle's origin names; None if unknown."""
-        identity = handle.origin.device if handle.origin is not None else None
-        if identity is None:
-            return None
-        return next((info.ordinal for info in self.driver.devices() if info.identity.matches(identity)), None)
-
-    def _require_import(self, operation: Operation, handle: Handle) -> None:
-        self.capabilities.require((operation, type(handle)))
-        if isinstance(handle, Win32Handle) and handle.name is not None:
-            self.capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
-
 
 @after_fork
 def _forked() -> None:
@@ -821,12 +595,12 @@ def check_device(device: object, argument: str) -> Device:
 
 def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
     """Return the devices as a list. Raise unless all belong to `backend`."""
-    given: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
-    found = [check_device(device, argument) for device in given]
-    for device in found:
+    sequence: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
+    members = [check_device(device, argument) for device in sequence]
+    for device in members:
         if device.driver is not backend:
             raise InvalidArgumentError(argument, f"expected devices of one backend, got {device!r} of another backend.")
-    return found
+    return members
 
 
 def _reaches(device: Device, ordinal: int) -> bool:
@@ -841,7 +615,7 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
     for device in members:
         if device.ordinal != ordinal and not _reaches(device, ordinal):
             infos = {info.ordinal: info.name for info in device.driver.devices()}
-            raise UnsupportedError(
+            raise errors.UnsupportedError(
                 cell.gap(
                     Scope.DEVICE,
                     f"the memory is on device {ordinal}, {infos.get(ordinal, 'unknown')}, and device "
@@ -853,14 +627,14 @@ def check_access(members: Iterable[Device], ordinal: int | None, cell: Cell) -> 
             )
 
 
-def _load(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
+def _import_allocation(allocation: Allocation, duplicate: AllocationHandle, cell: Cell) -> DriverHandle:
     """Import an allocation. Undo the import if one of its devices has no access to the memory."""
     backend = allocation.driver
-    loaded = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
+    imported = backend.import_allocation(allocation.device._handle, duplicate, size=allocation.size)
     try:
-        allocation.location = backend.location(loaded)
+        allocation.location = backend.location(imported)
         check_access(allocation.devices, allocation.location, cell)
     except BaseException:
-        undo("an imported allocation", lambda: backend.release_allocation(loaded))
+        undo("an imported allocation", lambda: backend.release_allocation(imported))
         raise
-    return loaded
+    return imported

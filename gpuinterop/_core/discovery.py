@@ -1,4 +1,4 @@
-"""Find backends: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
+"""Find backends and their devices: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
 
 The import reads nothing. ``GPUINTEROP_BACKEND`` is read whenever a call chooses a backend, ``GPUINTEROP_DISABLE`` when
 a device is first made: a process makes each device once, and its capability table never changes.
@@ -6,7 +6,6 @@ a device is first made: a process makes each device once, and its capability tab
 
 from __future__ import annotations
 
-import importlib.resources
 import os
 import sys
 import threading
@@ -14,37 +13,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 
-from .. import system
+from .. import capabilities, errors, system
 from .._arguments import NoCopy, check_int, check_type
 from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
-from ..capabilities import (
-    DOMAIN,
-    Capabilities,
-    Capability,
-    Cell,
-    Operation,
-    Rules,
-    Scope,
-    Support,
-    VerifiedRun,
-    disable,
-    promote,
-    recorded,
-)
-from ..errors import (
-    ArgumentTypeError,
-    BackendNotFoundError,
-    BackendUnavailableError,
-    DeviceNotFoundError,
-    GpuInteropError,
-    InvalidArgumentError,
-    passed_over,
-    users_frame,
-)
+from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support
+from ..errors import ArgumentTypeError, BackendUnavailableError, GpuInteropError, InvalidArgumentError
 from ..handles import DeviceIdentity, TimelineFd
 from ..installing import pip_install
 from .device import Device
@@ -121,11 +99,6 @@ class LoadedBackend(NoCopy):
     def device(self, ordinal: int = 0) -> Device:
         """Return a device. It is the same object every time.
 
-        Parameters
-        ----------
-        ordinal : int
-            Number of the device in its backend, from 0.
-
         Raises
         ------
         DeviceNotFoundError
@@ -141,8 +114,8 @@ class LoadedBackend(NoCopy):
                 f"expected an int, got {ordinal!r}; to choose a backend, call gpuinterop.get_backend(NAME).device(), "
                 f"or set {_BACKEND_VARIABLE}.",
             ) from None
-        if (known_one := self._devices.get(number)) is not None:  # without the lock, which a loading thread may hold
-            return known_one
+        if (device := self._devices.get(number)) is not None:  # without the lock, which a loading thread may hold
+            return device
         return system.under(_lock, self._open, number)
 
     def _open(self, number: int) -> Device:
@@ -150,31 +123,32 @@ class LoadedBackend(NoCopy):
             infos = {info.ordinal: info for info in self._infos()}
             if number not in infos:
                 known = ", ".join(f"{info.ordinal}: {info.name}" for info in infos.values()) or "none"
-                raise DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
+                raise errors.DeviceNotFoundError(f"ordinal: {self.name} has no device {number}; devices: {known}.")
             self._devices[number] = Device(self.driver, infos[number], self._table(infos[number]), self.devices)
         return self._devices[number]
 
     def _table(self, info: DeviceInfo) -> Capabilities:
         """Return the backend's table, completed, promoted by recorded runs, without what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
-            said = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
-        if bold := [str(cell) for cell, capability in said.items() if capability.support is Support.SUPPORTED]:
+            declared = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
+        if unproven := [str(cell) for cell, entry in declared.items() if entry.support is Support.SUPPORTED]:
             raise BackendUnavailableError(
-                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(bold)}, got SUPPORTED, which only "
-                "verified.toml can contain."
+                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(unproven)}, got SUPPORTED, which "
+                "only verified.toml can contain."
             )
-        cells = [self._completed(cell, said.get(cell)) for cell in DOMAIN]
+        cells = [self._completed(cell, declared.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
-        runs: list[VerifiedRun] = []
-        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
-            runs = recorded(importlib.resources.files(package) / "verified.toml")
+        # A single module has no folder.
+        runs = (
+            capabilities.recorded(files(package) / "verified.toml") if package and hasattr(package, "__path__") else []
+        )
         name = None if info.is_cpu else info.name
-        return Capabilities(left_on(promote(cells, runs, device=name)), owner=info.name)
+        return Capabilities(left_on(capabilities.promote(cells, runs, device=name)), owner=info.name)
 
-    def _completed(self, cell: Cell, said: Capability | None) -> Capability:
+    def _completed(self, cell: Cell, declared: Capability | None) -> Capability:
         """Return the backend's entry for a cell, or a gap if the backend or the core lacks what the cell needs."""
-        if said is not None and not said:
-            return said
+        if declared is not None and not declared:
+            return declared
         interfaces = INTERFACES.get(cell.operation)
         if interfaces is not None and not isinstance(self.driver, interfaces):
             names = " or ".join(interface.__name__ for interface in interfaces)
@@ -195,7 +169,7 @@ class LoadedBackend(NoCopy):
                 "gpuinterop.timeline",
                 "import a timeline made by Vulkan or Direct3D.",
             )
-        return said or _undeclared(cell, self.name)
+        return declared or _undeclared(cell, self.name)
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
@@ -223,16 +197,16 @@ def package_folder(package: str) -> Path | None:
 
 def left_on(cells: list[Capability]) -> list[Capability]:
     patterns = os.environ.get(_DISABLE_VARIABLE)
-    return disable(cells, patterns, _gaps_of) if patterns else cells
+    return capabilities.disable(cells, patterns, _gaps_of) if patterns else cells
 
 
 def _gaps_of(profile: str) -> list[Capability]:
     """Return the gaps of a device profile in a backend's ``capabilities.toml``. Loads no backend."""
-    known: dict[str, tuple[str, Rules, str]] = {}
+    known: dict[str, tuple[str, capabilities.Rules, str]] = {}
     for backend, rivals in sorted(_installed().items()):
         with suppress(Exception):  # skip a backend whose table cannot be read
             if (folder := package_folder(top_package(rivals[0]))) is not None:
-                rules = Rules(folder / "capabilities.toml")
+                rules = capabilities.Rules(folder / "capabilities.toml")
                 known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
     if profile not in known:
         raise InvalidArgumentError(
@@ -242,12 +216,13 @@ def _gaps_of(profile: str) -> list[Capability]:
         )
     backend, rules, name = known[profile]
     try:
-        said = {found.cell: found for found in rules.profile(name)}
+        declared = {capability.cell: capability for capability in rules.profile(name)}
     except Exception as error:
         raise InvalidArgumentError(
             _DISABLE_VARIABLE, f"expected a profile, got {profile!r}, whose rules are broken: {error!r}."
         ) from error
-    return [found for cell in DOMAIN if not (found := said.get(cell, _undeclared(cell, backend)))]
+    entries = (declared.get(cell, _undeclared(cell, backend)) for cell in DOMAIN)
+    return [entry for entry in entries if not entry]
 
 
 class InstalledBackend:
@@ -278,8 +253,8 @@ class InstalledBackend:
     @property
     def error(self) -> BackendUnavailableError | None:
         """Why the backend does not work; None if it works. Loads the backend."""
-        found = _load(self._rivals)
-        return found if isinstance(found, BackendUnavailableError) else None
+        outcome = _load(self._rivals)
+        return outcome if isinstance(outcome, BackendUnavailableError) else None
 
     @property
     def available(self) -> bool:
@@ -292,12 +267,12 @@ class InstalledBackend:
 
 def _installed() -> dict[str, list[EntryPoint]]:
     """Return the entry points by name; several for one name if distributions disagree."""
-    found: dict[str, list[EntryPoint]] = {}
+    by_name: dict[str, list[EntryPoint]] = {}
     for entry_point in entry_points(group=GROUP):
-        rivals = found.setdefault(entry_point.name, [])
+        rivals = by_name.setdefault(entry_point.name, [])
         if all(entry_point.value != rival.value for rival in rivals):
             rivals.append(entry_point)
-    return found
+    return by_name
 
 
 class BrokenBackendError(BackendUnavailableError):
@@ -306,7 +281,7 @@ class BrokenBackendError(BackendUnavailableError):
 
 @contextmanager
 def _guarded(failure: str, let_through: type[GpuInteropError] = GpuInteropError) -> Iterator[None]:
-    """Turn errors of third-party code into `BrokenBackendError`, so that other backends can still be used."""
+    """Turn errors of third-party code into `BrokenBackendError`, so that others can still be used."""
     try:
         yield
     except (KeyboardInterrupt, GeneratorExit, let_through):
@@ -332,11 +307,11 @@ def _load_once(rivals: Sequence[EntryPoint]) -> LoadedBackend | BackendUnavailab
 
 
 def _without_frames(error: BackendUnavailableError) -> BackendUnavailableError:
-    """Return the error without tracebacks. It is kept, and would keep the variables of the first callers alive."""
-    one: BaseException | None = error
-    while one is not None:
-        one.__traceback__ = None
-        one = one.__cause__ or one.__context__
+    """Return the error without tracebacks: `_loaded` refers to it, and they to the first callers' variables."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
     return error
 
 
@@ -345,14 +320,14 @@ def _class_of(rivals: Sequence[EntryPoint]) -> type[Backend]:
     if others:
         raise BackendUnavailableError(
             f"two distributions install a backend named {entry_point.name!r}: "
-            f"{' and '.join(one.value for one in rivals)}.",
+            f"{' and '.join(rival.value for rival in rivals)}.",
             fix="Uninstall one of them.",
         )
     if EntryPoint.pattern.match(entry_point.value) is None:
         raise ValueError("expected an entry point such as 'module:Class'")
     cls = entry_point.load()
     if (package := top_package(entry_point)).startswith("gpuinterop_"):  # other names can be an application's
-        passed_over.add(f"{package}.")
+        errors.passed_over.add(f"{package}.")
     if not (isinstance(cls, type) and issubclass(cls, Backend)):
         raise BackendUnavailableError(f"expected a subclass of gpuinterop.backend.Backend, got {entry_point.value}.")
     if getattr(cls, "name", None) != entry_point.name:
@@ -378,18 +353,13 @@ def backends() -> Mapping[str, InstalledBackend]:
 
 
 def get_backend(name: str | None = None) -> LoadedBackend:
-    """Return a backend that works.
+    """Return a backend that works. It is the same object every time.
 
     Parameters
     ----------
     name : str, optional
         By default ``GPUINTEROP_BACKEND``; if that is not set, the working backend with a device and the highest
         priority.
-
-    Returns
-    -------
-    LoadedBackend
-        The backend. It is the same object every time.
 
     Raises
     ------
@@ -414,11 +384,11 @@ def get_backend(name: str | None = None) -> LoadedBackend:
     if name is None and (name := os.environ.get(_BACKEND_VARIABLE)):
         source = _BACKEND_VARIABLE
     names = _scanned_here()[0]
-    found = _loaded.get(names.get(name, ""))
-    if not isinstance(found, LoadedBackend):
-        found = _by_name(name, source) if name else _by_priority()
-        names[name] = found.name
-    return found
+    loaded = _loaded.get(names.get(name, ""))
+    if not isinstance(loaded, LoadedBackend):
+        loaded = _by_name(name, source) if name else _by_priority()
+        names[name] = loaded.name
+    return loaded
 
 
 def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
@@ -432,17 +402,16 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 
 def _by_name(name: str, source: str) -> LoadedBackend:
     """Return the backend. `source` is the variable that names it; empty if the caller does."""
-    installed, said = _installed(), f"{source}: " if source else ""
+    installed, prefix = _installed(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
-        raise BackendNotFoundError(f"{said}there is no backend {name!r}; {known}")
-    found = _load(installed[name])
-    if isinstance(found, BackendUnavailableError):
-        # A new error each time, because a kept one would collect the tracebacks of all callers.
-        raise type(found)(f"{said}the backend {name!r} is not available: {found.reason}", fix=found.fix) from (
-            found.__cause__
-        )
-    return found
+        raise errors.BackendNotFoundError(f"{prefix}there is no backend {name!r}; {known}")
+    loaded = _load(installed[name])
+    if isinstance(loaded, BackendUnavailableError):
+        # A new error each time, because the same one would collect the tracebacks of all callers.
+        reason = f"{prefix}the backend {name!r} is not available: {loaded.reason}"
+        raise type(loaded)(reason, fix=loaded.fix) from loaded.__cause__
+    return loaded
 
 
 def _by_priority() -> LoadedBackend:
@@ -462,22 +431,22 @@ def _none_installed() -> str:
 
 
 def _warn_of_failures(fallback: str) -> None:
-    for name, found in _loaded.copy().items():
-        if not isinstance(found, BackendUnavailableError) or found.absent:
+    for name, error in _loaded.copy().items():
+        if not isinstance(error, BackendUnavailableError) or error.absent:
             continue
-        mine = object()
-        if _warned.setdefault(name, mine) is mine:  # otherwise another thread warns
+        mark = object()
+        if _warned.setdefault(name, mark) is mark:  # otherwise another thread warns
             warnings.warn(
-                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(found).rstrip('.')}. "
+                f"falling back to the backend {fallback!r}: {name!r} is not available. {str(error).rstrip('.')}. "
                 f"Set {_BACKEND_VARIABLE}={fallback} to choose it and silence this.",
                 RuntimeWarning,
-                stacklevel=users_frame()[1],
+                stacklevel=errors.users_frame()[1],
             )
 
 
 def _reasons() -> str:
-    failures = {name: found for name in _installed() if isinstance(found := _loaded.get(name), BackendUnavailableError)}
-    return "; ".join(f"{name}: {failure}" for name, failure in failures.items())
+    outcomes = ((name, _loaded.get(name)) for name in _installed())
+    return "; ".join(f"{name}: {error}" for name, error in outcomes if isinstance(error, BackendUnavailableError))
 
 
 def devices() -> Sequence[Device]:
@@ -493,17 +462,9 @@ def devices() -> Sequence[Device]:
 
 
 def device(ordinal: int = 0) -> Device:
-    """Return a device of the chosen backend (`get_backend`).
+    """Return a device of the chosen backend (`get_backend`). It is the same object every time, and needs no `close`.
 
-    Parameters
-    ----------
-    ordinal : int
-        Number of the device in its backend, from 0.
-
-    Returns
-    -------
-    Device
-        The device. It is the same object every time, and needs no `close`.
+    `ordinal` is its number in the backend, from 0.
 
     Raises
     ------
@@ -526,17 +487,12 @@ def match_device(identity: DeviceIdentity) -> Device:
     """Find the device that another API reports as `identity`, by UUID, PCI bus id or LUID.
 
     It searches every working backend, by priority; if ``GPUINTEROP_BACKEND`` is set, only that one. A CPU matches the
-    host backend's device.
+    host backend's device. The device is the same object every time, and needs no `close`.
 
     Parameters
     ----------
     identity : DeviceIdentity
         Identity of the device, for example from `gpuinterop.vulkan.identity`.
-
-    Returns
-    -------
-    Device
-        The device. It is the same object every time, and needs no `close`.
 
     Raises
     ------
@@ -564,7 +520,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
     """
     seen, chosen = [], os.environ.get(_BACKEND_VARIABLE)
     first = [get_backend()] if chosen else []
-    others = () if chosen and only_chosen else (one for one in _known_first() if one not in first)
+    others = () if chosen and only_chosen else (backend for backend in _known_first() if backend not in first)
     for loaded in chain(first, others):
         try:
             candidates = loaded.devices()
@@ -579,12 +535,13 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
             note = f" ({candidate.info.note})" if candidate.info.note else ""
             seen.append(f"{loaded.name}:{candidate.ordinal} {candidate.name}{note}")
     only = f"; {_BACKEND_VARIABLE}={chosen} excludes other backends" if chosen and only_chosen else ""
-    raise DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
+    raise errors.DeviceNotFoundError(f"{problem}; devices: {', '.join(seen) or 'none'}{only}.")
 
 
 def _working() -> list[LoadedBackend]:
-    found = [_load(rivals) for rivals in _installed().values()]
-    working = sorted((one for one in found if isinstance(one, LoadedBackend)), key=lambda loaded: loaded._rank)
+    outcomes = map(_load, _installed().values())
+    loaded = (outcome for outcome in outcomes if isinstance(outcome, LoadedBackend))
+    working = sorted(loaded, key=lambda backend: backend._rank)
     _scanned_here()[1][:] = working
     return working
 
@@ -592,7 +549,7 @@ def _working() -> list[LoadedBackend]:
 def _known_first() -> Iterator[LoadedBackend]:
     """Return the working backends, those of the last scan first, so that most callers need no new scan."""
     yield from (known := _scanned_here()[1].copy())
-    yield from (one for one in _working() if one not in known)
+    yield from (backend for backend in _working() if backend not in known)
 
 
 def _hex(mark: bytes | None) -> str:

@@ -1,4 +1,4 @@
-"""DLPack: its capsules of memory, and what a consumer may ask for."""
+"""DLPack: capsules of memory, and what their consumers may request."""
 
 from __future__ import annotations
 
@@ -20,17 +20,11 @@ _AMBIGUOUS: Final[dict[int, tuple[int, ...]]] = {CUDA: (0,), _CUDA_HOST: (0,), R
 
 class DLTensor(ctypes.Structure):
     _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
-    )
+    )  # fmt: skip
 
 
 CAPSULES: Final = ((b"dltensor", 0), (b"dltensor_versioned", 32))
@@ -59,9 +53,30 @@ def numpy_knows_versions() -> bool:
     return True
 
 
+_NOWHERE: Final = 64  # NumPy refuses the address 0, and does not read this one
+
+
+@functools.cache
+def _exported() -> type[Any]:
+    """Return the type of the arrays that capsules keep: NumPy's, with slots for objects that must stay alive."""
+    import numpy as np
+
+    class Exported(np.ndarray[Any, Any]):
+        __slots__ = ("consumer", "hold")
+
+    return Exported
+
+
+def blank_array(layout: Layout, whose: object) -> Any:
+    """Return a NumPy array without memory, for `capsule_at`."""
+    if layout.blank is None:
+        layout.blank = layout.array(_NOWHERE, False, whose).view(_exported())
+    return layout.blank.view()
+
+
 def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: object) -> Any:
     """Return a capsule of memory that stays valid as long as `hold`. No stream is ordered."""
-    array = layout.blank_array("a tensor")
+    array = blank_array(layout, "a tensor")
     array.hold = hold
     return capsule_at(array, pointer, layout, device, versioned=False, read_only=False)
 
@@ -69,6 +84,7 @@ def capsule_of(layout: Layout, pointer: int, device: tuple[int, int], hold: obje
 def capsule_at(
     array: Any, pointer: int, layout: Layout, device: tuple[int, int], *, versioned: bool, read_only: bool
 ) -> Any:
+    """Return a capsule of memory that keeps `array`, a blank one."""
     capsule = array.__dlpack__(max_version=(1, 0)) if versioned else array.__dlpack__()
     name, offset = CAPSULES[versioned]
     address = pointer_of(capsule, name)
@@ -82,13 +98,11 @@ def capsule_at(
 
 def check_request(stream: Any, max_version: Any, dl_device: Any, copy: bool | None, device: tuple[int, int]) -> None:
     """Raise if the array API forbids the request, or a view cannot fulfil it."""
-    if max_version is not None and not (isinstance(max_version, tuple) and len(max_version) == 2):
-        raise ArgumentTypeError("max_version", f"expected a pair of ints or None, got {max_version!r}.")
-    if dl_device is not None:
-        if not (isinstance(dl_device, tuple) and len(dl_device) == 2):
-            raise ArgumentTypeError("dl_device", f"expected a pair of ints or None, got {dl_device!r}.")
-        if dl_device != device:
-            raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
+    for argument, pair in (("max_version", max_version), ("dl_device", dl_device)):
+        if pair is not None and not (isinstance(pair, tuple) and len(pair) == 2):
+            raise ArgumentTypeError(argument, f"expected a pair of ints or None, got {pair!r}.")
+    if dl_device is not None and dl_device != device:
+        raise BufferError(f"expected dl_device={device}, where the memory is, got {dl_device}; a view cannot copy.")
     if copy:
         raise BufferError("expected copy=None or False, got True; copy the array that from_dlpack returns.")
     if stream is None:

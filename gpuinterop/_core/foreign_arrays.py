@@ -1,4 +1,4 @@
-"""Arrays of other libraries: the memory and layout of each, through DLPack or an array interface.
+"""Arrays of other libraries: where the memory of each is, and its layout.
 
 In the core, only this module, `layout`, `dlpack` and `view` import NumPy, on first use.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from abc import abstractmethod
 from contextlib import suppress
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ class Described(NamedTuple):
     layout: Layout
     read_only: bool
     keep: tuple[Any, object]  # the array, and what its library returned for it
-    data_ptr: object = None  # the array's `data_ptr`, if it has one: torch can move an array to other memory
+    data_ptr: object = None  # of an array with a `data_ptr` method: torch can move the array to other memory
 
     @property
     def span(self) -> tuple[int, int]:
@@ -38,20 +39,27 @@ class Described(NamedTuple):
         return self.layout.interface(self.pointer, self.read_only)
 
 
+class Describable(NoCopy):
+    """An array of gpuinterop, which describes itself."""
+
+    @abstractmethod
+    def _described(self) -> Described:
+        """Describe the array. The description keeps its bytes mapped."""
+
+
 def described(array: Any, argument: str, *, in_place: bool) -> Described:
     """Describe an array through DLPack or an array interface, without ordering a stream.
 
     It is a copy only if a tensor's bytes are not its values, and the array need not be used in place.
     """
-    if isinstance(array, NoCopy) and hasattr(array, "_described"):  # gpuinterop's own view
-        own: Described = array._described()
-        return own
-    array = with_values(array, argument, in_place=in_place)
+    if isinstance(array, Describable):
+        return array._described()
+    array = _with_values(array, argument, in_place=in_place)
     problem = ""
-    for way in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
-        if isinstance(found := way(array), Described):
-            return found
-        problem = found or problem
+    for describe in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
+        if isinstance(answer := describe(array), Described):
+            return answer
+        problem = answer or problem
     kind = f"{type(array).__module__}.{type(array).__qualname__}"
     if problem:
         raise InvalidArgumentError(argument, f"expected an array that DLPack can describe, got a {kind}: {problem}")
@@ -62,10 +70,10 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
     )
 
 
-def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
+def _with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     """Return the array, or a copy, whose bytes are its values. Every call that takes an array asks this first."""
     problem = hidden_values(array)
-    if not problem and _is_torchs(array) and (array.is_conj() or array.is_neg()):
+    if not problem and _is_torch(array) and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
@@ -74,7 +82,7 @@ def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     return array
 
 
-def _is_torchs(array: Any) -> bool:
+def _is_torch(array: Any) -> bool:
     """Whether it is a torch tensor. Does not import torch."""
     return hasattr(type(array), "__torch_dispatch__")
 
@@ -83,8 +91,8 @@ def hidden_values(array: Any) -> str:
     """Describe an array whose memory does not contain its values, with what to pass; empty for others."""
     if isinstance(array, NoCopy):  # gpuinterop's own; to ask for its interface would hold its bytes
         return ""
-    if not _is_torchs(array):
-        return _left_out(array)
+    if not _is_torch(array):
+        return _mask_or_nulls(array)
     # torch may compute values later, or elsewhere.
     dispatch = type(array).__torch_dispatch__
     if not isinstance(dispatch, BuiltinFunctionType):
@@ -100,8 +108,8 @@ def hidden_values(array: Any) -> str:
     return f"one without memory ({reason}); pass x.clone() of a zero tensor, else a tensor from outside of torch.func"
 
 
-def _left_out(array: Any) -> str:
-    """What `hidden_values` says of other libraries' arrays: masks and nulls are not in the memory."""
+def _mask_or_nulls(array: Any) -> str:
+    """What `hidden_values` returns for libraries other than torch: masks and nulls are not in the memory."""
     kind, interface = type(array).__name__, _interface(array)
     mask: Any = None
     nulls: Any = 0
@@ -121,9 +129,9 @@ def _left_out(array: Any) -> str:
 def _by_dlpack(array: Any) -> Described | str:
     if not hasattr(array, "__dlpack__"):
         return ""
-    place, on_host, is_torchs = None, False, _is_torchs(array)
+    place, on_host, is_torch = None, False, _is_torch(array)
     try:
-        if is_torchs:  # its method is slow, and refuses gradients and devices other than the current one
+        if is_torch:  # its method is slow, and refuses gradients and devices other than the current one
             capsule = sys.modules["torch"].to_dlpack(array)
         else:
             kind, number = array.__dlpack_device__()
@@ -144,7 +152,7 @@ def _by_dlpack(array: Any) -> Described | str:
     if offset:
         read_only = bool(flags_at(address).value & READ_ONLY)
     else:
-        read_only = not is_torchs and _is_read_only(array, on_host=on_host)
+        read_only = not is_torch and _is_read_only(array, on_host=on_host)
     place, pointer = place or (tensor.device_type, tensor.device_id), (tensor.data or 0) + tensor.byte_offset
     return Described(place, pointer, layout, read_only, (array, capsule), _data_ptr(array))
 
@@ -177,25 +185,25 @@ def _data_ptr(array: Any) -> object:
 def _interface(array: object) -> tuple[str, dict[str, Any]] | None:
     for name in ("__cuda_array_interface__", "__array_interface__"):
         try:
-            if isinstance(found := getattr(array, name, None), dict):
-                return name, found
+            if isinstance(interface := getattr(array, name, None), dict):
+                return name, interface
         except Exception:  # torch, for element types without a name in the interface
             pass
     return None
 
 
 def _is_read_only(array: Any, *, on_host: bool) -> bool:
-    if (found := _interface(array)) is not None:
-        return bool(found[1]["data"][1])
+    if (interface := _interface(array)) is not None:
+        return bool(interface[1]["data"][1])
     with suppress(Exception):  # each library has its own
         return on_host and not array.__array__().flags.writeable
     return False
 
 
 def _by_interface(array: Any) -> Described | str:
-    if (found := _interface(array)) is None:
+    if (interface := _interface(array)) is None:
         return ""
-    name, facts = found
+    name, facts = interface
     if not isinstance(data := facts.get("data"), tuple | list):  # bytes in PIL's images
         return f"its {name} has no address, but data of type {type(data).__name__}; pass numpy.asarray(x)."
     try:
@@ -228,15 +236,15 @@ def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
     if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
         try:
             seen = np.asarray(array)
-            if not (writable and seen.nbytes) or _is_torchs(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
+            if not (writable and seen.nbytes) or _is_torch(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
                 return seen
             problem = "NumPy gets a copy of it, whose bytes would be lost"
         except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
             problem = str(error)
     # autograd would not notice a write into a tensor that requires a gradient.
-    found = "" if writable and getattr(array, "requires_grad", False) else _by_dlpack(array)
-    if isinstance(found, Described) and found.place[0] in HOST_TYPES:
-        return np.asarray(found)
+    description = "" if writable and getattr(array, "requires_grad", False) else _by_dlpack(array)
+    if isinstance(description, Described) and description.place[0] in HOST_TYPES:
+        return np.asarray(description)
     raise ArgumentTypeError(argument, f"expected host memory, got {type(array).__name__} ({problem}).")
 
 
@@ -249,18 +257,16 @@ class HostArray:
         import numpy as np
 
         if type(array) is not np.ndarray:
-            array = with_values(array, argument, in_place=writable)
-        found = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
-        if found.dtype.hasobject:
-            raise ArgumentTypeError(argument, f"expected numbers, got elements of {instead_of(found.dtype)}.")
-        if writable and not found.flags.writeable:
+            array = _with_values(array, argument, in_place=writable)
+        host = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
+        if host.dtype.hasobject:
+            raise ArgumentTypeError(argument, f"expected numbers, got elements of {instead_of(host.dtype)}.")
+        if writable and not host.flags.writeable:
             raise InvalidArgumentError(argument, "is read-only; pass a writable array.")
-        if writable and not found.flags.c_contiguous:
+        if writable and not host.flags.c_contiguous:
             raise InvalidArgumentError(argument, "is not contiguous; copy into a contiguous array first.")
-        if not found.flags.c_contiguous:
-            found = np.ascontiguousarray(found)
         pinned = getattr(array, "is_pinned", None)
         self.pageable = not (callable(pinned) and pinned())
-        self.keep = found
-        self.ptr: int = found.ctypes.data
-        self.nbytes: int = found.nbytes
+        self.keep = host if host.flags.c_contiguous else np.ascontiguousarray(host)
+        self.ptr: int = self.keep.ctypes.data
+        self.nbytes: int = self.keep.nbytes

@@ -1,4 +1,4 @@
-"""Mipmapped arrays: optimally tiled images that only the device can address."""
+"""Images in external memory, optimally tiled (`MipmappedArray`), and copies of their levels."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .resource import Resource
 from .stream import Stream, check_stream
 
 if TYPE_CHECKING:
+    from ..backend import DriverHandle
     from .memory import Buffer, ExternalMemory
 
 
@@ -39,7 +40,7 @@ class MipmappedArray(Resource, NotAnArray):
     [(64, 64, 0), (32, 32, 0), (16, 16, 0)]
     """
 
-    _as_array = "array.level(0).copy_to_host(target, stream=stream)"
+    _as_array = "image.level(0).copy_to_host(target, stream=stream)"
 
     def __init__(self, memory: ExternalMemory, layout: ArrayLayout, label: str | None) -> None:
         backend = cast(ArrayBackend, memory.driver)  # otherwise the capability is a gap
@@ -51,27 +52,23 @@ class MipmappedArray(Resource, NotAnArray):
         self.lifetime.create(lambda: backend.map_array(memory._handle, layout))
 
     def level(self, n: int) -> ArrayLevel:
-        """Return one mip level.
-
-        Parameters
-        ----------
-        n : int
-            Number of the level; 0 is the largest.
+        """Return one mip level; 0 is the largest.
 
         Raises
         ------
         InvalidArgumentError
-            The array does not have level `n`.
+            The image does not have level `n`.
         """
         self._check_open()
         return ArrayLevel(self, check_int(n, "n", minimum=0, maximum=self.layout.levels - 1))
 
 
 class ArrayLevel(NotAnArray):
-    """One mip level of an array, with all its layers.
+    """One mip level of an image, with all its layers.
 
-    Copies run on the stream that you pass (``cuMipmappedArrayGetLevel``, ``cuMemcpy3DAsync``). In host memory and in
-    buffers, texels are tightly packed: row by row, slice by slice, layer by layer.
+    Copies run on the stream that you pass, a stream of the same device (``cuMipmappedArrayGetLevel``,
+    ``cuMemcpy3DAsync``). In host memory and in buffers, texels are tightly packed: row by row, slice by slice, layer by
+    layer.
 
     Attributes
     ----------
@@ -96,23 +93,17 @@ class ArrayLevel(NotAnArray):
 
     _as_array = "level.copy_to_host(target, stream=stream)"
 
-    def __init__(self, array: MipmappedArray, index: int) -> None:
-        self._array = array
-        self.index = index
-        width, height, depth = (max(1, dim >> index) if dim else 0 for dim in array.layout.extent)
+    def __init__(self, image: MipmappedArray, index: int) -> None:
+        self._image, self.index = image, index
+        width, height, depth = (max(1, dim >> index) if dim else 0 for dim in image.layout.extent)
         self.extent = (width, height, depth)
-        texels = width * max(1, height) * max(1, depth) * max(1, array.layout.layers)
-        self.nbytes = texels * array.layout.texel.nbytes
+        texels = width * max(1, height) * max(1, depth) * max(1, image.layout.layers)
+        self.nbytes = texels * image.layout.texel.nbytes
 
     def copy_from_host(self, source: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of host memory into the level.
 
-        Parameters
-        ----------
-        source : numpy.ndarray or bytes-like
-            Host memory of `nbytes` bytes, any shape and dtype. Do not change it until the stream has copied it.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
+        The memory has `nbytes` bytes, and any shape and dtype. Do not change it until the stream has copied it.
 
         Raises
         ------
@@ -120,100 +111,69 @@ class ArrayLevel(NotAnArray):
             The size is not `nbytes`, or the stream is being captured.
         ResourceBusyError
             See `Buffer.copy_from_host`.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     level = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32)).level(0)
-        ...     level.copy_from_host(np.full((32, 64, 4), 255, "uint8"), stream=stream)
-        ...     stream.synchronize(timeout=10)
         """
-        self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_array=True)
+        self._copy_host(HostArray(source, argument="source", writable=False), "source", stream, to_image=True)
 
     def copy_to_host(self, target: object, *, stream: Stream | object) -> None:
         """Enqueue a copy of the level into host memory.
 
-        Parameters
-        ----------
-        target : numpy.ndarray or bytearray
-            Host memory of `nbytes` bytes, writable and C-contiguous. Do not read it before the stream has copied it.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
+        The memory has `nbytes` bytes, and is writable and C-contiguous. Do not read it before the stream has copied it.
 
         Raises
         ------
         InvalidArgumentError, ResourceBusyError
             See `copy_from_host`.
         """
-        self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_array=False)
+        self._copy_host(HostArray(target, argument="target", writable=True), "target", stream, to_image=False)
 
     def copy_from_buffer(self, source: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
-        """Enqueue a copy of `nbytes` of a buffer into the level.
-
-        Parameters
-        ----------
-        source : Buffer
-            Buffer of the same device.
-        offset : int
-            Offset in the buffer, in bytes.
-        stream : Stream, int, or stream of torch, CuPy or numba
-            Stream of the same device.
-        """
-        self._copy_buffer(source, offset, stream, to_array=True)
+        """Enqueue a copy of `nbytes` of a buffer of the same device, from byte `offset` on, into the level."""
+        self._copy_buffer(source, offset, stream, to_image=True)
 
     def copy_to_buffer(self, target: Buffer, *, offset: int = 0, stream: Stream | object) -> None:
-        """Enqueue a copy of the level into `nbytes` of a buffer.
+        """Enqueue a copy of the level into `nbytes` of a buffer of the same device, from byte `offset` on."""
+        self._copy_buffer(target, offset, stream, to_image=False)
 
-        Parameters
-        ----------
-        target, offset, stream
-            See `copy_from_buffer`.
-        """
-        self._copy_buffer(target, offset, stream, to_array=False)
-
-    def _copy_host(self, host: HostArray, argument: str, given: object, *, to_array: bool) -> None:
+    def _copy_host(self, host: HostArray, argument: str, stream: object, *, to_image: bool) -> None:
         if host.nbytes != self.nbytes:
             raise InvalidArgumentError(
                 argument, f"expected the {self.nbytes} bytes of level {self.index}, got {host.nbytes}."
             )
-        stream = check_stream(self._array.device, given)
+        stream = check_stream(self._image.device, stream)
         stream._check_host_copy(host)
-        self._enqueue(host.ptr, stream, to_array=to_array, host=host)
+        self._enqueue(host.ptr, stream, to_image=to_image, host=host)
 
-    def _copy_buffer(self, buffer: Buffer, offset: int, given: object, *, to_array: bool) -> None:
+    def _copy_buffer(self, buffer: Buffer, offset: int, stream: object, *, to_image: bool) -> None:
         start, _ = buffer._range_of(offset, self.nbytes, "offset")
-        stream = check_stream(self._array.device, given)
-        self._enqueue(buffer.address + start, stream, buffer, start, to_array=to_array)
+        stream = check_stream(self._image.device, stream)
+        self._enqueue(buffer.address + start, stream, buffer, start, to_image=to_image)
 
     def _enqueue(
-        self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_array: bool,
+        self, address: int, stream: Stream, buffer: Buffer | None = None, start: int = 0, *, to_image: bool,
         host: HostArray | None = None,
     ) -> None:  # fmt: skip
-        array, known = self._array, stream._known_as()
+        image, known = self._image, stream._known_as()
         with marked(known.calls):  # no `Stream.capture` begins or ends between the check and the call
             if (graph := known.graph) is not None:
-                graph._hold(array.lifetime)
-            elif known not in array.lifetime.uses:
-                note_use(array.lifetime, known, None)
+                graph._hold(image.lifetime)
+            elif known not in image.lifetime.uses:
+                note_use(image.lifetime, known, None)
+            owners = [image.lifetime]
             if buffer is not None:
                 buffer._use_on(stream, start, self.nbytes)
-            stream._enqueue(
-                lambda handle: array.driver.copy_level(
-                    handle, array._handle, self.index, address, self.nbytes, to_array=to_array
-                ),
-                array.lifetime,
-                *(() if buffer is None else (buffer.mapping,)),
-                host=host,
-            )
-            if to_array:
-                array.lifetime.written = True
+                owners.append(buffer.mapping)
+
+            def copy(handle: DriverHandle) -> None:
+                image.driver.copy_level(handle, image._handle, self.index, address, self.nbytes, to_array=to_image)
+
+            stream._enqueue(copy, *owners, host=host)
+            if to_image:
+                image.lifetime.written = True
             elif buffer is not None:
                 buffer.mapping.written = True
 
 
-def array_layout(
+def image_layout(
     memory: ExternalMemory, format: str, extent: Sequence[int], levels: int, layers: int, offset: int, usage: ArrayUsage
 ) -> ArrayLayout:
     """Check the arguments against the memory, and return the layout. The caller has required MAP_MIPMAPPED_ARRAY."""

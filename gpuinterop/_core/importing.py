@@ -19,27 +19,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from .. import system
+from .. import handles, system
+from ..capabilities import Capabilities, Operation
 from ..errors import ArgumentTypeError, GpuInteropError, HandleError, InvalidArgumentError, warn_leak
-from ..handles import (
-    AllocationHandle,
-    D3D11Resource,
-    D3D11ResourceKmt,
-    D3D12Resource,
-    DeviceIdentity,
-    FdHandle,
-    Handle,
-    MemoryHandle,
-    OriginKind,
-    SemaphoreHandle,
-    _State,
-    handle_types,
-    this_thread,
-    types_here,
-)
+from ..handles import AllocationHandle, DeviceIdentity, FdHandle, Handle, MemoryHandle, OriginKind, SemaphoreHandle
 from .lifetime import after_fork
 
 if TYPE_CHECKING:
+    from ..backend import Backend
     from .lifetime import Lifetime
 
 if sys.platform != "win32":
@@ -55,10 +42,10 @@ HandleTypes: TypeAlias = "type[AllocationHandle] | Sequence[type[AllocationHandl
 _IMPORTS: Final = {"memory": MemoryHandle, "semaphore": SemaphoreHandle, "allocation": AllocationHandle}
 _ARRAY_MARKS: Final = ("__dlpack__", "__cuda_array_interface__", "__array_interface__")
 # The APIs export these only as one resource with its own memory.
-_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (D3D12Resource, D3D11Resource, D3D11ResourceKmt)
+_ALWAYS_DEDICATED: tuple[type[Handle], ...] = (handles.D3D12Resource, handles.D3D11Resource, handles.D3D11ResourceKmt)
 
 
-def object_size(fd: int) -> int | None:
+def _object_size(fd: int) -> int | None:
     """Return the size of a memory object in bytes if the kernel reports it (memfd, dma-buf); else None."""
     if system.seals(fd) is not None:
         return os.fstat(fd).st_size
@@ -71,19 +58,19 @@ def object_size(fd: int) -> int | None:
 
 def dmabuf_size(fdinfo: str) -> int | None:
     """Return the size that the kernel reports for a dma-buf (``dma_buf_show_fdinfo``, Linux 5.3); None otherwise."""
-    found = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^size:\t([0-9]+)\ncount:\t[0-9]+\nexp_name:\t", fdinfo, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def check_size(handle: Handle, size: int) -> None:
     """Raise if a size exceeds the object. Drivers accept such a size, and fail or crash later."""
     origin = handle.origin
-    said = origin.size if origin is not None else None
-    known = [("the exporter", said)]
-    if isinstance(handle, FdHandle) and (said is None or origin is None or not origin.trusted):
+    exported = origin.size if origin is not None else None
+    limits = [("the exporter", exported)]
+    if isinstance(handle, FdHandle) and (exported is None or origin is None or not origin.trusted):
         with contextlib.suppress(OSError):  # no /proc, or not seekable: leave the check to the driver
-            known.append(("the system", handle._use(object_size)))
-    for who, limit in known:
+            limits.append(("the system", handle._use(_object_size)))
+    for who, limit in limits:
         if limit is not None and size > limit:
             raise InvalidArgumentError(
                 "size", f"expected at most {limit} bytes, as {who} says, got {size}; pass the allocation's size."
@@ -105,6 +92,20 @@ def check_origin(handle: Handle, kinds: Iterable[OriginKind], device: DeviceIden
             f"handle: expected a handle of {device.name}, got one exported by "
             f"{origin.device.name or 'another device'}; pick the device with gpuinterop.match_device(identity)."
         )
+
+
+def require_import(capabilities: Capabilities, operation: Operation, handle: Handle) -> None:
+    capabilities.require((operation, type(handle)))
+    if isinstance(handle, handles.Win32Handle) and handle.name is not None:
+        capabilities.require((Operation.IMPORT_BY_NAME, type(handle)))
+
+
+def ordinal_of(handle: Handle, backend: Backend) -> int | None:
+    """Return the ordinal, in the backend, of the device that the handle's origin names; None if unknown."""
+    identity = handle.origin.device if handle.origin is not None else None
+    if identity is None:
+        return None
+    return next((info.ordinal for info in backend.devices() if info.identity.matches(identity)), None)
 
 
 def _article(noun: str) -> str:
@@ -144,7 +145,7 @@ def check_handle_types(handle_types: HandleTypes) -> tuple[type[AllocationHandle
 
 
 def _names(wanted: type[Handle]) -> str:
-    return ", ".join(kind.__name__ for kind in types_here(handle_types().values(), wanted))
+    return ", ".join(kind.__name__ for kind in handles.types_here(handles.handle_types().values(), wanted))
 
 
 def is_dedicated(handle: Handle, dedicated: bool | None) -> bool:
@@ -199,7 +200,7 @@ def import_duplicate(handle: H, call: Callable[[H], T], *, user: str, lifetime: 
 
 
 def _import_duplicate(handle: FdHandle, call: Callable[[Any], T], user: str, lifetime: Lifetime | None) -> T:
-    calls, mark = handle.calls, (this_thread(),)
+    calls, mark = handle.calls, (handles.this_thread(),)
     calls += mark
     try:
         duplicate = _duplicate(handle.fd)
@@ -209,7 +210,7 @@ def _import_duplicate(handle: FdHandle, call: Callable[[Any], T], user: str, lif
             if lifetime is None or lifetime.handle is None:
                 _take_back(handle._fd, duplicate)
             raise
-        handle._state, handle._user, handle._owned = _State.CONSUMED, user, True
+        handle._state, handle._user, handle._owned = handles._State.CONSUMED, user, True
         return result
     finally:
         calls.remove(mark[0])

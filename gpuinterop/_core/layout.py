@@ -1,4 +1,4 @@
-"""Layouts: element types, shapes and strides, and NumPy's arrays of them."""
+"""Layouts: element types, shapes and strides of arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES: Final = {facts: name for name, facts in TYPES.items()}
 class DType:
     """An element type and its names in DLPack and the array interfaces."""
 
-    __slots__ = ("alignment", "bits", "code", "is_numpys", "itemsize", "name", "typestr")
+    __slots__ = ("alignment", "bits", "code", "in_numpy", "itemsize", "name", "typestr")
 
     def __init__(self, dtype: object) -> None:
         import numpy as np
@@ -39,8 +39,8 @@ class DType:
         if name not in TYPES:
             raise ArgumentTypeError("dtype", f"expected one of {', '.join(TYPES)}, got {instead_of(dtype)}.")
         self.name, (self.code, self.bits) = name, TYPES[name]
-        self.is_numpys = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
-        self.typestr = np.dtype(name if self.is_numpys else f"uint{self.bits}").str
+        self.in_numpy = not name.startswith(("complex32", "bfloat16", "float8"))  # ml_dtypes adds these
+        self.typestr = np.dtype(name if self.in_numpy else f"uint{self.bits}").str
         self.itemsize = self.bits // 8
         self.alignment = self.itemsize // 2 if self.code == 5 else self.itemsize
 
@@ -48,7 +48,7 @@ class DType:
         """Return NumPy's dtype. Raise `ImportError` or `AttributeError` if it needs ml_dtypes, or a newer one."""
         import numpy as np
 
-        if self.is_numpys:
+        if self.in_numpy:
             return np.dtype(self.typestr)
         import ml_dtypes
 
@@ -62,9 +62,6 @@ def instead_of(dtype: object) -> str:
     return f"{got}; take {'numbers, not objects' if is_addresses else 'bytes (uint8), and view those'}"
 
 
-_PLAIN: Final = frozenset({int})
-
-
 def resolve_ints(values: Sequence[int], argument: str, *, minimum: int = -MAX_SIZE) -> tuple[int, ...]:
     """Return a tuple of ints, or raise an error that names the argument."""
     try:
@@ -73,20 +70,17 @@ def resolve_ints(values: Sequence[int], argument: str, *, minimum: int = -MAX_SI
         listed = tuple(values)
     except TypeError:
         raise ArgumentTypeError(argument, f"expected a sequence of ints, got {values!r}.") from None
-    if _PLAIN.issuperset(map(type, listed)) and minimum <= min(listed, default=0) <= max(listed, default=0) <= MAX_SIZE:
+    if set(map(type, listed)) <= {int} and minimum <= min(listed, default=0) <= max(listed, default=0) <= MAX_SIZE:
         return listed
     return tuple(check_int(value, argument, minimum=minimum, maximum=MAX_SIZE) for value in listed)
 
 
-def contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     strides, step = [], itemsize
     for dim in reversed(shape):
         strides.append(step)
         step *= max(dim, 1)
     return tuple(reversed(strides))
-
-
-_NOWHERE: Final = 64  # NumPy refuses the address 0, and does not read this one
 
 
 class _Base:
@@ -98,27 +92,16 @@ class _Base:
         self.__array_interface__ = interface
 
 
-@functools.cache
-def _exported() -> type[Any]:
-    """Return the type of the arrays that capsules keep: NumPy's, with slots for objects that must stay alive."""
-    import numpy as np
-
-    class Exported(np.ndarray[Any, Any]):
-        __slots__ = ("consumer", "hold")
-
-    return Exported
-
-
 class Layout:
     """Shape, element type and strides of a view, with derived values. `layout_of` makes it once for all such views."""
 
-    __slots__ = ("blank", "dtype", "high", "low", "misfit", "shape", "strides")
+    __slots__ = ("blank", "dtype", "high", "low", "shape", "strides", "unaligned_stride")
 
     def __init__(self, shape: tuple[int, ...], dtype: object, strides: tuple[int, ...] | None) -> None:
         self.shape = shape
         self.dtype = _known_type(dtype) if isinstance(dtype, str) else DType(dtype)
         size = self.dtype.itemsize
-        self.strides = contiguous(shape, size) if strides is None else strides
+        self.strides = _contiguous(shape, size) if strides is None else strides
         if len(self.strides) != len(shape):
             got = len(self.strides)
             raise InvalidArgumentError("strides", f"expected {len(shape)} entries, as in shape, got {got}.")
@@ -126,8 +109,8 @@ class Layout:
         self.low = sum(reach for reach in reaches if reach < 0)  # first byte used, relative to the first element
         self.high = 0 if 0 in shape else size + sum(reach for reach in reaches if reach > 0)  # end of the last byte
         # DLPack cannot express a stride that is not a multiple of the element size.
-        self.misfit = next((stride for stride in self.strides if stride % size), None)
-        self.blank: Any = None  # a NumPy array of this layout without memory; exports use views of it
+        self.unaligned_stride = next((stride for stride in self.strides if stride % size), None)
+        self.blank: Any = None  # see `dlpack.blank_array`
 
     def __str__(self) -> str:
         return f"{list(self.shape)} of {self.dtype.name}, strides {list(self.strides)}"
@@ -141,11 +124,6 @@ class Layout:
         except (ValueError, OverflowError) as error:  # too many dimensions, or larger than the address space
             raise BufferError(f"expected a shape that NumPy can describe, got {whose}: {error}.") from None
 
-    def blank_array(self, whose: object) -> Any:
-        if self.blank is None:
-            self.blank = self.array(_NOWHERE, False, whose).view(_exported())
-        return self.blank.view()
-
     def interface(self, pointer: int, read_only: bool) -> dict[str, Any]:
         """Return the array interface of elements at an address, as numbers of their size."""
         data, typestr = (pointer, read_only), self.dtype.typestr
@@ -158,8 +136,8 @@ _MOST_PLACES: Final = 1 << 16  # elements that `overlap` compares at most
 
 
 def layout_of(shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None) -> Layout:
-    one = type(shape) is not tuple and not isinstance(shape, Iterable)
-    dims = resolve_ints((shape,) if one else shape, "shape", minimum=0)  # type: ignore[arg-type]
+    is_count = type(shape) is not tuple and not isinstance(shape, Iterable)
+    dims = resolve_ints((shape,) if is_count else shape, "shape", minimum=0)  # type: ignore[arg-type]
     steps = None if strides is None else resolve_ints(strides, "strides")
     make = known_layout if isinstance(dtype, Hashable) else Layout
     return make(dims, dtype, steps)

@@ -1,4 +1,4 @@
-"""External memory, its mapping, and buffers."""
+"""Memory of other APIs and processes, mapped as buffers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,16 @@ from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
 from .foreign_arrays import HostArray
-from .image import MipmappedArray, array_layout
+from .image import MipmappedArray, image_layout
 from .layout import Layout, layout_of
 from .lifetime import (
-    BORN,
     GONE,
-    LEAKED,
     LIVE,
     MARK,
-    RELEASED,
     Dependency,
     Lifetime,
     Marks,
+    State,
     dropped,
     forget_use,
     locked,
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
 
     Owners: TypeAlias = Sequence[tuple["Buffer", int]]
 
-MOMENT_S = 0.01
+SETTLE_S = 0.01  # drivers need a moment to report work as done
 
 
 def round_up(size: int, step: int) -> int:
@@ -56,14 +54,9 @@ class Mapping(Lifetime):
     __slots__ = ("address", "arrays", "devices", "size", "waits")
 
     def __init__(
-        self,
-        owner: Mappable,
-        devices: Sequence[Device],
-        unmap: Callable[[DriverHandle], None],
-        *,
-        blocks: bool,
+        self, owner: Mappable, devices: Sequence[Device], unmap: Callable[[DriverHandle], None], *, blocks: bool,
         waits: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__("Mapping", unmap, parents=(owner.lifetime,), gate=devices[0].gate if blocks else None)
         self.ends_with_children = True
         self.arrays = Marks()
@@ -73,7 +66,7 @@ class Mapping(Lifetime):
         self.size = owner._size
 
     def is_of(self, device: Streams) -> bool:
-        return any(one.streams is device for one in self.devices)
+        return any(member.streams is device for member in self.devices)
 
     def expose(self) -> None:
         """Note that a caller knows the address, so any stream can use it from now on."""
@@ -87,10 +80,10 @@ class Mapping(Lifetime):
 
     def users(self, start: int, end: int, user: Stream | None) -> list[KnownStream]:
         """Return the other streams that `user` must wait for. Raise if one has failed, or is being captured."""
-        found = []
-        mine = None if user is None else user._known_as()
+        others = []
+        itself = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
-            if stream is mine or end <= hull[0] or hull[1] <= start or stream.state in GONE:
+            if stream is itself or end <= hull[0] or hull[1] <= start or stream.state in GONE:
                 continue
             if (failure := stream.take_failure()) is not None:
                 raise again(failure)
@@ -100,8 +93,8 @@ class Mapping(Lifetime):
                     f"cannot wait for {stream.label}, which used these bytes before its capture began; synchronize it "
                     "before the capture.",
                 )
-            found.append(stream)
-        return found
+            others.append(stream)
+        return others
 
 
 @locked
@@ -177,35 +170,30 @@ class Mappable(Sized):
                 except ResourceClosedError:
                     continue  # another thread has closed the last buffer
             self._check_open()
-            dependents = mapping.dependents.copy().values()
-            held = (
-                mapping.state is LEAKED
-                or mapping.arrays.copy()
-                or any(dependency is Dependency.HOLDS for dependency in dependents)
-            )
-            if held or not wait_for(mapping, MOMENT_S):  # drivers need a moment to report work as done
+            is_held = mapping.arrays.copy() or Dependency.HOLDS in mapping.dependents.copy().values()
+            if mapping.state is State.LEAKED or is_held or not wait_for(mapping, SETTLE_S):
                 raise ResourceBusyError(
                     f"the closed buffers of {self.label} are still in use ({mapping.what_holds()}); call "
                     "close(timeout=...) on the last one, or drop its arrays."
                 )
 
     def _open(self) -> Mapping:
-        fresh = self._new_mapping()
-        with marked(fresh.calls):  # other threads see the mark, and wait
-            mapping = _claim_mapping(self, fresh)
-            if mapping is fresh:
-                fresh.create(partial(self._map, fresh))
-        if mapping is not fresh:
-            system.until(lambda: mapping.state is not BORN or not mapping.calls.copy(), None)
+        created = self._new_mapping()
+        with marked(created.calls):  # other threads see the mark, and wait
+            mapping = _claim_mapping(self, created)
+            if mapping is created:
+                created.create(partial(self._map, created))
+        if mapping is not created:
+            system.until(lambda: mapping.state is not State.BORN or not mapping.calls.copy(), None)
         return mapping
 
 
 @locked
-def _claim_mapping(memory: Mappable, fresh: Mapping) -> Mapping:
-    """Return the existing mapping; without one, return the fresh one, which the caller then maps."""
+def _claim_mapping(memory: Mappable, created: Mapping) -> Mapping:
+    """Return the existing mapping; without it, return the created one, which the caller then maps."""
     known = memory._mapping
-    if known is None or known.state is RELEASED or (known.state is BORN and not known.calls.copy()):
-        known = memory._mapping = fresh
+    if known is None or known.state is State.RELEASED or (known.state is State.BORN and not known.calls.copy()):
+        known = memory._mapping = created
     return known
 
 
@@ -274,13 +262,13 @@ class Buffer(Sized):
         return self.address
 
     def view(
-        self,
-        shape: int | Sequence[int],
-        dtype: object = "uint8",
-        offset: int = 0,
+        self, shape: int | Sequence[int], dtype: object = "uint8", offset: int = 0,
         strides: Sequence[int] | None = None,
-    ) -> View:
+    ) -> View:  # fmt: skip
         """Return a typed view of the buffer, without a copy.
+
+        Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long as
+        the array exists.
 
         Parameters
         ----------
@@ -293,13 +281,8 @@ class Buffer(Sized):
         offset : int
             Offset in bytes from the start of the buffer to the first element.
         strides : sequence of int, optional
-            Strides in bytes; by default the view is C-contiguous. For a linear image, pass its row pitch here.
-
-        Returns
-        -------
-        View
-            Pass it to ``numpy.from_dlpack``, ``torch.from_dlpack`` or ``cupy.asarray``. The bytes stay mapped as long
-            as the array exists.
+            Strides in bytes; by default the view is C-contiguous. For a linear image, pass its row pitch:
+            ``buffer.view((64, 60, 4), strides=(256, 4, 1))`` has 256 bytes a row.
 
         Raises
         ------
@@ -307,14 +290,6 @@ class Buffer(Sized):
             `dtype` is not in this list.
         InvalidArgumentError
             The view exceeds the buffer, or its address is not aligned to the element size.
-
-        Examples
-        --------
-        >>> field = np.asarray(buffer.view((2, 3), "float32"))
-        >>> field[:] = 1
-        >>> rows = buffer.view((64, 60, 4), "uint8", strides=(256, 4, 1))  # a linear image, 256 bytes a row
-        >>> np.asarray(rows).shape
-        (64, 60, 4)
         """
         return self._view(layout_of(shape, dtype, strides), check_nbytes(offset, "offset", minimum=0))
 
@@ -324,38 +299,25 @@ class Buffer(Sized):
         low, high = start + layout.low, start + layout.high
         if low < 0 or high > self._size:
             self._check_range(start, min(high - low, 1))
-            fits = high - low <= self._size
-            instead = (
-                f"an offset of {-layout.low} to {self._size - layout.high}" if fits else "fewer or closer elements"
-            )
-            raise InvalidArgumentError(
-                "offset" if fits else "shape",
-                f"expected elements within the buffer's {self._size} bytes, got bytes {low} to {high}: {layout}; "
-                f"pass {instead}.",
-            )
-        if beyond := (self.address + start) % layout.dtype.alignment:
-            step = layout.dtype.alignment
+            argument, instead = "shape", "fewer or closer elements"
+            if high - low <= self._size:
+                argument, instead = "offset", f"an offset of {-layout.low} to {self._size - layout.high}"
+            got = f"got bytes {low} to {high}: {layout}; pass {instead}."
+            raise InvalidArgumentError(argument, f"expected elements within the buffer's {self._size} bytes, {got}")
+        address, step = self.address + start, layout.dtype.alignment
+        if beyond := address % step:
             raise InvalidArgumentError(
                 "offset",
-                f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got "
-                f"{self.address + start:#x}, the address of byte {start} of the buffer; pass {start + step - beyond}, "
-                "or view bytes.",
+                f"expected an address that is a multiple of {step}, for {layout.dtype.name}; got {address:#x}, "
+                f"the address of byte {start} of the buffer; pass {start + step - beyond}, or view bytes.",
             )
         return View(self, layout, start, read_only=read_only)
 
     def hold(self) -> Hold:
         """Return an object that keeps the bytes mapped while it is alive, as an exported array does.
 
-        Use it when you pass `ptr` to another API, because gpuinterop cannot see the work of that API.
-
-        Examples
-        --------
-        >>> memory = device.import_memory(gi.OpaqueFd(fd), size=65536)
-        >>> buffer = memory.map_buffer()
-        >>> token = buffer.hold()
-        >>> address = buffer.ptr  # another library uses it
-        >>> memory.close()
-        >>> del token  # it has finished: now the bytes are unmapped
+        Use it when you pass `ptr` to another API, because gpuinterop cannot see the work of that API: drop the object
+        when that API has finished.
         """
         token = Hold(self)  # first, so that the result of the check below stays true
         if self.lifetime.state is not LIVE:
@@ -386,12 +348,6 @@ class Buffer(Sized):
             is an array whose memory does not contain its values (see `gpuinterop.share`).
         ResourceBusyError
             The memory is pageable and the stream waits for a semaphore, so the copy would block and could deadlock.
-
-        Examples
-        --------
-        >>> buffer.copy_from_host(np.arange(16, dtype="float32"), offset=256)
-        >>> buffer.copy_from_host(b"gpuinterop", stream=stream)
-        >>> stream.synchronize(timeout=10)
         """
         self._copy(HostArray(source, argument="source", writable=False), "source", offset, stream, to_host=False)
 
@@ -403,53 +359,25 @@ class Buffer(Sized):
         target : numpy.ndarray or bytearray
             Host memory, writable and C-contiguous. Its size sets how many bytes are copied. If you pass a stream, do
             not read it before the stream has copied the bytes.
-        offset : int
-            Offset in the buffer, in bytes.
-        stream : Stream, int, or stream of torch, CuPy or numba, optional
+        offset, stream
             See `copy_from_host`.
 
         Raises
         ------
         ArgumentTypeError, InvalidArgumentError, ResourceBusyError
             See `copy_from_host`. Also if `target` is read-only or not contiguous, or if NumPy gets a copy of it.
-
-        Examples
-        --------
-        >>> buffer.fill(7)
-        >>> texels = np.empty((2, 4), "uint8")
-        >>> buffer.copy_to_host(texels, offset=256)
-        >>> texels
-        array([[7, 7, 7, 7],
-               [7, 7, 7, 7]], dtype=uint8)
         """
         self._copy(HostArray(target, argument="target", writable=True), "target", offset, stream, to_host=True)
 
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
-        """Set every byte to one value (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
+        """Set every byte to one value, 0 to 255 (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
-        Parameters
-        ----------
-        byte : int
-            The value, 0 to 255.
-        offset : int
-            Offset of the first byte.
-        size : int, optional
-            Number of bytes; by default everything from `offset` on.
-        stream : Stream, int, or stream of torch, CuPy or numba, optional
-            See `copy_from_host`.
+        By default it fills everything from `offset` on. Both are in bytes, and `stream` is as in `copy_from_host`.
 
         Raises
         ------
         InvalidArgumentError
             The range exceeds the buffer, or `stream` belongs to another device.
-
-        Examples
-        --------
-        >>> buffer.fill(0)
-        >>> buffer.fill(255, offset=4, size=4, stream=stream)
-        >>> stream.synchronize(timeout=10)
-        >>> np.asarray(buffer.view(3, "uint32"))
-        array([         0, 4294967295,          0], dtype=uint32)
         """
         value = check_int(byte, "byte", minimum=0, maximum=255)
         start, count = self._range_of(offset, size)
@@ -463,11 +391,11 @@ class Buffer(Sized):
         self._on(stream, start, count, lambda handle: self.driver.copy(handle, here, source, count), owners=owners)
         self.mapping.written = True
 
-    def _copy(self, array: HostArray, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
-        start, count = self._range_of(offset, array.nbytes, argument, least=0)
+    def _copy(self, host: HostArray, argument: str, offset: int, stream: object, *, to_host: bool) -> None:
+        start, count = self._range_of(offset, host.nbytes, argument, least=0)
         here = self.address + start
-        target, source = (array.ptr, here) if to_host else (here, array.ptr)
-        self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), array=array)
+        target, source = (host.ptr, here) if to_host else (here, host.ptr)
+        self._on(stream, start, count, lambda handle: self.driver.copy(handle, target, source, count), host=host)
         if not to_host:
             self.mapping.written = True
 
@@ -499,27 +427,27 @@ class Buffer(Sized):
 
     def _on(
         self, stream: object, start: int, size: int, enqueue: Callable[[DriverHandle], None],
-        *, array: HostArray | None = None, owners: Owners = (),
+        *, host: HostArray | None = None, owners: Owners = (),
     ) -> None:  # fmt: skip
-        """Enqueue on the given stream. Without one, use a stream of the device and wait; on the CPU, call directly."""
+        """Enqueue on `stream`. Without one, use a stream of the device and wait; on the CPU, call directly."""
         spans = [(self, start), *owners]
         if stream is not None:
             stream = check_stream(self.device, stream)
-            if array is not None:
-                stream._check_host_copy(array)
+            if host is not None:
+                stream._check_host_copy(host)
             with marked(stream._known_as().calls):  # no `Stream.capture` begins or ends between the check and the call
                 for buffer, first in spans:
                     buffer._use_on(stream, first, size)
-                stream._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+                stream._enqueue(enqueue, self.lifetime, self.mapping, host=host)
             return
         if self.device.info.is_cpu:
-            here = self.driver.adopt_stream(self.device._handle, 0)
+            caller = self.driver.adopt_stream(self.device._handle, 0)
 
             def copy(_: DriverHandle) -> None:
                 for buffer, first in spans:
                     buffer._wait_for_users(first, size)
-                enqueue(here)
-                self.driver.synchronize(here)
+                enqueue(caller)
+                self.driver.synchronize(caller)
 
             self.lifetime.use(lambda _: self.mapping.use(copy))
             drain()
@@ -528,11 +456,11 @@ class Buffer(Sized):
             users = {user: None for buffer, first in spans for user in buffer._users(copier, first, size)}
             for user in users:
                 copier._follow(user)
-            if array is not None and users:
-                copier._check_host_copy(array)
+            if host is not None and users:
+                copier._check_host_copy(host)
             for buffer, first in spans:  # before the call: it may fail, and another thread may close the buffer
                 buffer._use_on(copier, first, size)
-            copier._enqueue(enqueue, self.lifetime, self.mapping, host=array)
+            copier._enqueue(enqueue, self.lifetime, self.mapping, host=host)
             copier.synchronize()
             for buffer, _ in spans:
                 forget_use(buffer.mapping, copier._known_as())
@@ -587,7 +515,8 @@ class ExternalMemory(Mappable):
     def map_buffer(self, offset: int = 0, size: int | None = None, *, label: str | None = None) -> Buffer:
         """Map a range of bytes (``cuExternalMemoryGetMappedBuffer`` / ``hipExternalMemoryGetMappedBuffer``).
 
-        The driver maps the whole object once. Buffers are ranges of this mapping and can overlap.
+        The driver maps the whole object once. Buffers are ranges of this mapping and can overlap. You close them;
+        closing the memory closes them too.
 
         Parameters
         ----------
@@ -595,13 +524,6 @@ class ExternalMemory(Mappable):
             Offset of the first byte.
         size : int, optional
             Size in bytes; by default everything from `offset` on.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        Buffer
-            The buffer. You close it; closing the memory closes it too.
 
         Raises
         ------
@@ -611,31 +533,18 @@ class ExternalMemory(Mappable):
             All earlier buffers are closed, but pending work or arrays still use one of them.
         UnsupportedError
             The device cannot map buffers of this memory (`Operation.MAP_BUFFER`).
-
-        Examples
-        --------
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     vertices = memory.map_buffer(size=4096)
-        ...     indices = memory.map_buffer(offset=4096, size=1024)
-        ...     indices.ptr - vertices.ptr
-        4096
         """
         start, count = self._range_of(offset, size)
         self.device.capabilities.require((Operation.MAP_BUFFER, self.handle_type))
         return self._buffer(start, count, self.device, label)
 
     def map_mipmapped_array(
-        self,
-        format: str,
-        extent: Sequence[int],
-        levels: int = 1,
-        layers: int = 0,
-        offset: int = 0,
-        usage: ArrayUsage = ArrayUsage.SURFACE,
-        *,
-        label: str | None = None,
-    ) -> MipmappedArray:
-        """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``).
+        self, format: str, extent: Sequence[int], levels: int = 1, layers: int = 0, offset: int = 0,
+        usage: ArrayUsage = ArrayUsage.SURFACE, *, label: str | None = None,
+    ) -> MipmappedArray:  # fmt: skip
+        """Map an optimally tiled image (``cuExternalMemoryGetMappedMipmappedArray`` / ``hip...``). You close it.
+
+        Closing the memory closes it too.
 
         Parameters
         ----------
@@ -651,34 +560,17 @@ class ExternalMemory(Mappable):
             Offset of the image in the memory, in bytes.
         usage : ArrayUsage
             Usage of the image. The exporter must have created it with the same usage.
-        label : str, optional
-            Name in messages, warnings and the object's `repr`.
-
-        Returns
-        -------
-        MipmappedArray
-            The array. You close it; closing the memory closes it too.
 
         Raises
         ------
         InvalidArgumentError
             The image does not fit into the memory, or APIs lay out its format differently.
         UnsupportedError
-            The device cannot map arrays of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.import_memory(gi.OpaqueFd(fd), size=65536) as memory:
-        ...     image = memory.map_mipmapped_array("R8G8B8A8_UNORM", (64, 32), levels=2)
-        ...     texels = np.empty((32, 64, 4), "uint8")
-        ...     image.level(0).copy_to_host(texels, stream=stream)
-        ...     stream.synchronize(timeout=10)
+            The device cannot map images of this memory (`Operation.MAP_MIPMAPPED_ARRAY`).
         """
         self._check_open()
         self.device.capabilities.require((Operation.MAP_MIPMAPPED_ARRAY, self.handle_type))
-        layout = array_layout(self, format, extent, levels, layers, offset, usage)
+        layout = image_layout(self, format, extent, levels, layers, offset, usage)
         drain()
         return MipmappedArray(self, layout, label)
 

@@ -23,7 +23,7 @@ from .allocation import Allocation
 from .device import Device, check_device, check_devices
 from .importing import HandleTypes, check_handle, check_handle_types, check_origin, import_duplicate
 from .lifetime import BORN, LEAKED, LIVE, RELEASED, RETIRED, Lifetime, Marks, alive, hold, locked
-from .memory import MOMENT_S, Buffer, Mapping, Sized, round_up
+from .memory import SETTLE_S, Buffer, Mapping, Sized, round_up
 from .release import drain, wait_for
 from .resource import Resource
 
@@ -34,7 +34,7 @@ def create_multicast(
     devices: int | Sequence[Device], size: int, handle_types: HandleTypes = (), *, device: Device | None = None,
     label: str | None = None,
 ) -> MulticastObject:  # fmt: skip
-    """Create a multicast object (``cuMulticastCreate``).
+    """Create a multicast object (``cuMulticastCreate``). You close it.
 
     Parameters
     ----------
@@ -49,11 +49,6 @@ def create_multicast(
         Device for the driver calls; by default the first of the team, or ``gpuinterop.device()``.
     label : str, optional
         Name in messages, warnings and the object's `repr`.
-
-    Returns
-    -------
-    MulticastObject
-        The object. You close it.
 
     Raises
     ------
@@ -80,15 +75,15 @@ def create_multicast(
     kinds = check_handle_types(handle_types)
     size = check_nbytes(size)
     multicast = MulticastObject(devices, device, size, kinds, multicast_needs(kinds), exportable=True, label=label)
-    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
-    return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(through, count, size, kinds)))
+    backend, leader, count = multicast.driver, multicast.device._handle, multicast.device_count
+    return _make(multicast, lambda: multicast._create(lambda: backend.create_multicast(leader, count, size, kinds)))
 
 
 def import_multicast(
     handle: AllocationHandle, devices: int | Sequence[Device], size: int, *, device: Device | None = None,
     label: str | None = None,
 ) -> MulticastObject:  # fmt: skip
-    """Import a multicast object that another process created (``cuMemImportFromShareableHandle``).
+    """Import a multicast object of another process (``cuMemImportFromShareableHandle``). You close it.
 
     Parameters
     ----------
@@ -100,11 +95,6 @@ def import_multicast(
     size : int
         `MulticastObject.size`; drivers do not report it.
 
-    Returns
-    -------
-    MulticastObject
-        The object. You close it.
-
     Raises
     ------
     HandleError
@@ -114,12 +104,10 @@ def import_multicast(
 
     Examples
     --------
-    The handle comes from another process, which adds device 0. This process adds device 1:
-
     On CUDA (here a simulated driver):
 
     >>> size = 4 << 20
-    >>> with gi.create_multicast(2, size, gi.VmmFd) as theirs, theirs.export() as handle:
+    >>> with gi.create_multicast(2, size, gi.VmmFd) as theirs, theirs.export() as handle:  # the other process
     ...     with gi.import_multicast(handle, 2, size, device=devices[1]) as mine:
     ...         mine.add_device(devices[1])
     ...         mine.device_count, mine.devices
@@ -133,10 +121,10 @@ def import_multicast(
         raise InvalidArgumentError("size", f"expected the exported object's {handle.origin.size} bytes, got {size}.")
     needs = [Cell(Operation.IMPORT_MULTICAST, kind)]
     multicast = MulticastObject(devices, device, size, (kind,), needs, exportable=False, label=label)
-    backend, through, count = multicast.driver, multicast.device._handle, multicast.device_count
+    backend, leader, count = multicast.driver, multicast.device._handle, multicast.device_count
 
-    def load(duplicate: AllocationHandle) -> None:  # includes the devices: if adding one fails, the handle is kept
-        multicast._create(lambda: backend.import_multicast(through, duplicate, devices=count, size=size))
+    def load(duplicate: AllocationHandle) -> None:  # adds the devices too: if that fails, the handle stays the caller's
+        multicast._create(lambda: backend.import_multicast(leader, duplicate, devices=count, size=size))
 
     user = f"{multicast.device.backend} import_multicast"
     return _make(multicast, lambda: import_duplicate(handle, load, user=user, lifetime=multicast.lifetime))
@@ -147,13 +135,13 @@ def _team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[De
     leader = None if device is None else check_device(device, "device")
     if not isinstance(devices, Iterable):
         return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
-    given = list(devices)
-    leader = leader or check_device(next(iter(given), None), "devices")
-    members = check_devices(given, "devices", leader.driver)
+    devices = list(devices)
+    leader = leader or check_device(next(iter(devices), None), "devices")
+    members = check_devices(devices, "devices", leader.driver)
     if not members:
         raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
-    if twice := next((one for one in members if members.count(one) > 1), None):
-        raise InvalidArgumentError("devices", f"expected each device once, got {twice!r} twice.")
+    if repeated := next((member for member in members if members.count(member) > 1), None):
+        raise InvalidArgumentError("devices", f"expected each device once, got {repeated!r} twice.")
     return leader, len(members), members
 
 
@@ -173,17 +161,18 @@ def _bytes_of(device: Device, offset: int, size: int) -> str:
 
 def _mapping_at(device: Device, address: int) -> Mapping | None:
     """Return gpuinterop's mapping at an address of a device, if there is one."""
-    mappings = (one for one in alive() if isinstance(one, Mapping) and one.state is LIVE)
-    here = (one for one in mappings if one.address <= address < one.address + one.size)
-    return next((one for one in here if one.is_of(device.streams)), None)
+    mappings = (lifetime for lifetime in alive() if isinstance(lifetime, Mapping) and lifetime.state is LIVE)
+    here = (mapping for mapping in mappings if mapping.address <= address < mapping.address + mapping.size)
+    return next((mapping for mapping in here if mapping.is_of(device.streams)), None)
 
 
 class _Group(Lifetime):
     __slots__ = ()
 
     def ending(self) -> None:
-        mappings = [one for one in self.dependents if isinstance(one, _Mapping) and one.state in (LIVE, RETIRED)]
-        for binding in [one for one in self.dependents if not isinstance(one, _Mapping) and one.state is LIVE]:
+        children = list(self.dependents)
+        mappings = [child for child in children if isinstance(child, _Mapping) and child.state in (LIVE, RETIRED)]
+        for binding in [child for child in children if not isinstance(child, _Mapping) and child.state is LIVE]:
             for mapping in mappings:
                 hold(binding, mapping)
 
@@ -226,20 +215,13 @@ class MulticastObject(Sized):
     """
 
     def __init__(
-        self,
-        devices: int | Iterable[Device],
-        device: Device | None,
-        size: int,
-        handle_types: tuple[type[AllocationHandle], ...],
-        needs: Sequence[Cell],
-        *,
-        exportable: bool,
-        label: str | None,
-    ) -> None:
+        self, devices: int | Iterable[Device], device: Device | None, size: int,
+        handle_types: tuple[type[AllocationHandle], ...], needs: Sequence[Cell], *, exportable: bool, label: str | None,
+    ) -> None:  # fmt: skip
         leader, self.device_count, self._team = _team_of(devices, device)
         device = leader or discovery.device()
-        for one in dict.fromkeys([device, *self._team]):
-            one.capabilities.require(*needs)
+        for member in dict.fromkeys([device, *self._team]):
+            member.capabilities.require(*needs)
         self.driver = backend = cast(MulticastBackend, device.driver)  # otherwise the capability is a gap
         self.granularity = steps = backend.multicast_granularity(self.device_count, size, handle_types)
         if size % steps.minimum:
@@ -257,10 +239,8 @@ class MulticastObject(Sized):
         self.devices: tuple[Device, ...] = ()
         self._lock = threading.RLock()
         self._seals: list[Any] = Marks()  # finished and running binds and maps; afterwards no device can be added
-        self._taken: dict[MulticastBinding, None] = {}  # includes bindings that the driver has not unbound yet
-        self.handle_types = handle_types
-        self._needs = needs
-        self._exportable = exportable
+        self._bindings: dict[MulticastBinding, None] = {}  # also closed ones that the driver has not unbound yet
+        self.handle_types, self._needs, self._exportable = handle_types, needs, exportable
 
     @property
     def complete(self) -> bool:
@@ -270,15 +250,12 @@ class MulticastObject(Sized):
     @property
     def bindings(self) -> tuple[MulticastBinding, ...]:
         """The open bindings."""
-        return tuple(binding for binding in self._taken.copy() if not binding.closed)
+        return tuple(binding for binding in self._bindings.copy() if not binding.closed)
 
     def add_device(self, device: Device) -> None:
-        """Add a device of the team (``cuMulticastAddDevice``). Do this before you bind or map anything.
+        """Add a device of this process (``cuMulticastAddDevice``). Do this before you bind or map anything.
 
-        Parameters
-        ----------
-        device : Device
-            A device of this process. Each process adds its own devices.
+        Each process adds its own devices.
 
         Raises
         ------
@@ -286,15 +263,6 @@ class MulticastObject(Sized):
             The device is already added, is of another backend, or the team is full; or something is bound or mapped.
         UnsupportedError
             The device does not support multicast.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with gi.create_multicast(2, 4 << 20) as multicast:  # two devices, each added by its process
-        ...     multicast.add_device(devices[0])
-        ...     multicast.complete
-        False
         """
         self._check_open()
         check_devices((device,), "device", self.driver)
@@ -305,10 +273,8 @@ class MulticastObject(Sized):
         if device in self.devices:
             raise InvalidArgumentError("device", f"expected each device once, got {device!r} again.")
         if self.complete:
-            raise InvalidArgumentError(
-                "device",
-                f"expected the {self.device_count} devices of the team, got {device!r} in addition to {self._added()}.",
-            )
+            wanted = f"expected the {self.device_count} devices of the team"
+            raise InvalidArgumentError("device", f"{wanted}, got {device!r} in addition to {self._added()}.")
         if self._seals:
             raise InvalidArgumentError(
                 "device", "add devices before anything is bound or mapped; make a new multicast object."
@@ -318,15 +284,10 @@ class MulticastObject(Sized):
         self.devices = (*self.devices, device)
 
     def bind_memory(
-        self,
-        allocation: Allocation,
-        offset: int = 0,
-        *,
-        start: int = 0,
-        size: int | None = None,
+        self, allocation: Allocation, offset: int = 0, *, start: int = 0, size: int | None = None,
         assume_all_added: bool = False,
-    ) -> MulticastBinding:
-        """Bind memory of one device (``cuMulticastBindMem``).
+    ) -> MulticastBinding:  # fmt: skip
+        """Bind memory of one device (``cuMulticastBindMem``). This object keeps the binding until you close it.
 
         Parameters
         ----------
@@ -341,11 +302,6 @@ class MulticastObject(Sized):
             Pass True to confirm that all processes have added their devices; until then the driver blocks, perhaps
             forever. With `gpuinterop.exchange`, the processes can agree on this first.
 
-        Returns
-        -------
-        MulticastBinding
-            The binding. This object keeps it until it is closed or unbound.
-
         Raises
         ------
         InvalidArgumentError
@@ -354,15 +310,6 @@ class MulticastObject(Sized):
             The bytes were bound, and the unbind still waits for pending work.
         DriverError
             The driver refused.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation, offset=2 << 20, size=2 << 20)
-        ...     binding.offset, binding.size
-        (2097152, 2097152)
         """
         self._check_open()
         self._check_allocation(allocation)
@@ -381,7 +328,7 @@ class MulticastObject(Sized):
     def bind_address(
         self, device: Device, address: int | Buffer, size: int, offset: int = 0, *, assume_all_added: bool = False
     ) -> MulticastBinding:
-        """Bind mapped memory of one device by its address (``cuMulticastBindAddr``).
+        """Bind mapped memory of one device by its address (``cuMulticastBindAddr``). See `bind_memory`.
 
         Parameters
         ----------
@@ -391,17 +338,8 @@ class MulticastObject(Sized):
             A buffer, or the address of the first byte, a multiple of the minimum granularity. The binding keeps a
             buffer alive. Closing the buffer, or the allocation of gpuinterop at the address, closes the binding. Keep
             another library's memory until you `unbind` it.
-        size : int
-            Size in bytes, a multiple of the minimum granularity.
-        offset : int
-            Offset in this object, in bytes, a multiple of the minimum granularity.
-        assume_all_added : bool
-            See `bind_memory`.
-
-        Returns
-        -------
-        MulticastBinding
-            See `bind_memory`.
+        size, offset : int
+            Size, and offset in this object, in bytes: multiples of the minimum granularity.
 
         Raises
         ------
@@ -409,15 +347,6 @@ class MulticastObject(Sized):
             See `bind_memory`. Also if this object is shared, and the memory was not allocated here to be shared.
         ResourceBusyError, DriverError
             See `bind_memory`.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_address(device, allocation.buffer, 2 << 20)
-        ...     binding.memory is allocation.buffer
-        True
         """
         self._check_open()
         check_devices((device,), "device", self.driver)
@@ -447,29 +376,10 @@ class MulticastObject(Sized):
     def unbind(self, device: Device, offset: int, size: int) -> None:
         """Close a binding like `MulticastBinding.close` (``cuMulticastUnbind`` after pending work).
 
-        Parameters
-        ----------
-        device : Device
-            Device whose memory is bound.
-        offset : int
-            Offset of the binding in this object, in bytes.
-        size : int
-            Size of the binding in bytes.
-
         Raises
         ------
         InvalidArgumentError
             No binding of `device` has exactly these bytes. The message lists the existing bindings.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation, size=2 << 20)
-        ...     multicast.unbind(device, offset=0, size=2 << 20)
-        ...     multicast.bindings
-        ()
         """
         self._check_open()
         check_device(device, "device")
@@ -478,14 +388,14 @@ class MulticastObject(Sized):
             if binding.device is device and (binding.offset, binding.size) == (at, count):
                 binding.close()
                 return
-        there = "; ".join(binding._bytes for binding in self.bindings) or "none"
-        raise InvalidArgumentError(
-            "offset",
-            f"expected exactly the bytes of a binding, got {_bytes_of(device, at, count)}; bound: {there}.",
-        )
+        bound = "; ".join(binding._bytes for binding in self.bindings) or "none"
+        got = _bytes_of(device, at, count)
+        raise InvalidArgumentError("offset", f"expected exactly the bytes of a binding, got {got}; bound: {bound}.")
 
     def map(self, devices: Sequence[Device] | None = None, *, assume_all_added: bool = False) -> MulticastMapping:
         """Map the whole object for kernels (``cuMemAddressReserve``, ``cuMemMap``, ``cuMemSetAccess``).
+
+        You close the mapping; closing this object closes it too.
 
         Parameters
         ----------
@@ -494,27 +404,12 @@ class MulticastObject(Sized):
         assume_all_added : bool
             See `bind_memory`.
 
-        Returns
-        -------
-        MulticastMapping
-            The mapping. You close it; closing this object closes it too.
-
         Raises
         ------
         InvalidArgumentError
             A device of the team or of `devices` was not added.
         DriverError
             The driver refused.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with device.allocate(4 << 20) as allocation, gi.create_multicast([device], 4 << 20) as multicast:
-        ...     binding = multicast.bind_memory(allocation)
-        ...     with multicast.map() as mapping:
-        ...         mapping.size
-        4194304
         """
         self._check_open()
         chosen = self.devices if devices is None else check_devices(devices, "devices", self.driver)
@@ -530,33 +425,20 @@ class MulticastObject(Sized):
     def export(self, handle_type: type[AllocationHandle] | None = None) -> AllocationHandle:
         """Return a new handle for `import_multicast`. You own it (``cuMemExportToShareableHandle``).
 
-        Parameters
-        ----------
-        handle_type : type, optional
-            One of `handle_types`; not necessary if there is only one.
+        Without `handle_type`, it has the only one of `handle_types`.
 
         Raises
         ------
         InvalidArgumentError
             The object was imported, or was not created for this handle type.
-
-        Examples
-        --------
-        On CUDA (here a simulated driver):
-
-        >>> with gi.create_multicast([device], 4 << 20, gi.VmmFd) as multicast, multicast.export() as handle:
-        ...     handle.origin.kind
-        <OriginKind.MULTICAST: 'multicast'>
         """
         self._check_exportable("multicast")
         names = ", ".join(kind.__name__ for kind in self.handle_types) or "none"
         if handle_type is None and len(self.handle_types) == 1:
             handle_type = self.handle_types[0]
         if handle_type is None or handle_type not in self.handle_types:
-            raise InvalidArgumentError(
-                "handle_type",
-                f"expected a type that {self.label} was created with: {names}; pass handle_types= to create_multicast.",
-            )
+            wanted = f"expected a type that {self.label} was created with: {names}"
+            raise InvalidArgumentError("handle_type", f"{wanted}; pass handle_types= to create_multicast.")
         kind = handle_type
         handle = self.lifetime.use(lambda group: self.driver.export_multicast(group, kind))
         handle.origin = HandleOrigin(kind=OriginKind.MULTICAST, size=self._size, trusted=True)
@@ -589,10 +471,8 @@ class MulticastObject(Sized):
         """Raise unless the device was added and the allocation is on it."""
         self._check_added(device, argument)
         if allocation is not None and allocation.location not in (None, device.ordinal):
-            raise InvalidArgumentError(
-                argument,
-                f"expected memory of {device!r}, got {allocation.label}, which is on device {allocation.location}.",
-            )
+            got = f"{allocation.label}, which is on device {allocation.location}"
+            raise InvalidArgumentError(argument, f"expected memory of {device!r}, got {got}.")
 
     def _check_allocation(self, allocation: Allocation) -> None:
         check_type(allocation, Allocation, "allocation", "an Allocation of Device.allocate")
@@ -648,9 +528,9 @@ class MulticastObject(Sized):
     ) -> MulticastBinding:  # fmt: skip
         self._check_complete("binding", assume_all_added)
         drain()  # before the marks, because callbacks run here
-        for there in self._overlapping(device, offset, size):
-            if there.closed:  # drivers need a moment to report work as done
-                wait_for(there.lifetime, MOMENT_S)
+        for binding in self._overlapping(device, offset, size):
+            if binding.closed:
+                wait_for(binding.lifetime, SETTLE_S)
         return self._sealed(lambda: MulticastBinding(self, device, offset, size, memory, mapping, call))
 
     def _sealed(self, make: Callable[[], T]) -> T:
@@ -663,41 +543,37 @@ class MulticastObject(Sized):
             raise
 
     def _reserve(self, binding: MulticastBinding) -> None:
-        there = _claim(self, binding)
-        if there is None:
+        other = _claim(self, binding)
+        if other is None:
             return
-        state, taken = there.lifetime.state, there._bytes
+        state, taken = other.lifetime.state, other._bytes
         if state in (BORN, LIVE):
-            raise InvalidArgumentError(
-                "offset", f"{binding._bytes} overlaps the binding of {taken}; unbind that first."
-            )
+            overlap = f"{binding._bytes} overlaps the binding of {taken}"
+            raise InvalidArgumentError("offset", f"{overlap}; unbind that first.")
         if state is LEAKED:
             raise ResourceBusyError(
                 f"{taken} was bound, and its unbind failed: the driver may still bind it; make a new multicast object."
             )
-        holds = there.lifetime.what_holds()
+        holds = other.lifetime.what_holds()
         raise ResourceBusyError(
             f"{taken} was bound, and is not unbound yet ({holds}); call close(timeout=...) on that binding."
         )
 
     def _overlapping(self, device: Device, offset: int, size: int) -> list[MulticastBinding]:
-        return [
-            one
-            for one in self._taken.copy()
-            if one.device is device and one.offset < offset + size and offset < one.offset + one.size
-        ]
+        bindings = (binding for binding in self._bindings.copy() if binding.device is device)
+        return [other for other in bindings if other.offset < offset + size and offset < other.offset + other.size]
 
 
 @locked
 def _claim(multicast: MulticastObject, binding: MulticastBinding) -> MulticastBinding | None:
     """Reserve the bytes of a binding, or return another binding that overlaps them and is not yet unbound."""
-    for one in list(multicast._taken):
-        if one.lifetime.state is RELEASED:
-            del multicast._taken[one]
-    there = next(iter(multicast._overlapping(binding.device, binding.offset, binding.size)), None)
-    if there is None:
-        multicast._taken[binding] = None
-    return there
+    for known in list(multicast._bindings):
+        if known.lifetime.state is RELEASED:
+            del multicast._bindings[known]
+    other = next(iter(multicast._overlapping(binding.device, binding.offset, binding.size)), None)
+    if other is None:
+        multicast._bindings[binding] = None
+    return other
 
 
 class MulticastBinding(Sized):
@@ -728,26 +604,20 @@ class MulticastBinding(Sized):
     """
 
     def __init__(
-        self,
-        multicast: MulticastObject,
-        device: Device,
-        offset: int,
-        size: int,
-        memory: Allocation | Buffer | None,
-        mapping: Lifetime | None,
-        call: Callable[[], None],
-    ) -> None:
+        self, multicast: MulticastObject, device: Device, offset: int, size: int, memory: Allocation | Buffer | None,
+        mapping: Lifetime | None, call: Callable[[], None],
+    ) -> None:  # fmt: skip
         backend, group, handle = multicast.driver, multicast.lifetime, device._handle
-        parents = (group,) if mapping is None else (group, mapping)
-        lifetime = Lifetime(
-            "MulticastBinding", lambda _: backend.unbind(group.handle, handle, offset, size), parents=parents
-        )
+
+        def unbind(_: object) -> None:
+            backend.unbind(group.handle, handle, offset, size)
+
+        lifetime = Lifetime("MulticastBinding", unbind, parents=(group,) if mapping is None else (group, mapping))
         super().__init__(lifetime, multicast, *(() if memory is None else (memory,)))
-        self.lifetime.untracked = tuple(one.streams for one in multicast.devices)
-        self.multicast = multicast
+        self.lifetime.untracked = tuple(member.streams for member in multicast.devices)
+        self.multicast, self.memory = multicast, memory
         self.device, self.offset, self._size = device, offset, size
         self._bytes = _bytes_of(device, offset, size)
-        self.memory = memory
         multicast._reserve(self)
         self.lifetime.create(call)
 
@@ -758,7 +628,7 @@ class MulticastBinding(Sized):
         """Close the binding (see `Resource.close`)."""
         super().close(timeout)
         if self.lifetime.state is RELEASED:
-            self.multicast._taken.pop(self, None)
+            self.multicast._bindings.pop(self, None)
 
 
 class MulticastMapping(Resource, NotAnArray):
@@ -793,16 +663,14 @@ class MulticastMapping(Resource, NotAnArray):
         mapping = _Mapping("MulticastMapping", backend.unmap_allocation, parents=(group,))
         super().__init__(mapping, multicast)
         mapping.untracked = tuple(device.streams for device in multicast.devices)
-        self.multicast = multicast
-        self.size = multicast.size
-        self.devices = tuple(devices)
+        self.multicast, self.size, self.devices = multicast, multicast.size, tuple(devices)
         handles = [device._handle for device in devices]
 
-        def map_it() -> Any:
+        def map_group() -> Any:
             handle, self._address = backend.map_allocation(group.handle, handles)
             return handle
 
-        mapping.create(map_it)
+        mapping.create(map_group)
 
     @property
     def ptr(self) -> int:

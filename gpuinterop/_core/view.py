@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .._arguments import NoCopy
 from ..errors import ArgumentTypeError, InvalidArgumentError
-from .dlpack import CPU, ROCM, capsule_at, check_request, numpy_knows_versions
-from .foreign_arrays import Described, HostArray, described
+from .dlpack import CPU, ROCM, blank_array, capsule_at, check_request, numpy_knows_versions
+from .foreign_arrays import Describable, Described, HostArray, described
 from .layout import Layout, dense_order, layout_of
 from .lifetime import LIVE
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from .streams import KnownStream
 
 
-class View(NoCopy):
+class View(Describable):
     """A typed, strided view of a buffer for any array library. `Buffer.view` returns it.
 
     It has the protocols that fit the memory: DLPack everywhere, NumPy's ``__array__`` on the host, and
@@ -51,19 +50,21 @@ class View(NoCopy):
     ((2, 3), (12, 4), 24)
     >>> field = np.asarray(view)  # or torch.from_dlpack(view), cupy.from_dlpack(view)
     >>> field[:] = 1
+    >>> second = buffer.view((2, 3), "float32", offset=256)
+    >>> second.copy_from(view, stream=stream)
+    >>> second.to_numpy()
+    array([[1., 1., 1.],
+           [1., 1., 1.]], dtype=float32)
     """
 
     _instead = "send view.to_numpy(), which is a copy, or bytes(gpuinterop.share(view))."
     _token: object = None  # the hold that the first use of `__cuda_array_interface__` takes
 
     def __init__(self, buffer: Buffer, layout: Layout, offset: int, *, read_only: bool = False) -> None:
-        self._buffer = buffer
-        self._layout = layout
-        self.read_only = read_only
+        self._buffer, self._layout, self.read_only = buffer, layout, read_only
         self._pointer = buffer.address + offset
         self._start = offset + layout.low
-        self.shape = layout.shape
-        self.strides = layout.strides
+        self.shape, self.strides = layout.shape, layout.strides
 
     @property
     def dtype(self) -> Any:
@@ -93,12 +94,8 @@ class View(NoCopy):
         """Copy to the host and return a NumPy array; works on any device (``cuMemcpyAsync`` / ``hipMemcpyAsync``).
 
         The copy waits for every stream that used these bytes through gpuinterop, and is complete on return. It also
-        transfers the bytes between the elements of a strided view.
-
-        Returns
-        -------
-        numpy.ndarray
-            The view's shape and element type, C-contiguous and writable, in new memory.
+        transfers the bytes between the elements of a strided view. The array is C-contiguous and writable, in new
+        memory.
 
         Raises
         ------
@@ -113,13 +110,6 @@ class View(NoCopy):
             Work on one of those streams has failed.
         InvalidArgumentError
             One of those streams is being captured.
-
-        Examples
-        --------
-        >>> buffer.fill(7, stream=stream)
-        >>> buffer.view((2, 3)).to_numpy()
-        array([[7, 7, 7],
-               [7, 7, 7]], dtype=uint8)
         """
         import numpy as np
 
@@ -151,54 +141,41 @@ class View(NoCopy):
             this view is read-only, or `stream` belongs to another device.
         ResourceBusyError
             See `Buffer.copy_from_host`.
-
-        Examples
-        --------
-        >>> frame, kept = buffer.view((2, 3)), buffer.view((2, 3), offset=256)
-        >>> frame.copy_from(np.full((2, 3), 7, np.uint8))
-        >>> kept.copy_from(frame, stream=stream)
-        >>> kept.to_numpy()
-        array([[7, 7, 7],
-               [7, 7, 7]], dtype=uint8)
         """
-        buffer, mine = self._buffer, self._layout
-        is_ours = isinstance(source, View) and source._buffer.device is buffer.device
-        array = None if is_ours else HostArray(source, argument="source", writable=False)
-        theirs = source._layout if is_ours else described(source, "source", in_place=False).layout
-        if array is not None:  # a `HostArray` has C order
-            theirs = layout_of(theirs.shape, theirs.dtype.name, None)
-        if (order := dense_order(mine)) is None or order != dense_order(theirs):
+        buffer, layout = self._buffer, self._layout
+        on_device = isinstance(source, View) and source._buffer.device is buffer.device
+        host = None if on_device else HostArray(source, argument="source", writable=False)
+        of_source = source._layout if on_device else described(source, "source", in_place=False).layout
+        if host is not None:  # a `HostArray` has C order
+            of_source = layout_of(of_source.shape, of_source.dtype.name, None)
+        if (order := dense_order(layout)) is None or order != dense_order(of_source):
             raise InvalidArgumentError(
                 "source",
-                f"expected {mine}, in which each byte belongs to one element, got {theirs}; pass its to_numpy(), or "
-                "copy with a library, for example torch.from_dlpack(view).copy_(other).",
+                f"expected {layout}, in which each byte belongs to one element, got {of_source}; pass its to_numpy(), "
+                "or copy with a library, for example torch.from_dlpack(view).copy_(other).",
             )
         if self.read_only:
             raise InvalidArgumentError("view", f"expected a writable view, got {self!r} of immutable bytes.")
-        if array is not None:
-            buffer._copy(array, "source", self._start, stream, to_host=False)
+        if host is not None:
+            buffer._copy(host, "source", self._start, stream, to_host=False)
             return
-        there, first = source._buffer, source._pointer + theirs.low
-        if abs(first - self._pointer - mine.low) < self.nbytes:
+        first, owners = source._pointer + of_source.low, [(source._buffer, source._start)]
+        if abs(first - self._pointer - layout.low) < self.nbytes:
             raise InvalidArgumentError("source", f"expected bytes outside of {self!r}, got an overlap; copy twice.")
 
         def copy(_: object) -> None:
-            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=[(there, source._start)])
+            buffer._copy_from(first, self.nbytes, offset=self._start, stream=stream, owners=owners)
 
-        there.lifetime.use(copy)  # keeps the source mapped until its use on the stream is noted
+        source._buffer.lifetime.use(copy)  # keeps the source mapped until its use on the stream is noted
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._buffer.device.info.dlpack
 
     def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """Return a DLPack capsule, following the rules of the array API.
+        self, *, stream: int | None = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Return a DLPack capsule, following the rules of the array API. A copy is never made.
 
         Parameters
         ----------
@@ -207,8 +184,6 @@ class View(NoCopy):
             1 are the legacy default stream, 2 is the per-thread default stream, -1 means no ordering, 0 is refused.
             ROCm: None and 0 are the default stream, -1 means no ordering, 1 and 2 are refused. CPU: None or -1; the
             call itself waits for those streams, because CPU consumers have no streams.
-        max_version, dl_device, copy
-            See the array API. A copy is never made.
 
         Raises
         ------
@@ -217,28 +192,22 @@ class View(NoCopy):
             has more dimensions than NumPy supports (64; 32 before NumPy 2).
         InvalidArgumentError
             The array API refuses this stream.
-
-        Examples
-        --------
-        >>> view = buffer.view(4, "float32")
-        >>> np.from_dlpack(view)
-        array([0., 0., 0., 0.], dtype=float32)
         """
         buffer, layout = self._buffer, self._layout
         device = buffer.device.info.dlpack
         check_request(stream, max_version, dl_device, copy, device)
-        if (misfit := layout.misfit) is not None:
+        if (stride := layout.unaligned_stride) is not None:
             raise BufferError(
                 f"DLPack counts strides in elements: expected a multiple of {self._layout.dtype.itemsize} bytes, got "
-                f"{misfit}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
+                f"{stride}; use {'numpy.asarray' if self._is_of_host() else 'cupy.asarray'}, or a view of bytes."
             )
-        array = layout.blank_array(self)
+        array = blank_array(layout, self)
         array.hold = buffer.hold()  # before the wait, during which the buffer may be closed
-        array.consumer = self._order(stream, device[0])
+        array.consumer = self._order_consumer(stream, device[0])
         versioned = max_version is not None and max_version[0] >= 1 and numpy_knows_versions()
         return capsule_at(array, self._pointer, layout, device, versioned=versioned, read_only=self.read_only)
 
-    def _order(self, stream: int | None, device_type: int) -> Stream | None:
+    def _order_consumer(self, stream: int | None, device_type: int) -> Stream | None:
         """Return the consumer's stream. The array keeps it, so that the release waits for its work."""
         if stream == -1:
             return None
@@ -257,7 +226,6 @@ class View(NoCopy):
         return consumer
 
     def _described(self) -> Described:
-        """Describe the view as an array to share. The description keeps the bytes mapped."""
         keep = self, self._buffer.hold()
         if self._is_of_host():
             self._buffer._wait_for_users()  # as for other CPU consumers
@@ -271,7 +239,7 @@ class View(NoCopy):
         """
         if self._is_of_host():  # a library would pass the pointer to a GPU
             raise AttributeError("memory of the host has no __cuda_array_interface__; use numpy.asarray(view).")
-        if not (dtype := self._layout.dtype).is_numpys:
+        if not (dtype := self._layout.dtype).in_numpy:
             raise AttributeError(
                 f"__cuda_array_interface__ has no name for {dtype.name}; use from_dlpack(view), or a view of "
                 f"'uint{dtype.bits}'."
@@ -288,14 +256,14 @@ class View(NoCopy):
         """Return the one stream that the interface can name; it waits for the users."""
         if len(users) == 1 and users[0].state is LIVE and not users[0].of_other_thread:
             return users[0].pointer
-        meeting: Stream | None = self.__dict__.get("_meeting")
-        if meeting is None:  # a stream for this view, so that no unrelated work waits for the users
-            fresh = self._buffer.device.create_stream()
-            fresh.lifetime.warns = False
-            meeting = self.__dict__.setdefault("_meeting", fresh)  # another thread may have been first
+        after: Stream | None = self.__dict__.get("_after_users")
+        if after is None:  # a stream for this view, so that no unrelated work waits for the users
+            created = self._buffer.device.create_stream()
+            created.lifetime.warns = False
+            after = self.__dict__.setdefault("_after_users", created)  # another thread may have been first
         for user in users:
-            meeting._follow(user)
-        return meeting.ptr
+            after._follow(user)
+        return after.ptr
 
     def __buffer__(self, flags: int) -> memoryview:
         """Return host memory as a `memoryview` (PEP 688, Python 3.12 and newer). It counts as an exported array.
@@ -307,7 +275,7 @@ class View(NoCopy):
         """
         if not self._is_of_host():
             self._refuse_numpy()
-        if not (dtype := self._layout.dtype).is_numpys:
+        if not (dtype := self._layout.dtype).in_numpy:
             raise ArgumentTypeError(
                 "view",
                 f"expected elements with a format of the buffer protocol, got {self!r}; take a view of "

@@ -360,7 +360,7 @@ def test_a_run_counts_for_gpus_of_its_name_and_for_any_cpu(
         ("another", Support.SUPPORTED if is_cpu else Support.UNVERIFIED),
     ):
         run = VerifiedRun(date="2026-11-21", platform=sys.platform, device=where, versions={}, cells=frozenset(DOMAIN))
-        monkeypatch.setattr(discovery, "recorded", lambda file, run=run: [run])
+        monkeypatch.setattr("gpuinterop.capabilities.recorded", lambda file, run=run: [run])
         monkeypatch.setattr(discovery, "_loaded", {})
         install(Usable)
         found = gi.device().capabilities[Operation.IMPORT_MEMORY, gi.OpaqueFd]

@@ -192,7 +192,7 @@ def test_what_is_no_array_is_no_array_of_one_object(place: tuple[int, int]) -> N
             memory: "numpy.asarray(memory.map_buffer().view(shape, dtype))",
             memory.map_buffer(): "numpy.asarray(buffer.view(shape, dtype))",
             allocation: "numpy.asarray(allocation.view(shape, dtype))",
-            image: "array.level(0).copy_to_host(",
+            image: "image.level(0).copy_to_host(",
             image.level(0): "level.copy_to_host(",
         }
         for thing, instead in things.items():
