@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError, ResourceClosedError
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError
 from ..graphics.sides import OfBuffer, check_same_device, exported_block
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from . import _api as gl
 from ._context import Context, Names, current_context
-from ._shared import SharedObject, check_name, import_memory
+from ._pair import SharedObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,7 +179,7 @@ class SharedBuffer(OfBuffer, SharedObject):
                 f"expected buffer {name} with the memory that it shares, got a name that other code has deleted or "
                 "given to another buffer; share a new one."
             )
-        texture = check_name(texture, "texture", "moderngl's texture.glo")
+        texture = _check_name(texture, "texture", "moderngl's texture.glo")
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
         if not any(_is_of(functions, texture, *target) for target in _TARGETS):
@@ -386,11 +386,19 @@ def import_array(
     return shared
 
 
+def _check_name(value: object, argument: str, example: str) -> int:
+    """Check OpenGL's name of an object."""
+    if not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise ArgumentTypeError(argument, f"expected OpenGL's name, an int such as {example}, got {kind}.")
+    return check_int(value, argument, minimum=1, maximum=MAX_32)
+
+
 def _check_target(context: Context, buffer: int | None, size: int) -> None:
     """Refuse a buffer that cannot get new storage, or would be read past its end."""
     if buffer is None:
         return
-    buffer, functions = check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
+    buffer, functions = _check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
     if not functions.glIsBuffer(buffer):
         raise InvalidArgumentError(
             "buffer", f"expected the name of a buffer of this context, such as moderngl's buffer.glo, got {buffer}."
@@ -433,7 +441,7 @@ def _import(
 ) -> tuple[Names, int]:
     """Import `allocation` bytes, and make `size` of them from `offset` the storage of a buffer."""
     with Names(context) as names:
-        memory = import_memory(names, handle, allocation)
+        memory = names.import_memory(handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer
         context.functions.check("glNamedBufferStorageMemEXT", name, size, memory, offset)
     return names, name

@@ -1,4 +1,4 @@
-"""OpenGL contexts, which other code makes and makes current."""
+"""OpenGL contexts, which other code makes and makes current, and the objects that this package makes in them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any, ClassVar, Final, Self
 from weakref import WeakValueDictionary
 
 from .._arguments import NoCopy
+from .._core.importing import import_duplicate
 from .._core.lifetime import LIVE
 from ..capabilities import Capabilities, Rules
 from ..errors import DeviceNotFoundError, InvalidArgumentError, warn_leak
-from ..handles import DeviceIdentity
+from ..handles import DeviceIdentity, Handle
 from ..vulkan._context import VulkanContext, check_context
 from ..vulkan._device import Device, Instance
 from . import _api as gl
@@ -218,6 +219,24 @@ class Names:
         kind = create.removeprefix("glCreate").removeprefix("glGen").replace("NV", "EXT")
         self._names.insert(0, (f"glDelete{kind}", name.value))
         return name.value
+
+    def import_memory(self, handle: Handle, size: int) -> int:
+        """Make a memory object of a whole allocation (``glImportMemoryFdEXT``). Consumes the handle."""
+        memory, dedicated = self.new("glCreateMemoryObjectsEXT"), ctypes.byref(ctypes.c_int(1))
+        # Always dedicated. Otherwise NVIDIA's driver (580, H200) sometimes maps the memory compressed, and each side
+        # reads repeated bytes that the other wrote wrongly.
+        self.context.functions.check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, dedicated)
+        self.import_fd(handle, "glImportMemoryFdEXT", memory, size)
+        return memory
+
+    def import_fd(self, handle: Handle, call: str, *arguments: int) -> None:
+        """Import a descriptor with a ``glImport*FdEXT``. Consumes the handle."""
+        check = self.context.functions.check
+
+        def take(duplicate: Any) -> None:
+            check(call, *arguments, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
+
+        import_duplicate(handle, take, user="gpuinterop.opengl")  # after a failure, drivers differ in who owns it
 
     def close(self) -> None:
         """Delete the objects. Idempotent, and allowed in any thread."""

@@ -18,7 +18,7 @@ from ..handles import Binary, OpaqueFd, Timeline
 from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
 from . import _api as gl
 from ._context import Names, current_context
-from ._shared import Owned, SharedObject, import_fd
+from ._pair import Owned, SharedObject
 from ._texture import SharedTexture
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Semaphores(NoCopy):
             name = names.new("glGenSemaphoresEXT")
 
         with export_semaphore(half._vk, half.vk_semaphore, half.kind) as handle:
-            import_fd(names, handle, "glImportSemaphoreFdEXT", name)
+            names.import_fd(handle, "glImportSemaphoreFdEXT", name)
         return name
 
     def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
