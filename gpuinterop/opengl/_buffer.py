@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
@@ -173,8 +174,8 @@ class SharedBuffer(OfBuffer, SharedObject):
         name, functions = self.name, self.context.functions
         self.context.check_current()
         # If no buffer is bound, drivers take the offset for an address of the host.
-        mine = self.context.buffers.get(name) is self and functions.glIsBuffer(name)
-        if not mine or _storage_of(functions, name) != (True, self.size):
+        still_shared = self.context.buffers.get(name) is self and functions.glIsBuffer(name)
+        if not still_shared or _storage_of(functions, name) != (True, self.size):
             raise ResourceClosedError(
                 f"expected buffer {name} with the memory that it shares, got a name that other code has deleted or "
                 "given to another buffer; share a new one."
@@ -214,34 +215,35 @@ class SharedBuffer(OfBuffer, SharedObject):
                 "shape",
                 f"expected texels within the buffer's {self.size} bytes, got bytes up to {end}; share a larger one.",
             )
-        at = (level, "level"), (x, "x"), (y, "y")
-        level, x, y = (check_int(one, which, minimum=0, maximum=_MAX_INT) for one, which in at)
+        places = (level, "level"), (x, "x"), (y, "y")
+        level, x, y = (check_int(place, argument, minimum=0, maximum=_MAX_INT) for place, argument in places)
 
         def of_level(parameter: int) -> int:
             return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
 
-        has = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
+        extent = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
         functions.drop_errors()  # from a level that does not exist
-        if x + width > has[0] or y + height > has[1]:
+        if x + width > extent[0] or y + height > extent[1]:
             raise InvalidArgumentError(
                 "shape",
-                f"expected a height and width within the {(has[1], has[0])} of the texture's level {level}, got "
+                f"expected a height and width within the {(extent[1], extent[0])} of the texture's level {level}, got "
                 f"{(height, width)} at x={x}, y={y}.",
             )
         integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
         if integer and kind.startswith("float"):
             raise InvalidArgumentError("dtype", f"expected integers, as in the texture's format, got {dtype}.")
         binding, store = _STORE[target]
-        kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
+        get = partial(functions.integer, "glGetIntegerv")
+        before = get(binding), [get(parameter) for parameter in store]
         try:
             functions.check("glBindBuffer", target, name)
-            for one, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
-                functions.glPixelStorei(one, value)
+            for parameter, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
+                functions.glPixelStorei(parameter, value)
             yield width, height, _CHANNELS[channels - 1][integer], type_
         finally:
-            functions.glBindBuffer(target, kept[0])
-            for one, value in zip(store, kept[1], strict=True):
-                functions.glPixelStorei(one, value)
+            functions.glBindBuffer(target, before[0])
+            for parameter, value in zip(store, before[1], strict=True):
+                functions.glPixelStorei(parameter, value)
 
 
 def share_buffer(
@@ -372,16 +374,16 @@ def import_array(
 
     context = current_context(get_proc_address)
     context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
-    found = describe(array, "array", empty=False)
-    device = device_of({"array": found})
-    start, end = found.span
+    described = describe(array, "array", empty=False)
+    device = device_of({"array": described})
+    start, end = described.span
     _check_target(context, buffer, end - start)
-    with exported_block(context, device, found, "context", lambda _: None) as (handle, size, offset):
+    with exported_block(context, device, described, "context", lambda _: None) as (handle, size, offset):
         names, name = _import(context, handle, size, offset, end - start, buffer)
     with ExitStack() as undo:
         undo.callback(names.close)
-        memory = SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label)
-        shared = SharedBuffer(names, name, memory.buffer, memory, memory, immutable=found.read_only)
+        memory = SharedMemory(device, start, end - start, keep=described.keep, noun="imported array", label=label)
+        shared = SharedBuffer(names, name, memory.buffer, memory, memory, immutable=described.read_only)
         undo.pop_all()
     return shared
 
@@ -421,11 +423,11 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
 
 def _is_of(functions: gl.Functions, texture: int, target: int, binding: int) -> bool:
     """Whether a texture has this target. Mesa tells the target itself only in core contexts."""
-    kept = functions.integer("glGetIntegerv", binding)
+    before = functions.integer("glGetIntegerv", binding)
     functions.drop_errors()
     functions.glBindTexture(target, texture)
     fits = not functions.glGetError()
-    functions.glBindTexture(target, kept)
+    functions.glBindTexture(target, before)
     return fits
 
 

@@ -32,7 +32,7 @@ _contexts: dict[tuple[str, int], Context] = {}
 """Contexts with objects of this package, by loader and address; without a loader, by thread."""
 _devices: dict[tuple[bytes | None, bytes | None], Device] = {}
 """The library's own VkDevices, by the UUIDs of device and driver. They are kept, because making one is slow."""
-_making = threading.Lock()
+_devices_lock = threading.Lock()
 
 
 class Context(NoCopy):
@@ -60,9 +60,9 @@ class Context(NoCopy):
         name, label = self._mark
         if not name or not self.functions.glIsBuffer(name):
             return False
-        found = ctypes.create_string_buffer(len(label) + 1)
-        self.functions.glGetObjectLabel(gl.BUFFER, name, len(found), None, found)
-        return found.value == label
+        text = ctypes.create_string_buffer(len(label) + 1)
+        self.functions.glGetObjectLabel(gl.BUFFER, name, len(text), None, text)
+        return text.value == label
 
     def remember(self) -> None:
         """Mark the context, so that later calls in it find this object."""
@@ -124,9 +124,9 @@ class Context(NoCopy):
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`gpuinterop.opengl.capabilities`)."""
         embedded = self.version.startswith("OpenGL ES")
-        number = tuple(self.functions.integer("glGetIntegerv", one) for one in (gl.MAJOR_VERSION, gl.MINOR_VERSION))
-        by_name = number >= (4, 5) or "GL_ARB_direct_state_access" in self.extensions  # also in NVIDIA's 3.3 contexts
-        found = RULES.table(
+        number = [self.functions.integer("glGetIntegerv", part) for part in (gl.MAJOR_VERSION, gl.MINOR_VERSION)]
+        by_name = number >= [4, 5] or "GL_ARB_direct_state_access" in self.extensions  # also in NVIDIA's 3.3 contexts
+        cells = RULES.table(
             {
                 "driver": self.name,
                 "version": self.version,
@@ -135,39 +135,40 @@ class Context(NoCopy):
                 **{name: name in self.extensions for name in RULES.facts if name.startswith("GL_")},
             }
         )
-        return Capabilities(found, owner=self.name)
+        return Capabilities(cells, owner=self.name)
 
     # -- Vulkan, which makes what OpenGL can only import ---------------------------------------------------------------
 
     def vulkan(self, vk: VulkanContext | None) -> VulkanContext:
         """The user's VkDevice, checked, or the library's own on the same device and driver."""
-        mine = self.identity
+        identity = self.identity
         if vk is not None:
-            theirs = check_context(vk).identity
-            if not is_same_driver(theirs, mine):
+            vk_identity = check_context(vk).identity
+            if not is_same_driver(vk_identity, identity):
                 raise InvalidArgumentError(
                     "vk",
-                    f"expected a VkDevice of OpenGL's {mine.name} and of the same driver, got {theirs.name}, whose "
-                    "UUIDs differ; leave vk out.",
+                    f"expected a VkDevice of OpenGL's {identity.name} and of the same driver, got {vk_identity.name}, "
+                    "whose UUIDs differ; leave vk out.",
                 )
             return vk
-        with _making:
-            own = _devices.get((mine.uuid, mine.driver_uuid))
+        with _devices_lock:
+            own = _devices.get((identity.uuid, identity.driver_uuid))
             if own is None or own.vk.lifetime.state is not LIVE:  # before a fork, the parent's
-                own = _devices[mine.uuid, mine.driver_uuid] = self._make_device()
+                own = _devices[identity.uuid, identity.driver_uuid] = self._make_device()
         return own.vk
 
     def _make_device(self) -> Device:
-        instance, mine = Instance(), self.identity
-        found = instance.physical_devices()
-        for physical in found:
-            if is_same_driver(physical.identity, mine):
+        instance, identity = Instance(), self.identity
+        physical_devices = instance.physical_devices()
+        for physical in physical_devices:
+            if is_same_driver(physical.identity, identity):
                 return Device(instance, physical)
-        names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in found) or "none"
+        names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in physical_devices) or "none"
         instance.close()
         raise DeviceNotFoundError(
-            f"expected a Vulkan device with the device UUID and driver UUID of OpenGL's {mine.name} ({self.version}), "
-            f"got {names}; install OpenGL and Vulkan of one version of the driver: Mesa's are of one build."
+            f"expected a Vulkan device with the device UUID and driver UUID of OpenGL's {identity.name} "
+            f"({self.version}), got {names}; install OpenGL and Vulkan of one version of the driver: Mesa's are of one "
+            "build."
         )
 
     # -- names ---------------------------------------------------------------------------------------------------------
@@ -188,9 +189,9 @@ class Context(NoCopy):
                 getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
-def is_same_driver(one: DeviceIdentity, other: DeviceIdentity) -> bool:
+def is_same_driver(device: DeviceIdentity, other: DeviceIdentity) -> bool:
     """Whether two APIs' devices are one, with one build of its driver: only then can one import from the other."""
-    return (one.uuid, one.driver_uuid) == (other.uuid, other.driver_uuid)
+    return (device.uuid, device.driver_uuid) == (other.uuid, other.driver_uuid)
 
 
 class Names:
@@ -258,13 +259,13 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
     """The context that is current in the calling thread."""
     if (loader := current_loader(get_proc_address)) is not None:
         address = loader.current() or 0
-        known = _contexts.get((loader.name, address))
-        if known is not None and known.is_marked():
-            known.delete_closed()
-            return known
-        found = Context(loader, address)
-        if found.version:  # else no context is current, and only the user's loader was passed
-            return found
+        context = _contexts.get((loader.name, address))
+        if context is not None and context.is_marked():
+            context.delete_closed()
+            return context
+        context = Context(loader, address)
+        if context.version:  # else no context is current, and only the user's loader was passed
+            return context
     raise InvalidArgumentError(
         "context",
         "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or pass "
@@ -273,7 +274,7 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
 
 
 @atexit.register
-def _tell_left() -> None:
+def _warn_of_undeleted() -> None:
     if left := sum(len(context.closed_names) for context in _contexts.values()):
         warn_leak(
             f"{left} OpenGL object(s) were closed where their context was not current, and not deleted since: close "

@@ -118,7 +118,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         >>> vk.close()  # waits for the queue
         """
         native = self._open()
-        native.transfer(cmd, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
+        native.transfer(cmd, native.vulkan_side(stage, access), native.other_side(c.STAGE_BOTTOM_OF_PIPE))
 
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record Vulkan's acquire of the buffer. Required after the wait and before Vulkan's use.
@@ -145,7 +145,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         """
         native = self._open()
         # The source stage chains the barrier to the semaphore's wait.
-        native.transfer(cmd, native.theirs(stage), native.ours(stage, access))
+        native.transfer(cmd, native.other_side(stage), native.vulkan_side(stage, access))
 
 
 def share_buffer(
@@ -297,26 +297,26 @@ def import_array(
 
     check_context(vk)
     usage = check_flags(usage, "usage")
-    found = describe(array, "array", empty=False)
-    if found.read_only and usage & ~_READS:
+    described = describe(array, "array", empty=False)
+    if described.read_only and usage & ~_READS:
         raise InvalidArgumentError(
             "usage",
             f"expected usages with which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
             "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or flags for vertices, indices and uniforms; or import a copy.",
         )
-    device = device_of({"array": found})
+    device = device_of({"array": described})
     if device.info.is_cpu:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = (
         device.info.is_cpu and vk.physical.buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
     )
-    native = _import_pages(vk, found, usage) if by_address else _import_handle(vk, device, found, usage)
-    native.keep = found.keep
-    start, end = found.span
+    native = _import_pages(vk, described, usage) if by_address else _import_handle(vk, device, described, usage)
+    native.keep = described.keep
+    start, end = described.span
     return share(
         native,
-        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label),
-        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=found.read_only),
+        lambda: SharedMemory(device, start, end - start, keep=described.keep, noun="imported array", label=label),
+        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=described.read_only),
     )
 
 
@@ -351,9 +351,9 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
             "Device.empty(shape, dtype).",
         )
     mapped = 0
-    for one in system.mappings(within=range(start, start + size)):
-        mapped += min(one.addresses.stop, start + size) - max(one.addresses.start, start)
-        _check_pages(one)
+    for pages in system.mappings(within=range(start, start + size)):
+        mapped += min(pages.addresses.stop, start + size) - max(pages.addresses.start, start)
+        _check_pages(pages)
     if mapped < size:
         raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
 
@@ -377,11 +377,11 @@ def _check_size(vk: VulkanContext, size: int) -> None:
         )
 
 
-def _check_pages(one: system.Mapped) -> None:
+def _check_pages(pages: system.Mapped) -> None:
     """Refuse pages that NVIDIA's driver claims to import: the import fails, and so do all later ones."""
-    problem = "" if "w" in one.access else "that are read-only"
-    if "s" in one.access and not one.path.startswith(_MEMORY):
-        problem = f"of the file {one.path}"
+    problem = "" if "w" in pages.access else "that are read-only"
+    if "s" in pages.access and not pages.path.startswith(_MEMORY):
+        problem = f"of the file {pages.path}"
     if problem:
         raise InvalidArgumentError(
             "array", f"expected pages of memory that this process can write, got pages {problem}; import a copy."
@@ -400,7 +400,7 @@ def import_fd(
     def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
         def take(duplicate: Any) -> None:
             chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
-            native.whole(lambda: native.bind(buffer, bits, chain, offset))
+            native.all_or_nothing(lambda: native.bind(buffer, bits, chain, offset))
 
         import_duplicate(handle, take, user=user)  # after a failure, drivers differ in who owns the descriptor
 

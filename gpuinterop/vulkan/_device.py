@@ -83,11 +83,11 @@ def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
 class _Context(VulkanContext):
     """A context that can present its handles as those of a device that is simulated on top of it."""
 
-    said: DeviceIdentity | None = None
+    presented_identity: DeviceIdentity | None = None
 
     @property
     def identity(self) -> DeviceIdentity:
-        return self.said or super().identity
+        return self.presented_identity or super().identity
 
 
 class Device(NoCopy):

@@ -299,9 +299,9 @@ class SharedHandoff(Shared, Handoff):
 
     def check_open(self) -> None:
         """Raise if the context or one of the semaphores is closed."""
-        for one in {self._back, self._forth}:
-            one.check_open()
-            one.vulkan_object.check()
+        for semaphore in {self._back, self._forth}:
+            semaphore.check_open()
+            semaphore.vulkan_object.check()
 
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
@@ -352,8 +352,8 @@ class SharedHandoff(Shared, Handoff):
                     parts.callback(part.close, timeout)
 
     def _end_use(self) -> None:
-        for one in {self._back, self._forth}:
-            one._end_use()
+        for semaphore in {self._back, self._forth}:
+            semaphore._end_use()
 
 
 def share_handoff(
@@ -404,19 +404,28 @@ def share_handoff(
     'binary'
     """
     check_device(vk, device)
-    return _make(vk, device, agree_on_mode(vk.side, vk, device, mode_gaps(vk, device), allow), bridge, label)
+    return _make(vk, device, agree_on_mode(vk, device, mode_gaps(vk, device), allow), bridge, label)
 
 
 def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
-    kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
-    halves: list[SharedSemaphore[Any]] = []
     with ExitStack() as undo:
-        own = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
-        by = own or bridge if mode == BRIDGED else None
-        for way in ways:
-            name = label + way if isinstance(label, str) else label  # share_semaphore refuses another type
-            halves.append(share_semaphore(vk, device, kind, bridge=by, label=name))
-            undo.callback(halves[-1].close)  # not a `with` block, which leaves Vulkan's half to the context
-        handoff = SharedHandoff(vk, *halves, bridge=own)
+        own_bridge = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
+        if mode != BRIDGED:
+            bridge = None
+        semaphores = share_semaphores(vk, device, mode, undo, bridge=own_bridge or bridge, label=label)
+        handoff = SharedHandoff(vk, *semaphores, bridge=own_bridge)
         undo.pop_all()
     return handoff
+
+
+def share_semaphores(
+    vk: VulkanContext, device: Device, mode: str, undo: ExitStack, *, bridge: Bridge | None = None, label: str | None
+) -> list[SharedSemaphore[Any]]:
+    """Make the semaphores of a mode, to compute and to graphics: a timeline, or two binary ones. `undo` closes them."""
+    kind, suffixes = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
+    semaphores: list[SharedSemaphore[Any]] = []
+    for suffix in suffixes:
+        name = label + suffix if isinstance(label, str) else label  # share_semaphore refuses another type
+        semaphores.append(share_semaphore(vk, device, kind, bridge=bridge, label=name))
+        undo.callback(semaphores[-1].close)  # not a `with` block, which leaves Vulkan's half to the context
+    return semaphores

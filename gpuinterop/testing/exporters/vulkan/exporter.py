@@ -132,7 +132,7 @@ class VulkanExporter(Exporter):
             undo.pop_all()
         self.driver = f"{physical.driver_name} {physical.driver_version}"
         self.device = physical.name
-        vk.said = identity
+        vk.presented_identity = identity
         self.identity = vk.identity
         self._staged = staged
         self._lock = threading.Lock()  # for the queue, the command pool, and the lists below
