@@ -350,13 +350,13 @@ def again(failure: BaseException) -> BaseException:
     (False, 'CUDA_ERROR_ILLEGAL_ADDRESS', True)
     """
     try:
-        fresh = copy.copy(failure)
+        duplicate = copy.copy(failure)
     except Exception:
         return failure  # another library's, and it cannot be copied
-    if not isinstance(fresh, type(failure)):
+    if not isinstance(duplicate, type(failure)):
         return failure
-    fresh.__cause__ = failure
-    return fresh
+    duplicate.__cause__ = failure
+    return duplicate
 
 
 class _Unraisable:

@@ -145,17 +145,17 @@ class DeviceIdentity:
         >>> one.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
         False
         """
-        found = self._agreements(other)
-        return bool(found) and all(found)
+        agreements = self._agreements(other)
+        return bool(agreements) and all(agreements)
 
     def _agreements(self, other: DeviceIdentity) -> list[bool]:
         """Return for each identifier that both devices have whether the two are equal."""
         if self.is_cpu and other.is_cpu:
             return [True]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
-        found = [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        agreements = [own == others for own, others in pairs if own is not None and others is not None]
         # A GPU that is simulated on the CPU may have the identifiers of a software device.
-        return found or ([False] if self.is_cpu or other.is_cpu else [])
+        return agreements or ([False] if self.is_cpu or other.is_cpu else [])
 
 
 class OriginKind(Enum):
@@ -418,8 +418,8 @@ class FdHandle(Handle):
         >>> os.fstat(fd).st_size  # still open
         65536
         """
-        given = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
-        return cls.adopt(system.call("dup", os.dup, given.fd), origin=origin, trusted=trusted)
+        borrowed = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
+        return cls.adopt(system.call("dup", os.dup, borrowed.fd), origin=origin, trusted=trusted)
 
     @property
     def fd(self) -> int:
@@ -511,8 +511,8 @@ class FdHandle(Handle):
 
     def _let_calls_end(self) -> None:
         """Wait until no other thread uses the number."""
-        mine = this_thread()  # a signal handler may run inside such a call
-        system.until(lambda: not self._threads() - {mine}, None)
+        own_mark = this_thread()  # a signal handler may run inside such a call
+        system.until(lambda: not self._threads() - {own_mark}, None)
 
     def _threads(self) -> set[tuple[int, int]]:
         """Threads that use the number now. A forked child ignores the parent's."""

@@ -123,7 +123,7 @@ def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
             if of not in line:
                 continue
             place, _, facts = line.rstrip("\n").partition(" ")
-            addresses = range(*(int(one, 16) for one in place.split("-")))
+            addresses = range(*(int(edge, 16) for edge in place.split("-")))
             if addresses.stop <= within.start or within.stop <= addresses.start:
                 continue
             access, offset, device, inode, *path = facts.split(maxsplit=4)
@@ -134,7 +134,7 @@ def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
 
 def loaded_library(*names: str) -> str | None:
     """The file of the first loaded library whose name begins with one of `names`."""
-    return next((one.path for one in mappings() if one.path.rpartition("/")[2].startswith(names)), None)
+    return next((mapping.path for mapping in mappings() if mapping.path.rpartition("/")[2].startswith(names)), None)
 
 
 # -- threads -----------------------------------------------------------------------------------------------------
@@ -239,11 +239,11 @@ def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thr
         alive = weakref.ref(run)
         _thread.start_new_thread(run, ())
         del run  # now only the thread holds it
-        gone = False
+        dropped = False
         while not thread._begun.acquire(timeout=SLICE):
-            if gone:  # already before this wait, so the thread never began: it found no memory
+            if dropped:  # already before this wait, so the thread never began: it found no memory
                 raise MemoryError
-            gone = alive() is None
+            dropped = alive() is None
     except (RuntimeError, MemoryError) as error:
         code = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
         raise driver_error("pthread_create", code, _NO_THREAD) from error
@@ -472,8 +472,8 @@ def poll(fd: int, event: int, timeout_ms: float | None) -> int:
 def futex_wait(address: int, expected: int, seconds: float) -> None:
     """Sleep while the u32 at `address` is `expected`, for at most `seconds`. May return early, so check again."""
     assert SYS_FUTEX is not None
-    whole = int(seconds)
-    limit = Timespec(whole, int((seconds - whole) * 1e9))
+    full = int(seconds)
+    limit = Timespec(full, int((seconds - full) * 1e9))
     _syscall(SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0)
 
 

@@ -179,8 +179,8 @@ class Multicast(NativeAllocations, MulticastBackend):
         kernel = (self._kernels.get(stream.device.ordinal) or self._load_kernels(stream.device))[which]
         blocks = min(-(-count // _THREADS), _BLOCKS)
         shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        given = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        stream.device.call("LaunchKernel", kernel, *shape, stream.handle, given, None, relaxed=False)
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        stream.device.call("LaunchKernel", kernel, *shape, stream.handle, pointers, None, relaxed=False)
 
     def _load_kernels(self, context: NativeDevice) -> tuple[Any, ...]:
         """``cuModuleLoadData``, ``cuModuleGetFunction``. If two threads load at once, the first module is kept."""

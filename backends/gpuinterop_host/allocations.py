@@ -58,15 +58,15 @@ class Allocations(AllocationBackend):
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
         """Own the descriptor; leave it alone on an exception."""
         fd = checked(handle, VmmFd).fd
-        found = examine(fd, "an allocation", ())
-        if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):
-            raise HandleError(f"handle: expected an allocation, got memfd {found.name!r}; import it as an OpaqueFd.")
-        if not found.fixed:
+        memfd = examine(fd, "an allocation", ())
+        if memfd.name.startswith((*NO_MEMORY, lavapipe.NAME)):
+            raise HandleError(f"handle: expected an allocation, got memfd {memfd.name!r}; import it as an OpaqueFd.")
+        if not memfd.fixed:
             raise HandleError(
                 "handle: expected a shareable allocation of the host, sealed against shrinking and growing, got "
                 "another memfd; import it as memory (OpaqueFd)."
             )
-        check_size(size, found.size, "allocation")
+        check_size(size, memfd.size, "allocation")
         allocation = Allocation(size)
         allocation.ends.append((os.close, fd))
         return allocation

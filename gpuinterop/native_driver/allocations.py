@@ -164,9 +164,9 @@ class NativeAllocations(NativeBackend, AllocationBackend):
 
         None if the memory's device is hidden from this process. CUDA then returns -2 (measured); mapping still works.
         """
-        found = ctypes.create_string_buffer(_PROPERTIES.size)
-        allocation.device.call("MemGetAllocationPropertiesFromHandle", found, allocation.handle)
-        _, _, place, ordinal, _ = _PROPERTIES.unpack(found)
+        properties = ctypes.create_string_buffer(_PROPERTIES.size)
+        allocation.device.call("MemGetAllocationPropertiesFromHandle", properties, allocation.handle)
+        _, _, place, ordinal, _ = _PROPERTIES.unpack(properties)
         return ordinal if place == ON_DEVICE and ordinal >= 0 else None
 
 
@@ -182,9 +182,9 @@ class NativeSharing(NativeAllocations, SharingBackend):
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``cuIpcGetMemHandle``, ``hipIpcGetMemHandle`` for the allocation's base."""
-        found = _IpcHandle()
-        device.call("IpcGetMemHandle", byref(found), block.address)
-        return IpcMemHandle(bytes(found))
+        native = _IpcHandle()
+        device.call("IpcGetMemHandle", byref(native), block.address)
+        return IpcMemHandle(bytes(native))
 
     def attach_blocks(
         self, device: NativeDevice, handles: Sequence[Handle], sizes: Sequence[int]
@@ -215,7 +215,7 @@ class NativeSharing(NativeAllocations, SharingBackend):
 def granularity_of(driver: NativeDriver, name: str, properties: bytes) -> Granularity:
     """The minimum and the recommended granularity."""
     options, least = (_MINIMUM, _RECOMMENDED), driver.table.least_granularity
-    return Granularity(*(max(least, driver.ask(name, properties, one, kind=c_size_t)) for one in options))
+    return Granularity(*(max(least, driver.ask(name, properties, option, kind=c_size_t)) for option in options))
 
 
 def native_handle_type(driver: NativeDriver, kind: type[Handle]) -> int:

@@ -404,15 +404,11 @@ def share_handoff(
     'binary'
     """
     check_device(vk, device)
-    return _make(vk, device, agree_on_mode(vk, device, mode_gaps(vk, device), allow), bridge, label)
-
-
-def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
+    mode = agree_on_mode(vk, device, mode_gaps(vk, device), allow)
     with ExitStack() as undo:
         own_bridge = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
-        if mode != BRIDGED:
-            bridge = None
-        semaphores = share_semaphores(vk, device, mode, undo, bridge=own_bridge or bridge, label=label)
+        used = own_bridge or bridge if mode == BRIDGED else None
+        semaphores = share_semaphores(vk, device, mode, undo, bridge=used, label=label)
         handoff = SharedHandoff(vk, *semaphores, bridge=own_bridge)
         undo.pop_all()
     return handoff
