@@ -164,8 +164,7 @@ class Cell:
         Examples
         --------
         >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
-        >>> found = cell.unverified(gi.Scope.DEVICE, "the vendor documents it.", "the vendor's API reference")
-        >>> bool(found)
+        >>> bool(cell.unverified(gi.Scope.DEVICE, "the vendor documents it.", "the vendor's API reference"))
         True
         """
         return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
@@ -214,9 +213,9 @@ class Capability:
 
     Examples
     --------
-    >>> found = device.capabilities.of((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
-    >>> if not found:
-    ...     print(found.workaround)
+    >>> capability = device.capabilities.of((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
+    >>> if not capability:
+    ...     print(capability.workaround)
     export the memory as OpaqueFd; lavapipe and SwiftShader both do.
     """
 
@@ -253,8 +252,7 @@ class Capability:
 
         Examples
         --------
-        >>> found = device.capabilities.of(gi.Operation.GRAPH_CAPTURE)
-        >>> found.as_dict()["support"]
+        >>> device.capabilities.of(gi.Operation.GRAPH_CAPTURE).as_dict()["support"]
         'unsupported'
         """
         return {
@@ -350,7 +348,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     >>> wanted = (gi.Operation.MAP_BUFFER, gi.OpaqueFd), (gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
     >>> if missing := device.capabilities.missing(*wanted):
     ...     print(missing[0].reason)  # and use another way
-    >>> usable = [str(found.cell) for found in device.capabilities.values() if found]
+    >>> usable = [str(capability.cell) for capability in device.capabilities.values() if capability]
     >>> "map_buffer:opaque_fd" in usable
     True
     """

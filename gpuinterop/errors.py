@@ -375,11 +375,11 @@ def report(error: BaseException) -> None:
     Examples
     --------
     >>> import sys
-    >>> hook, told = sys.unraisablehook, []
-    >>> sys.unraisablehook = lambda args: told.append(str(args.exc_value))
+    >>> hook, reported = sys.unraisablehook, []
+    >>> sys.unraisablehook = lambda args: reported.append(str(args.exc_value))
     >>> gi.errors.report(ValueError("a callback failed"))
     >>> sys.unraisablehook = hook
-    >>> told
+    >>> reported
     ['a callback failed']
     """
     _Unraisable(error)

@@ -126,10 +126,10 @@ class DeviceIdentity:
 
         Examples
         --------
-        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> one.conflicts(gi.DeviceIdentity(pci_bus_id="0000:65:00.0"))
+        >>> gpu = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
+        >>> gpu.conflicts(gi.DeviceIdentity(pci_bus_id="0000:65:00.0"))
         True
-        >>> one.conflicts(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
+        >>> gpu.conflicts(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
         False
         """
         return not all(self._agreements(other))
@@ -139,10 +139,10 @@ class DeviceIdentity:
 
         Examples
         --------
-        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> one.matches(gi.DeviceIdentity(pci_bus_id="0000:17:00.0", uuid=bytes(range(16))))
+        >>> gpu = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
+        >>> gpu.matches(gi.DeviceIdentity(pci_bus_id="0000:17:00.0", uuid=bytes(range(16))))
         True
-        >>> one.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
+        >>> gpu.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
         False
         """
         agreements = self._agreements(other)
@@ -878,9 +878,9 @@ class VmmFd(FdHandle, AllocationHandle, name="vmm_fd"):
 
     Examples
     --------
-    >>> with device.allocate(65536, gi.VmmFd) as mine, mine.export() as handle:
-    ...     with device.import_allocation(handle, mine.size) as theirs:  # in another process
-    ...         theirs.buffer.fill(7)
+    >>> with device.allocate(65536, gi.VmmFd) as allocation, allocation.export() as handle:
+    ...     with device.import_allocation(handle, allocation.size) as imported:  # in another process
+    ...         imported.buffer.fill(7)
     """
 
 

@@ -17,11 +17,11 @@ A child process receives an allocation through a socket pair:
 
 >>> import socket
 >>> here, there = socket.socketpair()
->>> with here, there, device.allocate(65536) as mine, mine.export() as handle:
+>>> with here, there, device.allocate(65536) as allocation, allocation.export() as handle:
 ...     gi.ipc.send_handle(here, handle)
 ...     received = gi.ipc.receive_handle(there, gi.VmmFd)  # in the child
-...     with device.import_allocation(received, received.origin.size) as theirs:
-...         theirs.buffer.fill(7)
+...     with device.import_allocation(received, received.origin.size) as imported:
+...         imported.buffer.fill(7)
 """
 
 from __future__ import annotations

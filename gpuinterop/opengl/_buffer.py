@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError
-from ..graphics.sides import OfBuffer, check_same_device, exported_block
+from ..graphics.sides import BufferMethods, check_same_device, exported_block
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from . import _api as gl
@@ -51,7 +51,7 @@ _STORE: Final = {
 }
 
 
-class SharedBuffer(OfBuffer, SharedObject):
+class SharedBuffer(BufferMethods, SharedObject):
     """One buffer, in OpenGL and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
     You can draw from it, write it (``glBufferSubData``), copy it and bind it like every buffer. You cannot map it

@@ -51,7 +51,7 @@ class _Semaphores(NoCopy):
         self._timeline, self._waited = mode == "timeline", 0
         self._to_compute, self._to_graphics = halves[0].semaphore, halves[-1].semaphore
         in_gl = [self._import(names, half) for half in halves]
-        self._forth, self._back = in_gl[0], in_gl[-1]
+        self._gl_to_compute, self._gl_to_graphics = in_gl[0], in_gl[-1]
         self._value = ctypes.c_uint64()
         self._value_pointer = ctypes.byref(self._value)
         calls = "glSemaphoreParameterui64vEXT", "glWaitSemaphoreEXT", "glSignalSemaphoreEXT", "glFlush"
@@ -83,14 +83,14 @@ class _Semaphores(NoCopy):
             self._waited = frame
             if self._timeline:
                 self._value.value = 2 * frame
-                self._set(self._back, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
-            self._wait(self._back, *barrier)
+                self._set(self._gl_to_graphics, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
+            self._wait(self._gl_to_graphics, *barrier)
 
     def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
         if self._timeline:
             self._value.value = 2 * frame + 1
-            self._set(self._forth, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
-        self._signal(self._forth, *barrier)
+            self._set(self._gl_to_compute, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
+        self._signal(self._gl_to_compute, *barrier)
         self._flush()  # else other APIs do not see the submission
 
 

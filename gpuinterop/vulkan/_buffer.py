@@ -9,11 +9,11 @@ from .. import system
 from .._arguments import MAX_SIZE, check_flags, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, OutOfMemoryError
-from ..graphics.sides import OfBuffer, agree, exported_block
+from ..graphics.sides import BufferMethods, agree, exported_block
 from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
 from ._context import VulkanContext, check_context
-from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._memory import EVERYTHING, BoundObject, PairedMemory, agree_on_memory, create, require_exportable, share_memory
 from ._pair import check_device, share
 from ._query import BUFFER_USAGE, MEMORY_BITS, Support
 
@@ -36,7 +36,7 @@ _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon
 """Paths of shared mappings of system memory; CUDA's pinned memory is ``/dev/zero``."""
 
 
-class SharedBuffer(PairedMemory, OfBuffer):
+class SharedBuffer(PairedMemory, BufferMethods):
     """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
     Attributes
@@ -60,7 +60,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
     """
 
     def __init__(
-        self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer, *, immutable: bool = False
+        self, vk: VulkanContext, native: BoundObject, memory: Mappable, buffer: Buffer, *, immutable: bool = False
     ) -> None:
         super().__init__(vk, native, memory)
         self._buffer, self._immutable = buffer, immutable
@@ -206,7 +206,7 @@ def share_buffer(
     return share_memory(device, native, make, label)
 
 
-def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
+def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> BoundObject:
     """Create a buffer with exportable memory, after a check that the driver can export it."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
@@ -320,7 +320,7 @@ def import_array(
     )
 
 
-def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> BoundObject:
     """Make a VkBuffer on the one handle that contains an array: a GPU's VMM handle, or a memfd."""
 
     def check_size(size: int) -> None:
@@ -333,7 +333,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
         return import_fd(vk, handle, size, usage, (offset, end - start), argument="array", user="import_array()")
 
 
-def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
+def _import_pages(vk: VulkanContext, array: Described, usage: int) -> BoundObject:
     """Make a VkBuffer on the pages that contain a host array."""
     from .._core.memory import round_up
 
@@ -357,7 +357,7 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
     if mapped < size:
         raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
 
-    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+    def bind(native: BoundObject, buffer: Any, bits: int, offset: int) -> None:
         pointer = vk.api.ffi.cast("void *", start)
         properties = new("VkMemoryHostPointerPropertiesEXT")
         vk._call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
@@ -391,13 +391,13 @@ def _check_pages(pages: system.Mapped) -> None:
 def import_fd(
     vk: VulkanContext, handle: AllocationHandle | FdHandle, size: int, usage: int,
     part: tuple[int, int] | None = None, *, argument: str, user: str,
-) -> Bound:  # fmt: skip
+) -> BoundObject:  # fmt: skip
     """Make a VkBuffer on a device's allocation, or on a part of it (``VkImportMemoryFdInfoKHR``, ``OPAQUE_FD``)."""
     from .._core.importing import import_duplicate
 
     bit = c.MEMORY_HANDLE_OPAQUE_FD
 
-    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+    def bind(native: BoundObject, buffer: Any, bits: int, offset: int) -> None:
         def take(duplicate: Any) -> None:
             chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
             native.all_or_nothing(lambda: native.bind(buffer, bits, chain, offset))
@@ -409,8 +409,8 @@ def import_fd(
 
 def _buffer(
     vk: VulkanContext, size: int, usage: int, part: tuple[int, int], bit: int, argument: str,
-    bind: Callable[[Bound, Any, int, int], object],
-) -> Bound:  # fmt: skip
+    bind: Callable[[BoundObject, Any, int, int], object],
+) -> BoundObject:  # fmt: skip
     """Make a VkBuffer on a part (offset and size) of `size` bytes, which `bind` imports.
 
     All checks come before the import, because on NVIDIA a failed import makes later correct ones fail.
@@ -425,7 +425,7 @@ def _buffer(
             f"expected memory that {name} imports, which must be allocated for one buffer; copy the array into "
             "memory of share_buffer.",
         )
-    native = Bound(vk, "Buffer", OpaqueFd, bit, usage, size=count)
+    native = BoundObject(vk, "Buffer", OpaqueFd, bit, usage, size=count)
     native.size = size
 
     def place(buffer: Any, needs: Any, _: bool) -> None:

@@ -157,9 +157,9 @@ class SharedHandoff(Shared, Handoff):
     ) -> None:
         Shared.__init__(self, vk)
         Handoff.__init__(self, to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
-        self._forth = to_compute
-        self._back = to_graphics or to_compute
-        self._lifetimes = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
+        self._vk_to_compute = to_compute
+        self._vk_to_graphics = to_graphics or to_compute
+        self._lifetimes = vk.lifetime, self._vk_to_graphics.vulkan_object, self._vk_to_compute.vulkan_object
         self._spare: list[Submission] = []
         """Submissions not in use: each call pops one or makes one, so that two threads never share one."""
         self._bridge = bridge
@@ -220,7 +220,7 @@ class SharedHandoff(Shared, Handoff):
         """
         stage = check_flags(stage, "stage")
         # Both before the turn is taken: a refused call must not count as a submission.
-        forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
+        forth, back = self._vk_to_compute.vk_semaphore, self._vk_to_graphics.vk_semaphore
         if into is None:
             into = VulkanSubmit(
                 wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
@@ -299,7 +299,7 @@ class SharedHandoff(Shared, Handoff):
 
     def check_open(self) -> None:
         """Raise if the context or one of the semaphores is closed."""
-        for semaphore in {self._back, self._forth}:
+        for semaphore in {self._vk_to_graphics, self._vk_to_compute}:
             semaphore.check_open()
             semaphore.vulkan_object.check()
 
@@ -333,7 +333,7 @@ class SharedHandoff(Shared, Handoff):
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        native = self._forth.vulkan_object
+        native = self._vk_to_compute.vulkan_object
         counter = counter_reader(self._vk, native, native.handle)
         if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
@@ -347,12 +347,12 @@ class SharedHandoff(Shared, Handoff):
         Each part is closed even if closing another one fails.
         """
         with ExitStack() as parts:  # the last one first
-            for part in dict.fromkeys((self._bridge, self._back, self._forth)):  # a timeline is both
+            for part in dict.fromkeys((self._bridge, self._vk_to_graphics, self._vk_to_compute)):  # a timeline is both
                 if part is not None:
                     parts.callback(part.close, timeout)
 
     def _end_use(self) -> None:
-        for semaphore in {self._back, self._forth}:
+        for semaphore in {self._vk_to_graphics, self._vk_to_compute}:
             semaphore._end_use()
 
 

@@ -13,7 +13,7 @@ from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError
 from ..handles import MemoryHandle, usage_of
 from . import _api as c
 from ._context import VulkanContext, VulkanObject
-from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._memory import EVERYTHING, BoundObject, PairedMemory, agree_on_memory, create, require_exportable, share_memory
 from ._pair import check_device
 from ._query import IMAGE_USAGE, Support
 
@@ -102,7 +102,12 @@ class SharedImage(PairedMemory, NotAnArray):
     _as_array = "numpy.asarray(image.view()), or image.array of an optimally tiled image"
 
     def __init__(
-        self, vk: VulkanContext, native: Bound, imported: ExternalMemory, plan: _ImagePlan, label: str | None = None
+        self,
+        vk: VulkanContext,
+        native: BoundObject,
+        imported: ExternalMemory,
+        plan: _ImagePlan,
+        label: str | None = None,
     ) -> None:
         super().__init__(vk, native, imported)
         self.format = plan.name
@@ -290,7 +295,7 @@ class _ImagePlan:
         self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
 
-    def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
+    def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> BoundObject:
         support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
         if self.linear and not support.features & c.MEMORY_EXPORTABLE:
             raise self._linear_gap(vk, handle_type)

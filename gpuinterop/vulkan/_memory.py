@@ -1,4 +1,4 @@
-"""Buffers and images with their own memory, and the barriers that hand them over."""
+"""The memory of VkBuffers and VkImages: allocated for them, exported, and handed over by barriers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graphics.sides import agree
 from ..handles import DmaBufFd, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind
 from . import _api as c
 from ._context import VulkanContext, VulkanObject, check_context
-from ._pair import Pair, export_fd, share
+from ._pair import Pair, share
 from ._query import MEMORY_BITS, Support
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Side(NamedTuple):
     layout: int | None
 
 
-class Bound(VulkanObject):
+class BoundObject(VulkanObject):
     """A VkBuffer or a VkImage (its `handle`) with its own memory.
 
     Attributes
@@ -159,12 +159,14 @@ def require_exportable(vk: VulkanContext, features: int, operation: Operation, h
         )
 
 
-def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any) -> Bound:
+def create(
+    vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any
+) -> BoundObject:
     """Create a buffer or an image with exportable memory. `support` is the driver's answer for this kind.
 
     `fields` are the fields of ``VkBufferCreateInfo`` or ``VkImageCreateInfo``.
     """
-    native, new = Bound(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
+    native, new = BoundObject(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
 
     def place(handle: Any, needs: Any, dedicated: bool) -> None:
         native.size = int(needs.size)
@@ -228,7 +230,7 @@ def export_memory(
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
     kind: type[OpaqueFd | DmaBufFd] = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
-    return export_fd(vk, "vkGetMemoryFdKHR", info, kind, origin)
+    return vk._export_fd("vkGetMemoryFdKHR", info, kind, origin)
 
 
 def agree_on_memory(
@@ -257,16 +259,16 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
 class PairedMemory(Pair):
     """A VkBuffer or a VkImage whose memory both sides use."""
 
-    vulkan_object: Bound
+    vulkan_object: BoundObject
 
-    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable) -> None:
+    def __init__(self, vk: VulkanContext, native: BoundObject, memory: Mappable) -> None:
         super().__init__(vk, native, memory)
         self.memory = memory
         self.handle_type = native.handle_type
         self.allocation_size = native.size
         self.dedicated = native.dedicated
 
-    def _open(self) -> Bound:
+    def _open(self) -> BoundObject:
         self.check_open()
         return self.vulkan_object
 
@@ -276,7 +278,7 @@ class PairedMemory(Pair):
         return self._vk.api.for_caller(self._open().memory)
 
 
-def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
+def share_memory(device: Device, native: BoundObject, make: Callable[[ExternalMemory], S], label: str | None) -> S:
     """Import Vulkan's memory on the compute side, and `make` the pair."""
 
     def take() -> ExternalMemory:

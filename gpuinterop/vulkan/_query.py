@@ -362,7 +362,7 @@ def capabilities(
     >>> table = gi.vulkan.capabilities(physical_device)
     >>> table.supports((gi.Operation.MAP_BUFFER, gi.OpaqueFd))
     True
-    >>> both = [cell for cell, found in table.items() if found and device.capabilities[cell]]
+    >>> both = [cell for cell, capability in table.items() if capability and device.capabilities[cell]]
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
 

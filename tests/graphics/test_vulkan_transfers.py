@@ -22,7 +22,7 @@ from gpuinterop.handles import DmaBufFd, MemoryHandle, OpaqueFd
 from gpuinterop.testing.exporters.base import Fill, ImageParameters
 from gpuinterop.testing.exporters.vulkan import VulkanExporter
 from gpuinterop.vulkan import _image
-from gpuinterop.vulkan._memory import Bound
+from gpuinterop.vulkan._memory import BoundObject
 from tests.limits import LIMIT
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def test_a_handle_type_decides_the_other_family(
     context: Any, monkeypatch: pytest.MonkeyPatch, kind: str, handle_type: type[MemoryHandle], other: int
 ) -> None:
     """Software drivers share no dma-bufs. So the object here is made up, and no driver sees it."""
-    recorder, native = Recorder(context, monkeypatch), Bound(context, kind, handle_type, 1, 1)
+    recorder, native = Recorder(context, monkeypatch), BoundObject(context, kind, handle_type, 1, 1)
     native.create(lambda: context.api.ffi.cast(f"Vk{kind}", 0xB0F0))
     layout = GENERAL if kind == "Image" else None
     native.transfer(COMMANDS, native.vulkan_side(COMPUTE, 1, layout), native.other_side(BOTTOM, layout))
