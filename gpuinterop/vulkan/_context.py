@@ -14,15 +14,8 @@ from .._core import lifetime
 from .._core.lifetime import LIVE, locked, refuse_reentry, retire
 from .._core.release import drain
 from ..capabilities import Capabilities
-from ..errors import (
-    DriverError,
-    GpuInteropError,
-    InvalidArgumentError,
-    ResourceBusyError,
-    ResourceClosedError,
-    warn_leak,
-)
-from ..handles import DeviceIdentity, FdHandle, HandleOrigin
+from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
+from ..handles import DeviceIdentity
 from ._api import NOT_READY, Api, check_call
 from ._query import PhysicalDevice
 
@@ -31,7 +24,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-FdT = TypeVar("FdT", bound=FdHandle)
 
 _GRACE_S = 1.0
 """Seconds to wait for Vulkan's work when an exception leaves the block. A frame is done by then; work that waits for a
@@ -356,14 +348,6 @@ class VulkanContext(NoCopy):
         out = self.api.ffi.new(f"{kind} *")
         self._call(name, self.device, info, self.api.ffi.NULL, out)
         return out[0]
-
-    def _export_fd(self, name: str, info: Any, kind: type[FdT], origin: HandleOrigin) -> FdT:
-        """Export a descriptor with a ``vkGet*FdKHR``."""
-        fd = self.api.ffi.new("int *", -1)
-        self._call(name, self.device, info, fd)
-        if fd[0] < 0:  # lavapipe reports success although it has no descriptor left
-            raise DriverError(name, fd[0], "no descriptor")
-        return kind.adopt(fd[0], origin=origin)
 
     def _check_open(self) -> None:
         self.lifetime.check()

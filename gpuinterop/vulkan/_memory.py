@@ -12,7 +12,7 @@ from ..graphics.sides import agree
 from ..handles import DmaBufFd, HandleOrigin, MemoryHandle, OpaqueFd, OriginKind
 from . import _api as c
 from ._context import VulkanContext, VulkanObject, check_context
-from ._pair import Pair, share
+from ._pair import Pair, export_fd, share
 from ._query import MEMORY_BITS, Support
 
 if TYPE_CHECKING:
@@ -230,7 +230,7 @@ def export_memory(
     info = vk.api.new("VkMemoryGetFdInfoKHR", memory=memory, handleType=MEMORY_BITS[handle_type])
     origin = HandleOrigin(kind=OriginKind.MEMORY, device=vk.identity, size=size, dedicated=dedicated, trusted=True)
     kind: type[OpaqueFd | DmaBufFd] = DmaBufFd if handle_type is DmaBufFd else OpaqueFd
-    return vk._export_fd("vkGetMemoryFdKHR", info, kind, origin)
+    return export_fd(vk, "vkGetMemoryFdKHR", info, kind, origin)
 
 
 def agree_on_memory(

@@ -1,4 +1,4 @@
-"""An object with a half in Vulkan and one in the compute API: importing it, and closing both."""
+"""An object with a half in Vulkan and one in the compute API: exported, imported, and closed together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from .._arguments import NoCopy, check_timeout
-from ..errors import ResourceClosedError
+from ..errors import DriverError, ResourceClosedError
 from ..graphics.sides import check_same_device
+from ..handles import FdHandle, HandleOrigin
 from ._context import VulkanContext, VulkanObject, check_context
 
 if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.resource import Resource
 
+FdT = TypeVar("FdT", bound=FdHandle)
 R = TypeVar("R", bound="Resource")
 S = TypeVar("S")
 
@@ -109,3 +111,12 @@ def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -
         shared = make(compute_half)
         undo.pop_all()
     return shared
+
+
+def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[FdT], origin: HandleOrigin) -> FdT:
+    """Export a descriptor with a ``vkGet*FdKHR``."""
+    fd = vk.api.ffi.new("int *", -1)
+    vk._call(call, vk.device, info, fd)
+    if fd[0] < 0:  # lavapipe reports success although it has no descriptor left
+        raise DriverError(call, fd[0], "no descriptor")
+    return kind.adopt(fd[0], origin=origin)

@@ -16,7 +16,7 @@ from ..handles import Binary, HandleOrigin, OpaqueFd, OriginKind, SemaphoreHandl
 from . import _api as c
 from ._api import check
 from ._context import VulkanContext, VulkanObject, Watched, check_context
-from ._pair import Pair, check_device, share
+from ._pair import Pair, check_device, export_fd, share
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -100,7 +100,7 @@ def export_semaphore(vk: VulkanContext, vk_semaphore: Any, kind: type) -> Opaque
     info = vk.api.new("VkSemaphoreGetFdInfoKHR", semaphore=semaphore, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD)
     origin_kind = OriginKind.TIMELINE if kind is Timeline else OriginKind.BINARY
     origin = HandleOrigin(kind=origin_kind, device=vk.identity, trusted=True)
-    return vk._export_fd("vkGetSemaphoreFdKHR", info, handle_type, origin)
+    return export_fd(vk, "vkGetSemaphoreFdKHR", info, handle_type, origin)
 
 
 def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
