@@ -18,7 +18,7 @@ from gpuinterop.backend import Address, MulticastBackend
 from gpuinterop.handles import AllocationHandle, Granularity
 from gpuinterop.native_driver.allocations import (
     Allocation,
-    Mappable,
+    GenericObject,
     NativeAllocations,
     granularity_of,
     native_handle_type,
@@ -74,7 +74,7 @@ _ADD: Final = _KERNEL % (
 _PTX: Final = f"\n.version 8.1\n.target sm_90\n.address_size 64{_STORE}{_ADD}\0".encode()
 
 
-class Group(Mappable):
+class Group(GenericObject):
     """A multicast object. Its context is only used to call the driver."""
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:

@@ -19,7 +19,7 @@ from gpuinterop.handles import Handle, IpcMemHandle
 from gpuinterop.native_driver.allocations import (
     ON_DEVICE,
     Allocation,
-    Mappable,
+    GenericObject,
     NativeSharing,
     Opened,
     Reservation,
@@ -36,7 +36,7 @@ class Place(Reservation):
     """
 
     blocks = True  # hipMemUnmap waits
-    allocation: Mappable | None = None
+    allocation: GenericObject | None = None
 
     def reserve(self, alignment: int = 0) -> None:
         """``hipMemAddressReserve``, unless a range of this size is free."""
@@ -77,7 +77,7 @@ class Sharing(NativeSharing):
         self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()  # mapped allocations
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
 
-    def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
+    def map_allocation(self, allocation: GenericObject, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
         place, address = super().map_allocation(allocation, devices)
         assert isinstance(place, Place)
         place.allocation = allocation

@@ -44,7 +44,7 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", c_ubyte * IpcMemHandle.SIZE),)
 
 
-class Mappable(NativeObject):
+class GenericObject(NativeObject):
     """An object with a generic handle. It has no address until it is mapped."""
 
     release_call = "MemRelease"
@@ -69,7 +69,7 @@ class Mappable(NativeObject):
         return (OpaqueWin32 if kind is OpaqueWin32 else Kmt)(handle=shared.value)
 
 
-class Allocation(Mappable):
+class Allocation(GenericObject):
     """Physical memory of one device."""
 
     def __init__(self, device: NativeDevice, size: int, kind: type[Any], *, imported: bool = False) -> None:
@@ -97,7 +97,7 @@ class Reservation(NativeObject):
     def reserve(self, alignment: int = 0) -> None:
         self.make("MemAddressReserve", self.size, alignment, 0, 0)
 
-    def map(self, part: Mappable, offset: int = 0) -> None:
+    def map(self, part: GenericObject, offset: int = 0) -> None:
         """Map memory at an offset of the range. HIP can map memory only from its start."""
         mapping = _Mapping(self.device, part.size)
         mapping.add("MemMap", self.handle + offset, part.size, 0, part.handle, 0)
@@ -144,7 +144,7 @@ class NativeAllocations(NativeBackend, AllocationBackend):
         """``cuMemImportFromShareableHandle``, ``hipMemImportFromShareableHandle``."""
         return Allocation(device, size, type(handle), imported=True).load(handle)
 
-    def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
+    def map_allocation(self, allocation: GenericObject, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
         """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device; also HIP's."""
         place = self.reservation_type(allocation.device, allocation.size)
 

@@ -21,7 +21,7 @@ from ..capabilities import Capabilities, Rules
 from ..errors import DeviceNotFoundError, InvalidArgumentError, warn_leak
 from ..handles import DeviceIdentity, Handle
 from ..vulkan._context import VulkanContext, check_context
-from ..vulkan._device import Device, Instance
+from ..vulkan._device import Instance, VulkanDevice
 from . import _api as gl
 from ._api import Functions, Loader, Lookup, current_loader
 
@@ -30,7 +30,7 @@ _SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")
 
 _contexts: dict[tuple[str, int], Context] = {}
 """Contexts with objects of this package, by loader and address; without a loader, by thread."""
-_devices: dict[tuple[bytes | None, bytes | None], Device] = {}
+_devices: dict[tuple[bytes | None, bytes | None], VulkanDevice] = {}
 """The library's own VkDevices, by the UUIDs of device and driver. They are kept, because making one is slow."""
 _devices_lock = threading.Lock()
 
@@ -157,12 +157,12 @@ class Context(NoCopy):
                 own = _devices[identity.uuid, identity.driver_uuid] = self._make_device()
         return own.vk
 
-    def _make_device(self) -> Device:
+    def _make_device(self) -> VulkanDevice:
         instance, identity = Instance(), self.identity
         physical_devices = instance.physical_devices()
         for physical in physical_devices:
             if is_same_driver(physical.identity, identity):
-                return Device(instance, physical)
+                return VulkanDevice(instance, physical)
         names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in physical_devices) or "none"
         instance.close()
         raise DeviceNotFoundError(

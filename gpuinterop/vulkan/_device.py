@@ -90,7 +90,7 @@ class _Context(VulkanContext):
         return self.presented_identity or super().identity
 
 
-class Device(NoCopy):
+class VulkanDevice(NoCopy):
     """A VkDevice with one or two queues of a family; by default, of a family that supports compute."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice, family: int | None = None) -> None:

@@ -102,14 +102,9 @@ class SharedImage(PairedMemory, NotAnArray):
     _as_array = "numpy.asarray(image.view()), or image.array of an optimally tiled image"
 
     def __init__(
-        self,
-        vk: VulkanContext,
-        native: BoundObject,
-        imported: ExternalMemory,
-        plan: _ImagePlan,
-        label: str | None = None,
+        self, vk: VulkanContext, native: BoundObject, memory: ExternalMemory, plan: _ImagePlan, label: str | None = None
     ) -> None:
-        super().__init__(vk, native, imported)
+        super().__init__(vk, native, memory)
         self.format = plan.name
         self.extent = plan.extent
         self.row_pitch = 0
@@ -125,10 +120,10 @@ class SharedImage(PairedMemory, NotAnArray):
             subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
             native._call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
-            self.buffer = imported.map_buffer(offset=0, size=native.size, label=label)
+            self.buffer = memory.map_buffer(offset=0, size=native.size, label=label)
             self._mapped = self.buffer.mapping
         else:
-            self.array = imported.map_mipmapped_array(
+            self.array = memory.map_mipmapped_array(
                 plan.name,
                 plan.extent,
                 levels=plan.levels,
@@ -436,8 +431,8 @@ def share_image(
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
     native = plan.create(vk, agree_on_memory(vk, device, plan.mapping, handle_types))
 
-    def make(imported: ExternalMemory) -> SharedImage:
-        image = SharedImage(vk, native, imported, plan, label)
+    def make(memory: ExternalMemory) -> SharedImage:
+        image = SharedImage(vk, native, memory, plan, label)
         if initial is not None:
 
             def release_first(commands: Any) -> None:
@@ -454,12 +449,12 @@ def _run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObje
 
     Raises `ResourceBusyError` on a time-out. The context's `close` destroys what is left.
     """
-    new, submission = vk.api.new, VulkanObject(vk, "submission", (uses,))
+    new, work = vk.api.new, VulkanObject(vk, "submission", (uses,))
 
     def make() -> Any:
         info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk._family())
-        pool = submission.new("vkCreateCommandPool", "VkCommandPool", info)
-        fence = submission.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
+        pool = work.new("vkCreateCommandPool", "VkCommandPool", info)
+        fence = work.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
         commands = vk.api.ffi.new("VkCommandBuffer *")
         allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
         vk._call("vkAllocateCommandBuffers", vk.device, allocate, commands)
@@ -471,17 +466,15 @@ def _run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObje
         system.under(vk._submitting, vk._call, "vkQueueSubmit", vk.queue, 1, submit, fence)
         return fence
 
-    fence = submission.make(make)
+    fence = work.make(make)
     try:
-        done = system.until(
-            lambda: submission._call("vkGetFenceStatus", vk.device, fence) != c.NOT_READY, _SUBMISSION_S
-        )
+        done = system.until(lambda: work._call("vkGetFenceStatus", vk.device, fence) != c.NOT_READY, _SUBMISSION_S)
     except GpuInteropError:  # the VkDevice is lost, so no work is pending
-        submission.close()
+        work.close()
         raise
     if not done:
         raise ResourceBusyError(
             f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, but earlier work still "
             "blocks it; first submit what that work waits for."
         )
-    submission.close()
+    work.close()

@@ -26,7 +26,7 @@ EVERYTHING: Final = c.ACCESS_MEMORY_READ | c.ACCESS_MEMORY_WRITE
 _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 
-class Side(NamedTuple):
+class BarrierSide(NamedTuple):
     """One side of a barrier: ``VkPipelineStageFlags``, ``VkAccessFlags``, queue family, an image's layout."""
 
     stage: int
@@ -107,15 +107,15 @@ class BoundObject(VulkanObject):
             )
         )
 
-    def vulkan_side(self, stage: int, access: int, layout: int | None = None) -> Side:
+    def vulkan_side(self, stage: int, access: int, layout: int | None = None) -> BarrierSide:
         """Vulkan's use of it."""
-        return Side(stage, access, self._vk._family(), layout)
+        return BarrierSide(stage, access, self._vk._family(), layout)
 
-    def other_side(self, stage: int, layout: int | None = None) -> Side:
+    def other_side(self, stage: int, layout: int | None = None) -> BarrierSide:
         """The other side's use. Vulkan sees only the stage at which a semaphore orders it."""
-        return Side(stage, 0, self.family, layout)
+        return BarrierSide(stage, 0, self.family, layout)
 
-    def transfer(self, cmd: Any, source: Side, target: Side) -> None:
+    def transfer(self, cmd: Any, source: BarrierSide, target: BarrierSide) -> None:
         """Record its transfer from one side to the other: ``vkCmdPipelineBarrier``."""
         api, noun = self._vk.api, self.kind.lower()
         for side in (source, target):
