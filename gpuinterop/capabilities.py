@@ -159,26 +159,11 @@ class Cell:
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
-        """Return the cell as usable but unverified. Only a recorded run makes it SUPPORTED.
-
-        Examples
-        --------
-        >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
-        >>> bool(cell.unverified(gi.Scope.DEVICE, "the vendor documents it.", "the vendor's API reference"))
-        True
-        """
+        """Return the cell as usable but unverified. Only a recorded run makes it SUPPORTED."""
         return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
-        """Return the cell as a gap: what it depends on, why, the source, and what to do instead.
-
-        Examples
-        --------
-        >>> cell = gi.Cell(gi.Operation.GRAPH_CAPTURE)
-        >>> gap = cell.gap(gi.Scope.DRIVER, "needs driver 13 or newer.", "release notes of 13", "update the driver.")
-        >>> bool(gap), gap.workaround
-        (False, 'update the driver.')
-        """
+        """Return the cell as a gap: what it depends on, why, the source, and what to do instead."""
         return Capability(
             operation=self.operation,
             handle_type=self.handle_type,
@@ -248,13 +233,7 @@ class Capability:
         return self.usable
 
     def as_dict(self) -> dict[str, str | None]:
-        """The form printed by ``gpuinterop info --json``.
-
-        Examples
-        --------
-        >>> device.capabilities.of(gi.Operation.GRAPH_CAPTURE).as_dict()["support"]
-        'unsupported'
-        """
+        """The form printed by ``gpuinterop info --json``."""
         return {
             "operation": self.operation.value,
             "handle_type": self.handle_type.type_name if self.handle_type else None,
@@ -379,11 +358,6 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         ------
         ArgumentTypeError
             `requirement` is not an `Operation`, a `Cell` or a pair of an operation and a handle type.
-
-        Examples
-        --------
-        >>> device.capabilities.of((gi.Operation.MAP_BUFFER, gi.OpaqueFd)).usable
-        True
         """
         try:
             capability = self._cells.get(requirement)
@@ -411,13 +385,6 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         ------
         UnsupportedError
             A requirement is not usable; `UnsupportedError.capability` has the reason.
-
-        Examples
-        --------
-        >>> device.capabilities.require(gi.Operation.GRAPH_CAPTURE)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.UnsupportedError: graph_capture is unsupported on ...: the CPU has no graphs: ...
         """
         for requirement in requirements:
             if (capability := self.of(requirement)).support not in _USABLE:

@@ -122,29 +122,11 @@ class DeviceIdentity:
     is_cpu: bool = False
 
     def conflicts(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs.
-
-        Examples
-        --------
-        >>> gpu = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> gpu.conflicts(gi.DeviceIdentity(pci_bus_id="0000:65:00.0"))
-        True
-        >>> gpu.conflicts(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
-        False
-        """
+        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs."""
         return not all(self._agreements(other))
 
     def matches(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal.
-
-        Examples
-        --------
-        >>> gpu = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> gpu.matches(gi.DeviceIdentity(pci_bus_id="0000:17:00.0", uuid=bytes(range(16))))
-        True
-        >>> gpu.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
-        False
-        """
+        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal."""
         agreements = self._agreements(other)
         return bool(agreements) and all(agreements)
 
@@ -372,13 +354,6 @@ class FdHandle(Handle):
             it: drivers return descriptors that they would inherit.
         origin, trusted
             As in the constructor.
-
-        Examples
-        --------
-        >>> import os
-        >>> with gi.OpaqueFd.adopt(os.dup(fd)) as handle:  # closes its descriptor
-        ...     handle.owned
-        True
         """
         handle = cls(fd, origin=origin, trusted=trusted)
         system.call("ioctl(FIOCLEX)", os.set_inheritable, handle.fd, False)
@@ -408,15 +383,6 @@ class FdHandle(Handle):
             `fd` is not open, or out of range.
         DriverError
             The system refuses the duplicate (``dup``).
-
-        Examples
-        --------
-        >>> import os
-        >>> with gi.OpaqueFd.adopt_duplicate(fd) as handle, device.import_memory(handle, size=65536) as memory:
-        ...     handle.closed  # consumed by the import
-        True
-        >>> os.fstat(fd).st_size  # still open
-        65536
         """
         borrowed = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
         return cls.adopt(system.call("dup", os.dup, borrowed.fd), origin=origin, trusted=trusted)
@@ -525,13 +491,6 @@ class FdHandle(Handle):
         ------
         HandleError
             The handle is already closed, consumed or detached.
-
-        Examples
-        --------
-        >>> import os
-        >>> with device.allocate(4096) as allocation:
-        ...     number = allocation.export().detach()  # yours now
-        >>> os.close(number)
         """
         self._check_open()
         self._state = _State.DETACHED
@@ -552,13 +511,6 @@ class FdHandle(Handle):
             The handle is closed, or other code has closed its fd.
         DriverError
             The system refuses the duplicate (``dup``): too many descriptors are open.
-
-        Examples
-        --------
-        >>> handle = gi.OpaqueFd(fd)
-        >>> with device.import_memory(handle.duplicate(), size=65536) as first:
-        ...     second = device.import_memory(handle, size=65536)
-        ...     second.close()
         """
         try:
             return self._use(
@@ -662,13 +614,7 @@ class Win32Handle(Handle):
         return self._name
 
     def detach(self) -> int | None:
-        """Return the value, which you must close, and end the handle.
-
-        Examples
-        --------
-        >>> gi.D3D12Heap(handle=0x1A4).detach()
-        420
-        """
+        """Return the value, which you must close, and end the handle."""
         handle = self.handle
         self._state = _State.DETACHED
         return handle

@@ -274,15 +274,6 @@ class Handoff(Turns):
         ------
         InvalidArgumentError
             There is no submission to undo: `next_submit` was not called, or its frame is already acquired.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     handoff = gi.Handoff(semaphore)
-        ...     step = handoff.next_submit()
-        ...     handoff.undo_submit()  # vkQueueSubmit failed
-        ...     handoff.next_submit() == step
-        True
         """
         self._check_tracking()
         self._check(ACQUIRE, "undo_submit")

@@ -149,11 +149,6 @@ class SharedBuffer(BufferMethods, SharedObject):
             write older bytes to the whole buffer. Or see :meth:`upload_to`.
         ResourceClosedError, DriverError
             See :meth:`upload_to`.
-
-        Examples
-        --------
-        >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
-        ...     shared.download_from(texture, (64, 64, 4))
         """
         if level:
             raise InvalidArgumentError(

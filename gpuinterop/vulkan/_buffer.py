@@ -71,12 +71,6 @@ class SharedBuffer(PairedMemory, BufferMethods):
 
         For an imported array, that is the whole allocation or the whole pages, including other data in them: other
         tensors in torch's segment, all of JAX's pool, or neighbours on the heap.
-
-        Examples
-        --------
-        >>> with gi.vulkan.import_array(vk, buffer.view(512, offset=256)) as shared:
-        ...     shared.exposes
-        '65,536 bytes, of which the buffer is 512'
         """
         return f"{self.allocation_size:,} bytes, of which the buffer is {self.size:,}"
 
@@ -135,13 +129,6 @@ class SharedBuffer(PairedMemory, BufferMethods):
         ------
         ResourceClosedError
             See `release`.
-
-        Examples
-        --------
-        >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
-        >>> shared.fill(7)  # the compute side writes first
-        >>> submit(record(shared.acquire))  # before the commands that read the buffer
-        >>> vk.close()  # waits for the queue
         """
         native = self._open()
         # The source stage chains the barrier to the semaphore's wait.

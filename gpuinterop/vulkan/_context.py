@@ -238,13 +238,6 @@ class VulkanContext(NoCopy):
         ResourceBusyError
             `timeout` passed. Objects that the queue may still use are left to the VkDevice, and a
             `LeakedResourceWarning` names them. Streams that wait through a bridge continue and fail.
-
-        Examples
-        --------
-        >>> context = gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)
-        >>> field = np.asarray(gi.vulkan.share_buffer(context, device, 4096).view(1024, "float32"))
-        >>> context.close(timeout=10)  # destroys the VkBuffer
-        >>> field[:] = 1  # the array is still valid
         """
         limit = check_timeout(timeout)
         refuse_reentry()

@@ -209,14 +209,6 @@ class SharedHandoff(Shared, Handoff):
             `into` is something else. You can submit the frame again.
         ResourceClosedError
             The handoff or the context was closed.
-
-        Examples
-        --------
-        >>> with gi.vulkan.share_handoff(vk, device) as handoff:
-        ...     what = handoff.vulkan_submit()
-        ...     handoff.undo_submit()  # the submission failed
-        ...     handoff.vulkan_submit(into=what) is what
-        True
         """
         stage = check_flags(stage, "stage")
         # Both before the turn is taken: a refused call must not count as a submission.
@@ -258,14 +250,6 @@ class SharedHandoff(Shared, Handoff):
             See `vulkan_submit`; or there is no queue.
         DriverError
             ``vkQueueSubmit`` failed. You can submit the frame again.
-
-        Examples
-        --------
-        >>> handoff = gi.vulkan.share_handoff(vk, device)
-        >>> handoff.submit(queue, [record(lambda commands: None)])
-        >>> handoff.acquire(stream)
-        >>> handoff.release(stream)
-        >>> vk.close()  # waits for the queue
         """
         vk, api = self._vk, self._vk.api
         if type(command_buffers) is not list and type(command_buffers) is not tuple:

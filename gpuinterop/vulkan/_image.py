@@ -187,12 +187,6 @@ class SharedImage(PairedMemory, NotAnArray):
             image or filled it.
         ResourceClosedError
             The image or the context was closed.
-
-        Examples
-        --------
-        >>> image = gi.vulkan.share_image(vk, device, (64, 32), "R8G8B8A8_UNORM", tiling="linear")
-        >>> submit(record(lambda commands: image.release(commands, layout=0)))  # UNDEFINED: nothing is in it
-        >>> vk.close()  # waits for the queue
         """
         native = self._open()
         layout = self._vulkan_layout if layout is None else layout

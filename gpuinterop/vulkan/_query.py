@@ -111,10 +111,11 @@ class PhysicalDevice:
         """Size up to which the driver does not refuse an allocation as too large; a larger one may still succeed."""
         return int(self.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
 
-    def extended(self, kind: str) -> Any:
+    def extended(self, kind: str, query: str = "Properties2") -> Any:
+        """The struct of an extension, as ``vkGetPhysicalDeviceProperties2`` or ``...Features2`` fills it."""
         extended = self.api.new(kind)
-        properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
-        self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
+        first = self.api.new(f"VkPhysicalDevice{query}", pNext=extended)
+        getattr(self.functions, f"vkGetPhysicalDevice{query}")(self.handle, first)
         return extended
 
     @cached_property
@@ -251,10 +252,7 @@ class PhysicalDevice:
     def has_timelines(self) -> bool:
         if self.api_version < (1, 2) and "VK_KHR_timeline_semaphore" not in self.extensions:
             return False
-        timeline = self.api.new("VkPhysicalDeviceTimelineSemaphoreFeatures")
-        features = self.api.new("VkPhysicalDeviceFeatures2", pNext=timeline)
-        self.functions.vkGetPhysicalDeviceFeatures2(self.handle, features)
-        return bool(timeline.timelineSemaphore)
+        return bool(self.extended("VkPhysicalDeviceTimelineSemaphoreFeatures", "Features2").timelineSemaphore)
 
     @property
     def endpoint_gap(self) -> str:
