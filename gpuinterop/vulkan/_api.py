@@ -194,7 +194,7 @@ def _exported(name: str) -> int:
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-# Objects that a struct points to must exist as long as the struct: cffi does not keep them.
+# Objects that a struct points to, which must exist as long as the struct: cffi does not keep them.
 _pointees: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 _stypes: dict[str, int | None] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
@@ -229,19 +229,16 @@ class Functions:
             raise AttributeError(name)
         function = self._lookup(name)
         if function is None:
-            raise self._missing(name)
+            extension = next((extension for extension, added in _FUNCTIONS.items() if name in added), None)
+            if extension is None:
+                raise InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
+            raise InvalidArgumentError(
+                "vk",
+                f"the {self._owner} was created without {extension}, which {name} needs; enable the extensions of "
+                "gpuinterop.vulkan.required_extensions(physical_device).",
+            )
         self.__dict__[name] = function
         return function
-
-    def _missing(self, name: str) -> InvalidArgumentError:
-        extension = next((extension for extension, added in _FUNCTIONS.items() if name in added), None)
-        if extension is None:
-            return InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
-        return InvalidArgumentError(
-            "vk",
-            f"the {self._owner} was created without {extension}, which {name} needs; enable the extensions of "
-            "gpuinterop.vulkan.required_extensions(physical_device).",
-        )
 
 
 class Api:

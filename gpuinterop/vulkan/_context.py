@@ -353,11 +353,9 @@ class VulkanContext(NoCopy):
         """The first memory type of `bits` with all flags of the earliest preference, or any type; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
-        flags_of_types = [
-            int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)
-        ]
+        types = [int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)]
         for wanted in (*preferences, 0):
-            for index, flags in enumerate(flags_of_types):
+            for index, flags in enumerate(types):
                 if bits >> index & 1 and flags & wanted == wanted:
                     return index, flags
         raise InvalidArgumentError("memory", f"expected a memory type of the device among {bits:#x}, got none.")

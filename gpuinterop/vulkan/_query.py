@@ -111,11 +111,10 @@ class PhysicalDevice:
         """Size up to which the driver does not refuse an allocation as too large; a larger one may still succeed."""
         return int(self.extended("VkPhysicalDeviceMaintenance3Properties").maxMemoryAllocationSize)
 
-    def extended(self, kind: str, query: str = "Properties2") -> Any:
-        """The struct of an extension, as ``vkGetPhysicalDeviceProperties2`` or ``...Features2`` fills it."""
+    def extended(self, kind: str) -> Any:
         extended = self.api.new(kind)
-        first = self.api.new(f"VkPhysicalDevice{query}", pNext=extended)
-        getattr(self.functions, f"vkGetPhysicalDevice{query}")(self.handle, first)
+        properties = self.api.new("VkPhysicalDeviceProperties2", pNext=extended)
+        self.functions.vkGetPhysicalDeviceProperties2(self.handle, properties)
         return extended
 
     @cached_property
@@ -252,7 +251,10 @@ class PhysicalDevice:
     def has_timelines(self) -> bool:
         if self.api_version < (1, 2) and "VK_KHR_timeline_semaphore" not in self.extensions:
             return False
-        return bool(self.extended("VkPhysicalDeviceTimelineSemaphoreFeatures", "Features2").timelineSemaphore)
+        timeline = self.api.new("VkPhysicalDeviceTimelineSemaphoreFeatures")
+        features = self.api.new("VkPhysicalDeviceFeatures2", pNext=timeline)
+        self.functions.vkGetPhysicalDeviceFeatures2(self.handle, features)
+        return bool(timeline.timelineSemaphore)
 
     @property
     def endpoint_gap(self) -> str:
