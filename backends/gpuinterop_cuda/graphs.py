@@ -33,7 +33,7 @@ class _Graph(NativeObject):
 
     def set_number(self) -> None:
         self.number = Number(self.handle)
-        self.number.made = self
+        self.number.owner = self
         self.number.argument = as_pointer(self.handle)
 
 
@@ -63,7 +63,7 @@ class _NodeBatch(Batch):
 class Number(int):
     """A ``CUgraph`` or ``CUgraphExec`` that this backend created."""
 
-    made: _Graph
+    owner: _Graph
     argument: Any
 
 
@@ -108,7 +108,7 @@ class Graphs(NativeBackend, GraphBackend):
     def destroy_graph(self, device: NativeDevice, graph: int) -> None:
         """``cuGraphDestroy``."""
         assert isinstance(graph, Number)
-        graph.made.release()
+        graph.owner.release()
 
     destroy_executable: Any = destroy_graph
     """``cuGraphExecDestroy``."""

@@ -138,18 +138,18 @@ class Multicast(NativeAllocations, MulticastBackend):
         """``cuMulticastBindAddr``."""
         self._bind("MulticastBindAddr", group, device, offset, address, size)
 
-    def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
+    def _bind(self, call: str, group: Group, device: Context, offset: int, *memory: Any) -> None:
         """Bind. The first version of the call derives the device from the memory."""
         second = self._takes_device.get(call)
         if second is None:
             second = self._takes_device[call] = self._driver.has(f"cu{call}_v2", SECOND_BINDS)
-        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, what[-1])
+        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, memory[-1])
 
         def work() -> None:
             if second:
-                binding.add(f"{call}_v2", group.handle, device.number, offset, *what, 0)
+                binding.add(f"{call}_v2", group.handle, device.number, offset, *memory, 0)
             else:
-                binding.add(call, group.handle, offset, *what, 0)
+                binding.add(call, group.handle, offset, *memory, 0)
 
         device.create(binding, work)
 

@@ -39,7 +39,7 @@ class Sharing(NativeSharing):
         """``cuPointerGetAttributes``; ``cuPointerGetAttribute`` for the mappings of virtual memory."""
         driver, count = self._driver, len(_ATTRIBUTES)
         numbers, values = (ctypes.c_int * count)(*_ATTRIBUTES), (ctypes.c_uint64 * count)()
-        places = (ctypes.c_void_p * count)(*(ctypes.addressof(values) + 8 * at for at in range(count)))
+        places = (ctypes.c_void_p * count)(*(ctypes.addressof(values) + 8 * index for index in range(count)))
         ask = driver.function("PointerGetAttributes")
 
         def block_at(address: Address) -> Block:

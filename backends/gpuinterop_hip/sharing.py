@@ -28,7 +28,7 @@ from gpuinterop.native_driver.driver import NativeDevice
 from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_TYPE, ORDINAL, pointer_attribute
 
 
-class Place(Reservation):
+class ReusedRange(Reservation):
     """An address range with an allocation in it. The range is never released, but reused.
 
     AMD's runtime keeps a released range until the last command that used it is done. If the system assigns the same
@@ -70,18 +70,18 @@ class Place(Reservation):
 class Sharing(NativeSharing):
     """Shareable allocations as VMM handles, and other libraries' arrays through legacy IPC."""
 
-    reservation_type: ClassVar[type[Reservation]] = Place
+    reservation_type: ClassVar[type[Reservation]] = ReusedRange
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()  # mapped allocations
+        self._ranges: WeakValueDictionary[Address, ReusedRange] = WeakValueDictionary()  # mapped allocations
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
 
     def map_allocation(self, allocation: GenericObject, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
         place, address = super().map_allocation(allocation, devices)
-        assert isinstance(place, Place)
+        assert isinstance(place, ReusedRange)
         place.allocation = allocation
-        self._places[address] = place
+        self._ranges[address] = place
         return place, address
 
     def location(self, allocation: Allocation) -> int | None:
@@ -111,7 +111,7 @@ class Sharing(NativeSharing):
         kind = MemoryKind.MANAGED if managed else MemoryKind.HOST if place == HOST else MemoryKind.IPC
         where = (c_int * 2)(ON_DEVICE, ordinal)
         if kind is MemoryKind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
-            kind = MemoryKind.VMM if self._placed(start.value) else MemoryKind.CLOSED
+            kind = MemoryKind.VMM if self._allocation_at(start.value) else MemoryKind.CLOSED
         return Block(kind=kind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
 
     def is_there(self, block: Block) -> bool:
@@ -120,7 +120,7 @@ class Sharing(NativeSharing):
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``hipIpcGetMemHandle``; ``hipMemExportToShareableHandle``."""
-        if (allocation := self._placed(block.address)) is not None:
+        if (allocation := self._allocation_at(block.address)) is not None:
             return self.export_allocation(allocation)
         return super().export_block(device, block)
 
@@ -142,8 +142,8 @@ class Sharing(NativeSharing):
             self._open[data] = attached
         return attached, address
 
-    def _placed(self, address: Address | None) -> Allocation | None:
+    def _allocation_at(self, address: Address | None) -> Allocation | None:
         """This backend's allocation that is mapped at an address."""
-        place = self._places.get(address or 0)
+        place = self._ranges.get(address or 0)
         held = place.allocation if place is not None and place.made else None
         return held if isinstance(held, Allocation) and held.made and not held.imported else None

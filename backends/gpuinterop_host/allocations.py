@@ -29,7 +29,7 @@ class Allocation(Owned):
 
     @property
     def fd(self) -> int:
-        return int(self.ends[0][1])
+        return int(self.releases[0][1])
 
 
 class Allocations(AllocationBackend):
@@ -48,7 +48,7 @@ class Allocations(AllocationBackend):
             meaning = f"{size} bytes were requested, {available} are available"
             raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
         allocation = Allocation(size)
-        allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
+        allocation.releases.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
         return allocation
 
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
@@ -68,7 +68,7 @@ class Allocations(AllocationBackend):
             )
         check_size(size, memfd.size, "allocation")
         allocation = Allocation(size)
-        allocation.ends.append((os.close, fd))
+        allocation.releases.append((os.close, fd))
         return allocation
 
     def map_allocation(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[Mapping, Address]:

@@ -104,13 +104,13 @@ class Owned:
     """Kernel objects, each with the call that releases it."""
 
     def __init__(self) -> None:
-        self.ends: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
+        self.releases: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
 
     def release(self) -> None:
         """Release everything, once."""
-        while self.ends:
-            end, *arguments = self.ends.pop()
-            if end(*arguments) == -1:
+        while self.releases:
+            release, *arguments = self.releases.pop()
+            if release(*arguments) == -1:
                 raise system.driver_error("munmap", ctypes.get_errno())
 
 
@@ -122,8 +122,8 @@ class Mapping(Owned):
         self.data = 0  # address of the first byte of data
 
     def map(self, fd: int, size: int, offset: int = 0) -> None:
-        self.ends.append((system.munmap, system.map_shared(fd, size), size))
-        self.data = self.ends[0][1] + offset
+        self.releases.append((system.munmap, system.map_shared(fd, size), size))
+        self.data = self.releases[0][1] + offset
 
 
 class Memory(Backend):

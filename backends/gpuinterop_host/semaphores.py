@@ -68,7 +68,7 @@ class Semaphore(memory.Owned, ABC):
         self._users: list[int] = []  # threads that use the page, one entry per use
         self._closed = False
         self._releaser: dict[None, int] = {}  # the thread that releases the objects in `ends`
-        self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
+        self.releases += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         _live.add(self)
 
@@ -257,7 +257,7 @@ class BinarySemaphore(Semaphore):
         return again(self._failure)
 
     def release(self) -> None:
-        mapped = self.ends and self.ends[-1][0] is system.munmap
+        mapped = self.releases and self.releases[-1][0] is system.munmap
         if mapped and self._process == os.getpid():
             # Do not wait: a drop must not block, and if the lock is lost the count is useless.
             with contextlib.suppress(TimeoutError):
@@ -343,7 +343,7 @@ def _make(
     try:
         count(semaphore)
     except GpuInteropError:
-        semaphore.ends[: fd is not None] = ()
+        semaphore.releases[: fd is not None] = ()
         semaphore.release()
         raise
     return semaphore
