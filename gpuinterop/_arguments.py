@@ -37,7 +37,7 @@ class NoCopy:
 
     def __dir__(self) -> list[str]:
         """The names that users call."""
-        return [one for one in super().__dir__() if one.startswith("__") or not (one[0] == "_" or one in _INTERNAL)]
+        return [name for name in super().__dir__() if name[:2] == "__" or not (name[0] == "_" or name in _INTERNAL)]
 
 
 class NotAnArray:

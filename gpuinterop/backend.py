@@ -1,7 +1,7 @@
 """The contract of backends.
 
-A backend may import only this module, `errors`, `handles`, `capabilities` and `native_driver`. If it uses gpuinterop's
-timeline semaphores on the CPU, it may also import `system` and `timeline`.
+A backend may import only this module, `errors`, `installing`, `handles`, `capabilities` and `native_driver`. If it uses
+gpuinterop's timeline semaphores on the CPU, it may also import `system` and `timeline`.
 
 The core checks capabilities, arguments, ownership and lifetimes; a backend translates the call and makes it. A backend
 raises `DriverError`, and `BackendUnavailableError` from ``__init__`` only. Several threads may call it at once. If the

@@ -159,27 +159,11 @@ class Cell:
         raise InvalidArgumentError("cell", f"expected a cell of gpuinterop.capabilities.DOMAIN, got {text!r}.")
 
     def unverified(self, scope: Scope, reason: str, reference: str) -> Capability:
-        """Return the cell as usable but unverified. Only a recorded run makes it SUPPORTED.
-
-        Examples
-        --------
-        >>> cell = gi.Cell(gi.Operation.IMPORT_MEMORY, gi.OpaqueFd)
-        >>> found = cell.unverified(gi.Scope.DEVICE, "the vendor documents it.", "the vendor's API reference")
-        >>> bool(found)
-        True
-        """
+        """Return the cell as usable but unverified. Only a recorded run makes it SUPPORTED."""
         return replace(self.gap(scope, reason, reference), support=Support.UNVERIFIED)
 
     def gap(self, scope: Scope, reason: str, reference: str, workaround: str = "") -> Capability:
-        """Return the cell as a gap: what it depends on, why, the source, and what to do instead.
-
-        Examples
-        --------
-        >>> cell = gi.Cell(gi.Operation.GRAPH_CAPTURE)
-        >>> gap = cell.gap(gi.Scope.DRIVER, "needs driver 13 or newer.", "release notes of 13", "update the driver.")
-        >>> bool(gap), gap.workaround
-        (False, 'update the driver.')
-        """
+        """Return the cell as a gap: what it depends on, why, the source, and what to do instead."""
         return Capability(
             operation=self.operation,
             handle_type=self.handle_type,
@@ -214,9 +198,9 @@ class Capability:
 
     Examples
     --------
-    >>> found = device.capabilities.of((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
-    >>> if not found:
-    ...     print(found.workaround)
+    >>> capability = device.capabilities.of((gi.Operation.IMPORT_MEMORY, gi.DmaBufFd))
+    >>> if not capability:
+    ...     print(capability.workaround)
     export the memory as OpaqueFd; lavapipe and SwiftShader both do.
     """
 
@@ -249,14 +233,7 @@ class Capability:
         return self.usable
 
     def as_dict(self) -> dict[str, str | None]:
-        """The form printed by ``gpuinterop info --json``.
-
-        Examples
-        --------
-        >>> found = device.capabilities.of(gi.Operation.GRAPH_CAPTURE)
-        >>> found.as_dict()["support"]
-        'unsupported'
-        """
+        """The form printed by ``gpuinterop info --json``."""
         return {
             "operation": self.operation.value,
             "handle_type": self.handle_type.type_name if self.handle_type else None,
@@ -269,7 +246,7 @@ class Capability:
 
 
 def _types(kind: HandleType) -> tuple[HandleType, ...]:
-    return tuple(one for one in _h.handle_types().values() if issubclass(one, kind))
+    return tuple(handle_type for handle_type in _h.handle_types().values() if issubclass(handle_type, kind))
 
 
 _MEMORY, _SEMAPHORES, _ALLOCATIONS = map(_types, (_h.MemoryHandle, _h.SemaphoreHandle, _h.AllocationHandle))
@@ -322,16 +299,16 @@ Requirement: TypeAlias = "Operation | Cell | tuple[Operation, HandleType | None]
 
 
 def _cell(requirement: Requirement) -> Cell:
-    given: Any = requirement  # a caller may pass any object
-    if isinstance(given, Operation):
-        return Cell(given)
-    if isinstance(given, Cell):
-        given = given.operation, given.handle_type
-    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[0], Operation):
+    value: Any = requirement  # a caller may pass any object
+    if isinstance(value, Operation):
+        return Cell(value)
+    if isinstance(value, Cell):
+        value = value.operation, value.handle_type
+    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], Operation):
         raise ArgumentTypeError(
             "requirement", f"expected an Operation or a pair (Operation, handle type), got {requirement!r}."
         )
-    operation, kind = given
+    operation, kind = value
     if kind is not None and not (isinstance(kind, type) and issubclass(kind, _h.Handle)):
         raise ArgumentTypeError(
             "requirement", f"expected a handle type such as gpuinterop.OpaqueFd, or None, got {kind!r}."
@@ -350,17 +327,17 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
     >>> wanted = (gi.Operation.MAP_BUFFER, gi.OpaqueFd), (gi.Operation.IMPORT_SEMAPHORE, gi.TimelineFd)
     >>> if missing := device.capabilities.missing(*wanted):
     ...     print(missing[0].reason)  # and use another way
-    >>> usable = [str(found.cell) for found in device.capabilities.values() if found]
+    >>> usable = [str(capability.cell) for capability in device.capabilities.values() if capability]
     >>> "map_buffer:opaque_fd" in usable
     True
     """
 
     def __init__(self, cells: Iterable[Capability], *, owner: str = "") -> None:
-        self._cells: dict[Any, Capability] = {(found.operation, found.handle_type): found for found in cells}
+        self._cells: dict[Any, Capability] = {(cell.operation, cell.handle_type): cell for cell in cells}
         self._owner = owner
         if absent := [str(cell) for cell in DOMAIN if (cell.operation, cell.handle_type) not in self._cells]:
             raise InvalidArgumentError("cells", f"expected every cell of DOMAIN; missing: {', '.join(absent)}.")
-        if extra := {found.cell for found in self._cells.values()}.difference(DOMAIN):
+        if extra := {capability.cell for capability in self._cells.values()}.difference(DOMAIN):
             raise InvalidArgumentError("cells", f"expected only cells of DOMAIN, got {', '.join(map(str, extra))}.")
 
     def __getitem__(self, key: tuple[Operation, HandleType | None]) -> Capability:
@@ -381,21 +358,16 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         ------
         ArgumentTypeError
             `requirement` is not an `Operation`, a `Cell` or a pair of an operation and a handle type.
-
-        Examples
-        --------
-        >>> device.capabilities.of((gi.Operation.MAP_BUFFER, gi.OpaqueFd)).usable
-        True
         """
         try:
-            found = self._cells.get(requirement)
+            capability = self._cells.get(requirement)
         except TypeError:  # an unhashable requirement, which _cell refuses
-            found = None
-        if found is None:
+            capability = None
+        if capability is None:
             cell = _cell(requirement)
-            found = self._cells.get((cell.operation, cell.handle_type))
-        if found is not None:
-            return found
+            capability = self._cells.get((cell.operation, cell.handle_type))
+        if capability is not None:
+            return capability
         return cell.gap(Scope.BINDINGS, "the pair has no meaning: " + _meaning(cell), "gpuinterop.capabilities.DOMAIN")
 
     def supports(self, *requirements: Requirement) -> bool:
@@ -404,7 +376,7 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
 
     def missing(self, *requirements: Requirement) -> list[Capability]:
         """Return the capabilities of the requirements that are not usable, in the given order."""
-        return [found for found in map(self.of, requirements) if not found]
+        return [capability for capability in map(self.of, requirements) if not capability]
 
     def require(self, *requirements: Requirement) -> None:
         """Raise `UnsupportedError` for the first requirement that is not usable.
@@ -413,17 +385,10 @@ class Capabilities(Mapping[tuple[Operation, HandleType | None], Capability]):
         ------
         UnsupportedError
             A requirement is not usable; `UnsupportedError.capability` has the reason.
-
-        Examples
-        --------
-        >>> device.capabilities.require(gi.Operation.GRAPH_CAPTURE)
-        Traceback (most recent call last):
-            ...
-        gpuinterop.errors.UnsupportedError: graph_capture is unsupported on ...: the CPU has no graphs: ...
         """
         for requirement in requirements:
-            if (found := self.of(requirement)).support not in _USABLE:
-                raise UnsupportedError(found, context=self._owner)
+            if (capability := self.of(requirement)).support not in _USABLE:
+                raise UnsupportedError(capability, context=self._owner)
 
 
 def _meaning(cell: Cell) -> str:
@@ -453,7 +418,7 @@ def disable(
                 cell.gap(Scope.PLATFORM, why, "environment", "unset GPUINTEROP_DISABLE.") for cell in _named_by(pattern)
             ]
         off = {gap.cell: replace(gap, support=Support.DISABLED) for gap in gaps} | off
-    return [off.get(found.cell, found) if found else found for found in cells]
+    return [off.get(capability.cell, capability) if capability else capability for capability in cells]
 
 
 def _named_by(pattern: str) -> frozenset[Cell]:
@@ -472,10 +437,10 @@ def _named_by(pattern: str) -> frozenset[Cell]:
 @cache
 def _matching(pattern: str) -> frozenset[Cell]:
     fits = re.compile(translate(pattern)).match
-    found = frozenset(cell for name, cell in _BY_NAME.items() if fits(name) or fits(cell.operation.value))
-    if not found:
+    cells = frozenset(cell for name, cell in _BY_NAME.items() if fits(name) or fits(cell.operation.value))
+    if not cells:
         raise ValueError(f"{pattern!r} matches no cell")
-    return found
+    return cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,7 +465,7 @@ class Rule:
         """Whether all facts of the rule hold."""
         return all(bool(facts[fact.removeprefix("not ")]) is not fact.startswith("not ") for fact in self.when)
 
-    def says(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
+    def capability_of(self, cell: Cell, facts: Mapping[str, object]) -> Capability:
         """Capability of a cell under this rule: a gap, or usable in the rule's scope."""
         reason, reference, workaround = (
             text.format_map(facts) for text in (self.reason, self.reference, self.workaround)
@@ -577,7 +542,7 @@ class Rules:
             raise InvalidArgumentError(
                 "facts", f"expected every fact that the rules name, got none for {', '.join(lacking)}."
             )
-        return [found for cell in DOMAIN if (found := self.of(cell, facts, has)) is not None]
+        return [capability for cell in DOMAIN if (capability := self.of(cell, facts, has)) is not None]
 
     def profile(self, name: str) -> list[Capability]:
         """The table of the device in ``[profiles.NAME]``."""
@@ -591,7 +556,7 @@ class Rules:
         """One cell; None if no rule matches it."""
         missing = ", ".join(symbol for symbol in self._symbols[cell] if not has(symbol))
         known = {**self._texts, **facts, "missing": missing}
-        return next((rule.says(cell, known) for rule in self.by_cell[cell] if rule.holds(known)), None)
+        return next((rule.capability_of(cell, known) for rule in self.by_cell[cell] if rule.holds(known)), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -675,17 +640,17 @@ def promote(cells: Iterable[Capability], runs: Iterable[VerifiedRun], *, device:
     """
     ordered = sorted(runs, key=lambda run: run.date)
     result = []
-    for found in cells:
-        if found.support is Support.UNVERIFIED:
-            shown = [run for run in ordered if found.cell in run.cells]
+    for capability in cells:
+        if capability.support is Support.UNVERIFIED:
+            shown = [run for run in ordered if capability.cell in run.cells]
             proof = [run for run in shown if run.platform == sys.platform and device in (None, run.device)]
             if proof:
                 run = proof[-1]
                 reference = f"verified.toml: {run.date} on {run.device}{_versions(run)}"
-                found = replace(found, support=Support.SUPPORTED, reference=reference, workaround="")
+                capability = replace(capability, support=Support.SUPPORTED, reference=reference, workaround="")
             else:
-                found = replace(found, reason=f"{found.reason.rstrip('.')}; {_unproven(shown)}.")
-        result.append(found)
+                capability = replace(capability, reason=f"{capability.reason.rstrip('.')}; {_unproven(shown)}.")
+        result.append(capability)
     return result
 
 

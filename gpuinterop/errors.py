@@ -350,13 +350,13 @@ def again(failure: BaseException) -> BaseException:
     (False, 'CUDA_ERROR_ILLEGAL_ADDRESS', True)
     """
     try:
-        fresh = copy.copy(failure)
+        duplicate = copy.copy(failure)
     except Exception:
         return failure  # another library's, and it cannot be copied
-    if not isinstance(fresh, type(failure)):
+    if not isinstance(duplicate, type(failure)):
         return failure
-    fresh.__cause__ = failure
-    return fresh
+    duplicate.__cause__ = failure
+    return duplicate
 
 
 class _Unraisable:
@@ -375,11 +375,11 @@ def report(error: BaseException) -> None:
     Examples
     --------
     >>> import sys
-    >>> hook, told = sys.unraisablehook, []
-    >>> sys.unraisablehook = lambda args: told.append(str(args.exc_value))
+    >>> hook, reported = sys.unraisablehook, []
+    >>> sys.unraisablehook = lambda args: reported.append(str(args.exc_value))
     >>> gi.errors.report(ValueError("a callback failed"))
     >>> sys.unraisablehook = hook
-    >>> told
+    >>> reported
     ['a callback failed']
     """
     _Unraisable(error)

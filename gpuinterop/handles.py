@@ -122,40 +122,22 @@ class DeviceIdentity:
     is_cpu: bool = False
 
     def conflicts(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs.
-
-        Examples
-        --------
-        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> one.conflicts(gi.DeviceIdentity(pci_bus_id="0000:65:00.0"))
-        True
-        >>> one.conflicts(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
-        False
-        """
+        """Whether the two are certainly different devices: a PCI address, UUID or LUID that both have differs."""
         return not all(self._agreements(other))
 
     def matches(self, other: DeviceIdentity) -> bool:
-        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal.
-
-        Examples
-        --------
-        >>> one = gi.DeviceIdentity(pci_bus_id="0000:17:00.0")
-        >>> one.matches(gi.DeviceIdentity(pci_bus_id="0000:17:00.0", uuid=bytes(range(16))))
-        True
-        >>> one.matches(gi.DeviceIdentity(uuid=bytes(range(16))))  # nothing to compare
-        False
-        """
-        found = self._agreements(other)
-        return bool(found) and all(found)
+        """Whether the two are certainly one device: both are CPUs, or all identifiers that both have are equal."""
+        agreements = self._agreements(other)
+        return bool(agreements) and all(agreements)
 
     def _agreements(self, other: DeviceIdentity) -> list[bool]:
         """Return for each identifier that both devices have whether the two are equal."""
         if self.is_cpu and other.is_cpu:
             return [True]
         pairs = ((self.pci_bus_id, other.pci_bus_id), (self.uuid, other.uuid), (self.luid, other.luid))
-        found = [mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+        agreements = [own == others for own, others in pairs if own is not None and others is not None]
         # A GPU that is simulated on the CPU may have the identifiers of a software device.
-        return found or ([False] if self.is_cpu or other.is_cpu else [])
+        return agreements or ([False] if self.is_cpu or other.is_cpu else [])
 
 
 class OriginKind(Enum):
@@ -372,13 +354,6 @@ class FdHandle(Handle):
             it: drivers return descriptors that they would inherit.
         origin, trusted
             As in the constructor.
-
-        Examples
-        --------
-        >>> import os
-        >>> with gi.OpaqueFd.adopt(os.dup(fd)) as handle:  # closes its descriptor
-        ...     handle.owned
-        True
         """
         handle = cls(fd, origin=origin, trusted=trusted)
         system.call("ioctl(FIOCLEX)", os.set_inheritable, handle.fd, False)
@@ -408,18 +383,9 @@ class FdHandle(Handle):
             `fd` is not open, or out of range.
         DriverError
             The system refuses the duplicate (``dup``).
-
-        Examples
-        --------
-        >>> import os
-        >>> with gi.OpaqueFd.adopt_duplicate(fd) as handle, device.import_memory(handle, size=65536) as memory:
-        ...     handle.closed  # consumed by the import
-        True
-        >>> os.fstat(fd).st_size  # still open
-        65536
         """
-        given = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
-        return cls.adopt(system.call("dup", os.dup, given.fd), origin=origin, trusted=trusted)
+        borrowed = cls(fd, origin=origin, trusted=trusted)  # all checks, before a duplicate exists that could leak
+        return cls.adopt(system.call("dup", os.dup, borrowed.fd), origin=origin, trusted=trusted)
 
     @property
     def fd(self) -> int:
@@ -511,8 +477,8 @@ class FdHandle(Handle):
 
     def _let_calls_end(self) -> None:
         """Wait until no other thread uses the number."""
-        mine = this_thread()  # a signal handler may run inside such a call
-        system.until(lambda: not self._threads() - {mine}, None)
+        own_mark = this_thread()  # a signal handler may run inside such a call
+        system.until(lambda: not self._threads() - {own_mark}, None)
 
     def _threads(self) -> set[tuple[int, int]]:
         """Threads that use the number now. A forked child ignores the parent's."""
@@ -525,13 +491,6 @@ class FdHandle(Handle):
         ------
         HandleError
             The handle is already closed, consumed or detached.
-
-        Examples
-        --------
-        >>> import os
-        >>> with device.allocate(4096) as allocation:
-        ...     number = allocation.export().detach()  # yours now
-        >>> os.close(number)
         """
         self._check_open()
         self._state = _State.DETACHED
@@ -552,13 +511,6 @@ class FdHandle(Handle):
             The handle is closed, or other code has closed its fd.
         DriverError
             The system refuses the duplicate (``dup``): too many descriptors are open.
-
-        Examples
-        --------
-        >>> handle = gi.OpaqueFd(fd)
-        >>> with device.import_memory(handle.duplicate(), size=65536) as first:
-        ...     second = device.import_memory(handle, size=65536)
-        ...     second.close()
         """
         try:
             return self._use(
@@ -662,13 +614,7 @@ class Win32Handle(Handle):
         return self._name
 
     def detach(self) -> int | None:
-        """Return the value, which you must close, and end the handle.
-
-        Examples
-        --------
-        >>> gi.D3D12Heap(handle=0x1A4).detach()
-        420
-        """
+        """Return the value, which you must close, and end the handle."""
         handle = self.handle
         self._state = _State.DETACHED
         return handle
@@ -878,9 +824,9 @@ class VmmFd(FdHandle, AllocationHandle, name="vmm_fd"):
 
     Examples
     --------
-    >>> with device.allocate(65536, gi.VmmFd) as mine, mine.export() as handle:
-    ...     with device.import_allocation(handle, mine.size) as theirs:  # in another process
-    ...         theirs.buffer.fill(7)
+    >>> with device.allocate(65536, gi.VmmFd) as allocation, allocation.export() as handle:
+    ...     with device.import_allocation(handle, allocation.size) as imported:  # in another process
+    ...         imported.buffer.fill(7)
     """
 
 

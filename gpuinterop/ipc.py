@@ -17,11 +17,11 @@ A child process receives an allocation through a socket pair:
 
 >>> import socket
 >>> here, there = socket.socketpair()
->>> with here, there, device.allocate(65536) as mine, mine.export() as handle:
+>>> with here, there, device.allocate(65536) as allocation, allocation.export() as handle:
 ...     gi.ipc.send_handle(here, handle)
 ...     received = gi.ipc.receive_handle(there, gi.VmmFd)  # in the child
-...     with device.import_allocation(received, received.origin.size) as theirs:
-...         theirs.buffer.fill(7)
+...     with device.import_allocation(received, received.origin.size) as imported:
+...         imported.buffer.fill(7)
 """
 
 from __future__ import annotations
@@ -294,9 +294,9 @@ def _close(fds: list[int]) -> None:
     system.close(*closing)
 
 
-def _keep(results: list[T], call: Callable[..., T], *arguments: object) -> None:
+def _collect(results: list[T], call: Callable[..., T], *arguments: object) -> None:
     """Append the result of a system call, in C: an interrupt strikes before the call or after the result is kept."""
-    results.extend(map(call, *([one] for one in arguments)))
+    results.extend(map(call, *([argument] for argument in arguments)))
 
 
 class Connection(NoCopy):
@@ -315,7 +315,7 @@ class Connection(NoCopy):
         # What each `recvmsg` has returned of the next message.
         self._received: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
         # Messages, their handles, whether these are owned, and what each `sendmsg` has sent.
-        self._rest: deque[tuple[bytes, Sequence[FdHandle], bool, list[int]]] = deque()
+        self._unsent: deque[tuple[bytes, Sequence[FdHandle], bool, list[int]]] = deque()
 
     def send(
         self, kind: int, number: int = 0, body: bytes = b"", handles: Sequence[Handle] = (), *, owned: bool = False,
@@ -325,30 +325,30 @@ class Connection(NoCopy):
 
         `owned` handles are closed once they are sent. If this raises, `flush` can send the rest of the message later.
         """
-        beside = [handle for handle in handles if isinstance(handle, FdHandle)]
-        head = HEAD.pack(MAGIC, VERSION, kind, len(beside), number, len(body))
-        self._rest.append((head + body, beside, owned, []))
+        carried = [handle for handle in handles if isinstance(handle, FdHandle)]
+        head = HEAD.pack(MAGIC, VERSION, kind, len(carried), number, len(body))
+        self._unsent.append((head + body, carried, owned, []))
         while not self.flush() and left is not None:
             self.wait(select.POLLOUT, left)
 
     def flush(self) -> bool:
         """Send as much as there is room for; return whether everything is sent."""
-        while self._rest:
-            data, beside, owned, sent = self._rest[0]
+        while self._unsent:
+            data, carried, owned, sent = self._unsent[0]
 
             def send(fds: Sequence[int], data: bytes = data, sent: list[int] = sent) -> None:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-                _keep(sent, self.socket.sendmsg, [memoryview(data)[sum(sent) :]], rights, _SENDS)
+                _collect(sent, self.socket.sendmsg, [memoryview(data)[sum(sent) :]], rights, _SENDS)
 
             while sum(sent) < len(data):
-                handles = () if sent else beside  # the first byte carries the descriptors
+                handles = () if sent else carried  # the first byte carries the descriptors
                 try:
-                    send([one.fd for one in handles]) if owned else use_all(handles, send)
+                    send([handle.fd for handle in handles]) if owned else use_all(handles, send)
                 except BlockingIOError:
                     return False
-            for handle in beside if owned else ():
+            for handle in carried if owned else ():
                 handle.close()
-            self._rest.popleft()
+            self._unsent.popleft()
         return True
 
     def receive(self, left: Callable[[], float | None]) -> Message:
@@ -367,7 +367,7 @@ class Connection(NoCopy):
         """
         while (count := sum(len(piece[0]) for piece in self._received)) < (size := self._size()):
             try:
-                _keep(self._received, self.socket.recvmsg, min(size - count, _PIECE), _ROOM, _RECEIVES)
+                _collect(self._received, self.socket.recvmsg, min(size - count, _PIECE), _ROOM, _RECEIVES)
             except BlockingIOError:
                 return None
             if not self._received[-1][0]:
@@ -398,7 +398,7 @@ class Connection(NoCopy):
     def _fds(self) -> list[int]:
         """The descriptors that have arrived."""
         fds = array.array("i")
-        for level, kind, content in (one for piece in self._received for one in piece[1]):
+        for level, kind, content in (message for piece in self._received for message in piece[1]):
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(content)
         return fds.tolist()
@@ -407,18 +407,18 @@ class Connection(NoCopy):
         """Return once a call would not block; raise `TimeoutError` after `left` seconds."""
         if (fd := self.socket.fileno()) < 0:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        rest = left()
-        if not system.poll(fd, event, None if rest is None else math.ceil(rest * 1000)):
+        seconds = left()
+        if not system.poll(fd, event, None if seconds is None else math.ceil(seconds * 1000)):
             raise TimeoutError("timed out")
 
     def discard(self) -> None:
         """Close the descriptors that have arrived and the owned ones that are not sent."""
         fds, self._received = self._fds(), []
         _close(fds)
-        for _, beside, owned, _ in self._rest:
-            for handle in beside if owned else ():
+        for _, carried, owned, _ in self._unsent:
+            for handle in carried if owned else ():
                 handle.close()
-        self._rest.clear()
+        self._unsent.clear()
 
 
 def peer(connection: socket.socket) -> tuple[int, int]:
@@ -429,11 +429,11 @@ def peer(connection: socket.socket) -> tuple[int, int]:
 
 def _check_connection(connection: object) -> None:
     """Refuse a socket that cannot carry descriptors: TCP drops them without an error on either side."""
-    found = check_type(connection, socket.socket, "connection", "a socket.socket")
+    link = check_type(connection, socket.socket, "connection", "a socket.socket")
     if not hasattr(socket, "SO_DOMAIN"):  # only Linux has it; Windows passes no descriptors
         return
     try:  # ask the kernel, because `socket.fromfd` believes its arguments
-        family, kind = (found.getsockopt(socket.SOL_SOCKET, what) for what in (socket.SO_DOMAIN, socket.SO_TYPE))
+        family, kind = (link.getsockopt(socket.SOL_SOCKET, option) for option in (socket.SO_DOMAIN, socket.SO_TYPE))
     except OSError:  # a closed socket, which the next call reports
         return
     if (family, kind) != (socket.AF_UNIX, socket.SOCK_STREAM):
@@ -446,24 +446,24 @@ def _check_connection(connection: object) -> None:
 
 
 def _named(names: Iterable[IntEnum], number: int) -> str:
-    return next((one.name for one in names if one == number), str(number))
+    return next((member.name for member in names if member == number), str(number))
 
 
-def _check_sequence(argument: str, things: object, single: str) -> None:
-    if not isinstance(things, Sequence):
-        raise ArgumentTypeError(argument, f"expected a sequence, got {_name(things)}; use {single} for one.")
-    if not 1 <= len(things) <= MAX_HANDLES:
-        raise InvalidArgumentError(argument, f"expected 1 to {MAX_HANDLES} at once, got {len(things)}.")
+def _check_sequence(argument: str, values: object, single: str) -> None:
+    if not isinstance(values, Sequence):
+        raise ArgumentTypeError(argument, f"expected a sequence, got {_name(values)}; use {single} for one.")
+    if not 1 <= len(values) <= MAX_HANDLES:
+        raise InvalidArgumentError(argument, f"expected 1 to {MAX_HANDLES} at once, got {len(values)}.")
 
 
-def _name(thing: object) -> str:
-    return thing.__name__ if isinstance(thing, type) else f"a {type(thing).__name__}"
+def _name(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def check_sendable(kind: object, argument: str) -> None:
     """Refuse types that are not in `WIRE_TYPES`."""
     if kind not in WIRE_TYPES:
-        known = ", ".join(one.__name__ for one in WIRE_TYPES)
+        known = ", ".join(sendable.__name__ for sendable in WIRE_TYPES)
         done = "received" if argument == "expect" else "sent"
         raise ArgumentTypeError(argument, f"{_name(kind)} cannot be {done}; expected one of {known}.")
 
@@ -490,25 +490,25 @@ def pack(handle: Handle) -> bytes:
 def unpack(entries: bytes, message: Message, expect: Sequence[type[Any]] | None = None) -> list[Any]:
     """Return the handles of entries, which must have these types, with the message's next descriptors."""
     try:
-        found = list(_ENTRY.iter_unpack(entries))
-        kinds = [WIRE_TYPES[entry[0]] for entry in found]
-        origins = [_origin(*entry[1:-1]) for entry in found]
+        fields = list(_ENTRY.iter_unpack(entries))
+        kinds = [WIRE_TYPES[entry[0]] for entry in fields]
+        origins = [_origin(*entry[1:-1]) for entry in fields]
     except (struct.error, IndexError) as error:
         raise PeerError(f"expected handles of this version, the peer sent other data ({error}).") from None
     if expect is not None and kinds != list(expect):
-        wanted, got = (", ".join(kind.__name__ for kind in some) for some in (expect, kinds))
+        wanted, got = (", ".join(kind.__name__ for kind in types) for types in (expect, kinds))
         raise PeerError(f"expected {wanted}, the peer sent {got}.")
     return [
         message.take(kind, origin) if issubclass(kind, FdHandle) else cast(Any, kind)(entry[-1], origin=origin)
-        for kind, entry, origin in zip(kinds, found, origins, strict=True)
+        for kind, entry, origin in zip(kinds, fields, origins, strict=True)
     ]
 
 
 def _origin(
     kind: int, dedicated: int, is_cpu: int, size: int, uuid: bytes, luid: bytes, pci: bytes
 ) -> HandleOrigin | None:
-    found, is_dedicated = _KINDS[kind], _DEDICATED[dedicated]
-    if found is None:
+    origin_kind, is_dedicated = _KINDS[kind], _DEDICATED[dedicated]
+    if origin_kind is None:
         return None
     device = DeviceIdentity(
         name="a device of another process",
@@ -519,5 +519,5 @@ def _origin(
     )
     known = device.uuid or device.luid or device.pci_bus_id or device.is_cpu
     return HandleOrigin(
-        kind=found, device=device if known else None, size=size or None, dedicated=is_dedicated, trusted=False
+        kind=origin_kind, device=device if known else None, size=size or None, dedicated=is_dedicated, trusted=False
     )

@@ -1,6 +1,6 @@
-"""libc: mappings, seals and futexes with their errors, and polling waits.
+"""The operating system: waits with limits, locks, threads, descriptors, memfds, mappings and futexes, and its errors.
 
-The host backend and the timeline semaphores use it. Every call here releases the GIL (``ctypes.CDLL``).
+Calls of libc release the GIL (``ctypes.CDLL``).
 """
 
 from __future__ import annotations
@@ -57,6 +57,9 @@ _ALL = 0x7FFFFFFF
 _CLOSE_LIMIT = 1.0
 
 
+# -- waits and their limits ----------------------------------------------------------------------------------------
+
+
 relax: Final[Callable[[], object]] = getattr(os, "sched_yield", partial(time.sleep, 0))
 """Let other threads and processes run, without the GIL. On Linux ``time.sleep(0)`` would sleep for some 70 us."""
 
@@ -105,39 +108,7 @@ def left_of_exit(*, last: bool = False) -> float:
     return max(0.0, _exit_began[0] + EXIT_S - (0.0 if last else _EXIT_DRAIN_S) - time.monotonic())
 
 
-class Mapped(NamedTuple):
-    """Memory that this process has mapped, with its file's path and inode if it has one."""
-
-    addresses: range
-    access: str  # letters such as rw-s: readable, writable, executable; shared or private
-    offset: int
-    file: tuple[int, int]  # device and inode
-    path: str
-
-
-def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
-    """Mappings of this process by address that contain `of` in their line and overlap `within`; none without /proc."""
-    read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
-    with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
-        for line in lines:
-            if of not in line:
-                continue
-            place, _, facts = line.rstrip("\n").partition(" ")
-            addresses = range(*(int(one, 16) for one in place.split("-")))
-            if addresses.stop <= within.start or within.stop <= addresses.start:
-                continue
-            access, offset, device, inode, *path = facts.split(maxsplit=4)
-            major, minor = device.split(":")
-            file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
-            yield Mapped(addresses, access, int(offset, 16), file, "".join(path))
-
-
-def loaded_library(*names: str) -> str | None:
-    """The file of the first loaded library whose name begins with one of `names`."""
-    return next((one.path for one in mappings() if one.path.rpartition("/")[2].startswith(names)), None)
-
-
-# -- threads -----------------------------------------------------------------------------------------------------
+# -- locks ---------------------------------------------------------------------------------------------------------
 
 
 def under(lock: threading.RLock, call: Callable[[*Ts], T], *arguments: *Ts, limit: float = -1) -> T:
@@ -177,6 +148,9 @@ def locked(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any
 def holds(lock: threading.RLock) -> bool:
     """Whether the calling thread holds a lock."""
     return lock._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
 
 
 _NO_THREAD: Final = (
@@ -239,11 +213,11 @@ def _start(work: Callable[[], object], stop: Callable[[], object] | None) -> Thr
         alive = weakref.ref(run)
         _thread.start_new_thread(run, ())
         del run  # now only the thread holds it
-        gone = False
+        dropped = False
         while not thread._begun.acquire(timeout=SLICE):
-            if gone:  # already before this wait, so the thread never began: it found no memory
+            if dropped:  # already before this wait, so the thread never began: it found no memory
                 raise MemoryError
-            gone = alive() is None
+            dropped = alive() is None
     except (RuntimeError, MemoryError) as error:
         code = errno.ENOMEM if isinstance(error, MemoryError) else errno.EAGAIN
         raise driver_error("pthread_create", code, _NO_THREAD) from error
@@ -278,6 +252,9 @@ def end_threads() -> None:
 atexit.register(end_threads)  # for programs without the core
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.clear)
+
+
+# -- libc, and the errors of its calls -----------------------------------------------------------------------------
 
 
 class Timespec(ctypes.Structure):
@@ -333,7 +310,63 @@ def opened(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         raise
 
 
-# -- memfds and mappings -----------------------------------------------------------------------------------------
+# -- descriptors ---------------------------------------------------------------------------------------------------
+
+
+def close(*fds: int) -> None:
+    """Close descriptors from other processes. If another process may serve the file, a thread closes it.
+
+    The caller waits `_CLOSE_LIMIT` seconds for the thread. After that the descriptor stays open until the thread is
+    done, and the process cannot end before. Raises `OSError` if a descriptor is not open.
+    """
+    closing = []
+    for fd in fds:
+        if _closes_at_once(fd):
+            os.close(fd)
+        elif (thread := _close_aside(fd)) is not None:
+            closing.append(thread)
+    deadline = time.monotonic() + _CLOSE_LIMIT
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _closes_at_once(fd: int) -> bool:
+    try:
+        os.get_inheritable(fd)  # F_GETFD
+    except OSError:
+        return True  # not open: os.close raises
+    # The link of an eventfd, a pipe or a socket does not begin with a slash, as a file's does.
+    return seals(fd) is not None or link(fd)[:1] not in ("", "/")
+
+
+def link(fd: int) -> str:
+    """The link of a descriptor in /proc, which shows its kind; "" if the system has none."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def _close_aside(fd: int) -> Thread | None:
+    def work() -> None:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+    try:
+        return _start(work, None)  # also during the exit, which a file's server must not delay
+    except DriverError:  # no thread can start
+        work()
+        return None
+
+
+def poll(fd: int, event: int, timeout_ms: float | None) -> int:
+    """The events of a descriptor, 0 after the time-out. Unlike ``select()`` it accepts large descriptors."""
+    poller = select.poll()
+    poller.register(fd, event)
+    return sum(events for _, events in poller.poll(timeout_ms))
+
+
+# -- memfds and mappings -------------------------------------------------------------------------------------------
 
 
 def create_memfd(name: str, size: int) -> int:
@@ -384,52 +417,6 @@ def is_fixed(fd: int, size: int) -> bool:
     return (seals(fd) or 0) & FIXED == FIXED and os.fstat(fd).st_size == size
 
 
-def close(*fds: int) -> None:
-    """Close descriptors from other processes. If another process may serve the file, a thread closes it.
-
-    The caller waits `_CLOSE_LIMIT` seconds for the thread. After that the descriptor stays open until the thread is
-    done, and the process cannot end before. Raises `OSError` if a descriptor is not open.
-    """
-    closing = []
-    for fd in fds:
-        if _closes_at_once(fd):
-            os.close(fd)
-        elif (thread := _close_aside(fd)) is not None:
-            closing.append(thread)
-    deadline = time.monotonic() + _CLOSE_LIMIT
-    for thread in closing:
-        thread.join(max(0.0, deadline - time.monotonic()))
-
-
-def _closes_at_once(fd: int) -> bool:
-    try:
-        os.get_inheritable(fd)  # F_GETFD
-    except OSError:
-        return True  # not open: os.close raises
-    # The link of an eventfd, a pipe or a socket does not begin with a slash, as a file's does.
-    return seals(fd) is not None or link(fd)[:1] not in ("", "/")
-
-
-def link(fd: int) -> str:
-    """The link of a descriptor in /proc, which shows its kind; "" if the system has none."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:
-        return ""
-
-
-def _close_aside(fd: int) -> Thread | None:
-    def work() -> None:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-
-    try:
-        return _start(work, None)  # also during the exit, which a file's server must not delay
-    except DriverError:  # no thread can start
-        work()
-        return None
-
-
 def map_shared(fd: int, size: int) -> int:
     """Map the first `size` bytes, readable and writable; return the address."""
     # Not Python's mmap, which duplicates the fd and reveals its address only through an exported buffer.
@@ -443,6 +430,41 @@ def unmap(address: int, size: int) -> None:
     """Undo `map_shared`."""
     if munmap(address, size) != 0:
         raise driver_error("munmap", ctypes.get_errno())
+
+
+class Mapped(NamedTuple):
+    """Memory that this process has mapped, with its file's path and inode if it has one."""
+
+    addresses: range
+    access: str  # letters such as rw-s: readable, writable, executable; shared or private
+    offset: int
+    file: tuple[int, int]  # device and inode
+    path: str
+
+
+def mappings(of: str = "", within: range = range(1 << 64)) -> Iterator[Mapped]:
+    """Mappings of this process by address that contain `of` in their line and overlap `within`; none without /proc."""
+    read = partial(open, "/proc/self/maps", encoding="utf-8", errors="replace")
+    with contextlib.suppress(OSError), opened("open(/proc/self/maps)", read) as lines:
+        for line in lines:
+            if of not in line:
+                continue
+            place, _, facts = line.rstrip("\n").partition(" ")
+            addresses = range(*(int(edge, 16) for edge in place.split("-")))
+            if addresses.stop <= within.start or within.stop <= addresses.start:
+                continue
+            access, offset, device, inode, *path = facts.split(maxsplit=4)
+            major, minor = device.split(":")
+            file = os.makedev(int(major, 16), int(minor, 16)), int(inode)
+            yield Mapped(addresses, access, int(offset, 16), file, "".join(path))
+
+
+def loaded_library(*names: str) -> str | None:
+    """The file of the first loaded library whose name begins with one of `names`."""
+    return next((mapping.path for mapping in mappings() if mapping.path.rpartition("/")[2].startswith(names)), None)
+
+
+# -- memory order and futexes --------------------------------------------------------------------------------------
 
 
 def fence() -> None:
@@ -459,21 +481,11 @@ def full_fence() -> None:
         lock.release()
 
 
-def poll(fd: int, event: int, timeout_ms: float | None) -> int:
-    """The events of a descriptor, 0 after the time-out. Unlike ``select()`` it accepts large descriptors."""
-    poller = select.poll()
-    poller.register(fd, event)
-    return sum(events for _, events in poller.poll(timeout_ms))
-
-
-# -- futex -------------------------------------------------------------------------------------------------------
-
-
 def futex_wait(address: int, expected: int, seconds: float) -> None:
     """Sleep while the u32 at `address` is `expected`, for at most `seconds`. May return early, so check again."""
     assert SYS_FUTEX is not None
-    whole = int(seconds)
-    limit = Timespec(whole, int((seconds - whole) * 1e9))
+    full = int(seconds)
+    limit = Timespec(full, int((seconds - full) * 1e9))
     _syscall(SYS_FUTEX, address, _FUTEX_WAIT, expected, ctypes.byref(limit), None, 0)
 
 

@@ -139,8 +139,8 @@ def is_ours(fd: int) -> bool:
         return False
     if not page.startswith(MAGIC):
         return False
-    if found := problem(page):
-        raise HandleError(f"handle: expected a timeline semaphore that can be used, got one that cannot: {found}.")
+    if reason := problem(page):
+        raise HandleError(f"handle: expected a timeline semaphore that can be used, got one that cannot: {reason}.")
     return True
 
 
@@ -158,7 +158,7 @@ class Lock(NoCopy):
     def __init__(self, fd: int, label: str) -> None:
         self.label = label
         self._fd = fd
-        self._kept: list[int] = []  # open file descriptions; each call takes one and returns it
+        self._files: list[int] = []  # open file descriptions; each call takes one and returns it
 
     def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call with the lock held. Raises like `run_all`."""
@@ -181,7 +181,7 @@ class Lock(NoCopy):
             try:
                 for lock in locks:
                     try:
-                        own = lock._kept.pop()
+                        own = lock._files.pop()
                     except IndexError:  # the first call, or other threads use all
                         own = lock._open()
                     held.append((lock, own))
@@ -202,11 +202,11 @@ class Lock(NoCopy):
         self._forget()
 
     def _forget(self) -> None:
-        while self._kept:
-            os.close(self._kept.pop())
+        while self._files:
+            os.close(self._files.pop())
 
     def __del__(self, _close: Callable[[int], None] = os.close) -> None:  # `os` may be gone by then
-        for fd in getattr(self, "_kept", ()):  # if a backend does not call `close`
+        for fd in getattr(self, "_files", ()):  # if a backend does not call `close`
             _close(fd)
 
     def _open(self) -> int:
@@ -235,7 +235,7 @@ def _unlock(held: list[tuple[Lock, int]], forks: int) -> None:
         lock, own = held[-1]
         flock(own, LOCK_UN)  # first, because other processes wait for it
         del held[-1]
-        lock._kept.append(own)
+        lock._files.append(own)
         if forks != _forks:  # a child shares the description and would keep the lock after this process
             lock._forget()
 
@@ -274,7 +274,7 @@ class Page(NoCopy):
         """Set the counter to 0. No other process or device may have the semaphore."""
         self.counter.value = 0
 
-    def give_to_device(self) -> None:
+    def let_devices_write(self) -> None:
         """Allow a device's streams to write the value from now on."""
         self._devices.value = 1
 

@@ -27,7 +27,7 @@ from gpuinterop.testing import simulated
 from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop.testing.simulated import assert_simulated
-from tests.kept_streams import destroy_kept_streams
+from tests.idle_streams import destroy_idle_streams
 from tests.programs import printed
 from tests.simulated.driver import Simulator
 from tests.spare_pages import unpin_spare_pages
@@ -140,7 +140,7 @@ class Methods:
             unpin_spare_pages(device)
             backend: Any = device.driver
             if device.backend == "hip":
-                destroy_kept_streams(backend)
+                destroy_idle_streams(backend)
                 backend._driver.free_ranges.clear()
 
     def closed(self, one: Any) -> Callable[[], None]:

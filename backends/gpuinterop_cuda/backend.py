@@ -32,10 +32,10 @@ class CudaBackend(Streams, Arrays, NativeSemaphores, Sharing, Multicast, NativeS
 
     def versions(self) -> Mapping[str, str]:
         major, minor = divmod(self._driver.version, 1000)
-        found = {"CUDA": f"{major}.{minor // 10}", "cuda-bindings": self._driver.bindings_version}
+        versions = {"CUDA": f"{major}.{minor // 10}", "cuda-bindings": self._driver.bindings_version}
         if kernel := _kernel_module():
-            found["driver"] = kernel
-        return found
+            versions["driver"] = kernel
+        return versions
 
     def libraries(self) -> Mapping[str, str]:
         path = system.loaded_library("libcuda.so")
@@ -63,12 +63,12 @@ class CudaBackend(Streams, Arrays, NativeSemaphores, Sharing, Multicast, NativeS
 def _mig(driver: Driver, device: int, uuid: bytes) -> str:
     """A note if the device is a MIG instance. The call's first version still returns the whole GPU's UUID."""
     address = driver.address("cuDeviceGetUuid", 9020)
-    whole = ctypes.create_string_buffer(16)
-    if not address or ctypes.CFUNCTYPE(ctypes.c_int)(address)(whole, device) != 0 or whole.raw == uuid:
+    gpu_uuid = ctypes.create_string_buffer(16)
+    if not address or ctypes.CFUNCTYPE(ctypes.c_int)(address)(gpu_uuid, device) != 0 or gpu_uuid.raw == uuid:
         return ""
     return (
-        f"a MIG instance of the GPU with UUID {whole.raw.hex()}: CUDA reports the instance's UUID, which Vulkan does "
-        "not have, so it cannot match a Vulkan device"
+        f"a MIG instance of the GPU with UUID {gpu_uuid.raw.hex()}: CUDA reports the instance's UUID, which Vulkan "
+        "does not have, so it cannot match a Vulkan device"
     )
 
 

@@ -63,12 +63,12 @@ class Driver(NativeDriver):
         return ctypes.CFUNCTYPE(c_int)(address)
 
     def describe(self, code: int) -> tuple[str, str]:
-        found = []
+        texts = []
         for function in ("GetErrorName", "GetErrorString"):
             text = c_char_p()
             self.function(function)(code, byref(text))
-            found.append((text.value or b"").decode())
-        return (found[0], found[1]) if found[0] else (f"CUresult {code}", "unknown to this driver")
+            texts.append((text.value or b"").decode())
+        return (texts[0], texts[1]) if texts[0] else (f"CUresult {code}", "unknown to this driver")
 
     def has(self, symbol: str, version: int | None = None) -> bool:
         """Whether the bindings and the driver have a function, optionally in a `version` of CUDA.
@@ -82,11 +82,11 @@ class Driver(NativeDriver):
         """A function's address in a version of CUDA; 0 if the driver lacks it."""
         flags = self.api.CUdriverProcAddress_flags.CU_GET_PROC_ADDRESS_DEFAULT
         try:
-            code, *found = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
+            code, *results = self.api.cuGetProcAddress(symbol.encode(), version or self.version, flags)
         except RuntimeError as error:  # the bindings find no cuGetProcAddress
             text = f"the NVIDIA driver cannot be used: {str(error).rstrip('.')}."
             raise BackendUnavailableError(text, fix="Install a newer NVIDIA driver.") from None
-        return 0 if code or not found[0] else int(found[0])
+        return 0 if code or not results[0] else int(results[0])
 
 
 class Context(NativeDevice):

@@ -18,7 +18,7 @@ _SIZES: Final = "sizes and offsets must be multiples of the minimum granularity 
 _MANAGER: Final = (
     "if all of that is right, the fabric manager's state is corrupt: restart nvidia-fabricmanager and reset the GPUs"
 )
-_KEPT_OUT: Final = (
+_NOT_ALLOWED: Final = (
     "a container, a virtual machine or confidential computing may prevent multicast in this process. "
     f"If the object is for fabric handles: {_CHANNEL}"
 )
@@ -86,8 +86,8 @@ MEANINGS: Final[Mapping[tuple[str, int], str]] = {
     f"granularity. For a multicast object: {_MANAGER}.",
     ("MemMap", 101): f"the device that holds the memory cannot be used here. For a multicast object: {_CLIQUE}",
     **{(call, 401): _SICK for call in ("MemMap", *_BINDS)},
-    ("MemMap", 800): f"no permission to map it. For a multicast object: {_KEPT_OUT}",
-    **{(call, 800): f"no permission: {_KEPT_OUT}" for call in _CALLS},
+    ("MemMap", 800): f"no permission to map it. For a multicast object: {_NOT_ALLOWED}",
+    **{(call, 800): f"no permission: {_NOT_ALLOWED}" for call in _CALLS},
     ("MemMap", 801): f"the device cannot map such memory. For a multicast object: {_NO_MULTICAST}",
     **{(call, 801): _NO_MULTICAST for call in _CALLS},
     **{(call, 802): _STARTING for call in ("MemMap", *_BINDS)},

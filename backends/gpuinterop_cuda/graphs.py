@@ -23,17 +23,17 @@ class _Graph(NativeObject):
 
     def make(self, name: str, *arguments: Any) -> None:
         super().make(name, *arguments)
-        self.know()
+        self.set_number()
 
     def end_capture(self, stream: NativeStream) -> None:
         graph = ctypes.c_void_p()
         self.device.driver.call("StreamEndCapture", stream.handle, ctypes.byref(graph))
         self.handle, self.made = graph.value or 0, True
-        self.know()
+        self.set_number()
 
-    def know(self) -> None:
+    def set_number(self) -> None:
         self.number = Number(self.handle)
-        self.number.made = self
+        self.number.owner = self
         self.number.argument = as_pointer(self.handle)
 
 
@@ -63,7 +63,7 @@ class _NodeBatch(Batch):
 class Number(int):
     """A ``CUgraph`` or ``CUgraphExec`` that this backend created."""
 
-    made: _Graph
+    owner: _Graph
     argument: Any
 
 
@@ -108,7 +108,7 @@ class Graphs(NativeBackend, GraphBackend):
     def destroy_graph(self, device: NativeDevice, graph: int) -> None:
         """``cuGraphDestroy``."""
         assert isinstance(graph, Number)
-        graph.made.release()
+        graph.owner.release()
 
     destroy_executable: Any = destroy_graph
     """``cuGraphExecDestroy``."""
@@ -163,14 +163,14 @@ class Graphs(NativeBackend, GraphBackend):
 
 def _node(driver: Driver, node: int, *, signals: bool) -> SemaphoreNode:
     """``cuGraphExternalSemaphoresSignalNodeGetParams``, ``cuGraphExternalSemaphoresWaitNodeGetParams``."""
-    found = NodeParams()
+    params = NodeParams()
     name = f"GraphExternalSemaphores{'Signal' if signals else 'Wait'}NodeGetParams"
-    driver.call(name, node, ctypes.byref(found))
-    structs = (Params * found.count).from_address(found.params)
+    driver.call(name, node, ctypes.byref(params))
+    structs = (Params * params.count).from_address(params.params)
     return SemaphoreNode(
-        native=_Node(node, () if signals else tuple(one.timeout_ms for one in structs)),
+        native=_Node(node, () if signals else tuple(struct.timeout_ms for struct in structs)),
         signals=signals,
-        semaphores=tuple(found.semaphores[: found.count]),
+        semaphores=tuple(params.semaphores[: params.count]),
         # Each kind has its own field; the others are 0.
-        values=tuple(int(one.value or one.key or one.fence or 0) for one in structs),
+        values=tuple(int(struct.value or struct.key or struct.fence or 0) for struct in structs),
     )

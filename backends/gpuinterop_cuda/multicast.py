@@ -18,7 +18,7 @@ from gpuinterop.backend import Address, MulticastBackend
 from gpuinterop.handles import AllocationHandle, Granularity
 from gpuinterop.native_driver.allocations import (
     Allocation,
-    Mappable,
+    GenericObject,
     NativeAllocations,
     granularity_of,
     native_handle_type,
@@ -74,7 +74,7 @@ _ADD: Final = _KERNEL % (
 _PTX: Final = f"\n.version 8.1\n.target sm_90\n.address_size 64{_STORE}{_ADD}\0".encode()
 
 
-class Group(Mappable):
+class Group(GenericObject):
     """A multicast object. Its context is only used to call the driver."""
 
     def __init__(self, context: Context, size: int, alignment: int) -> None:
@@ -138,18 +138,18 @@ class Multicast(NativeAllocations, MulticastBackend):
         """``cuMulticastBindAddr``."""
         self._bind("MulticastBindAddr", group, device, offset, address, size)
 
-    def _bind(self, call: str, group: Group, device: Context, offset: int, *what: Any) -> None:
+    def _bind(self, call: str, group: Group, device: Context, offset: int, *memory: Any) -> None:
         """Bind. The first version of the call derives the device from the memory."""
         second = self._takes_device.get(call)
         if second is None:
             second = self._takes_device[call] = self._driver.has(f"cu{call}_v2", SECOND_BINDS)
-        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, what[-1])
+        binding = group.bindings[device.ordinal, offset] = _Binding(device, device.number, offset, memory[-1])
 
         def work() -> None:
             if second:
-                binding.add(f"{call}_v2", group.handle, device.number, offset, *what, 0)
+                binding.add(f"{call}_v2", group.handle, device.number, offset, *memory, 0)
             else:
-                binding.add(call, group.handle, offset, *what, 0)
+                binding.add(call, group.handle, offset, *memory, 0)
 
         device.create(binding, work)
 
@@ -179,8 +179,8 @@ class Multicast(NativeAllocations, MulticastBackend):
         kernel = (self._kernels.get(stream.device.ordinal) or self._load_kernels(stream.device))[which]
         blocks = min(-(-count // _THREADS), _BLOCKS)
         shape = (blocks, 1, 1, _THREADS, 1, 1, 0)
-        given = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
-        stream.device.call("LaunchKernel", kernel, *shape, stream.handle, given, None, relaxed=False)
+        pointers = (ctypes.c_void_p * len(arguments))(*map(ctypes.addressof, arguments))
+        stream.device.call("LaunchKernel", kernel, *shape, stream.handle, pointers, None, relaxed=False)
 
     def _load_kernels(self, context: NativeDevice) -> tuple[Any, ...]:
         """``cuModuleLoadData``, ``cuModuleGetFunction``. If two threads load at once, the first module is kept."""

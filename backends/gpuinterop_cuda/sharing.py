@@ -17,7 +17,7 @@ from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_
 _LEGACY_IPC, _HANDLE_TYPES, _POOL = 10, 14, 17  # CUpointer_attribute
 _ALLOCATION: Final = (11, 12, BUFFER_ID)  # RANGE_START_ADDR, RANGE_SIZE; one mapping may contain several allocations
 _MAPPING: Final = (19, 18, 20)  # MAPPING_BASE_ADDR, MAPPING_SIZE, MEMORY_BLOCK_ID; a range may consist of several
-_ASKED: Final = (MEMORY_TYPE, ORDINAL, IS_MANAGED, _LEGACY_IPC, _POOL, _HANDLE_TYPES, *_ALLOCATION)
+_ATTRIBUTES: Final = (MEMORY_TYPE, ORDINAL, IS_MANAGED, _LEGACY_IPC, _POOL, _HANDLE_TYPES, *_ALLOCATION)
 _POSIX_FD: Final = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -37,16 +37,16 @@ class Sharing(NativeSharing):
 
     def find_blocks(self) -> Callable[[Address], Block]:
         """``cuPointerGetAttributes``; ``cuPointerGetAttribute`` for the mappings of virtual memory."""
-        driver, count = self._driver, len(_ASKED)
-        numbers, found = (ctypes.c_int * count)(*_ASKED), (ctypes.c_uint64 * count)()
-        places = (ctypes.c_void_p * count)(*(ctypes.addressof(found) + 8 * at for at in range(count)))
+        driver, count = self._driver, len(_ATTRIBUTES)
+        numbers, values = (ctypes.c_int * count)(*_ATTRIBUTES), (ctypes.c_uint64 * count)()
+        places = (ctypes.c_void_p * count)(*(ctypes.addressof(values) + 8 * index for index in range(count)))
         ask = driver.function("PointerGetAttributes")
 
         def block_at(address: Address) -> Block:
-            ctypes.memset(found, 0, ctypes.sizeof(found))  # some attributes have fewer bytes
+            ctypes.memset(values, 0, ctypes.sizeof(values))  # some attributes have fewer bytes
             if ask(count, numbers, places, ctypes.c_void_p(address)):
                 driver.forget_error()
-            place, ordinal, managed, legacy, pool, kinds, start, size, key = found
+            place, ordinal, managed, legacy, pool, kinds, start, size, key = values
             if not place:
                 return Block(kind=MemoryKind.NOTHING)
             if place == HOST or managed:
@@ -54,7 +54,7 @@ class Sharing(NativeSharing):
             if not legacy:
                 if pool:
                     return Block(kind=MemoryKind.POOL, ordinal=ordinal)
-                start, size, key = (pointer_attribute(driver, address, one) for one in _MAPPING)
+                start, size, key = (pointer_attribute(driver, address, attribute) for attribute in _MAPPING)
             kind = MemoryKind.IPC if legacy else MemoryKind.VMM if kinds & _POSIX_FD else MemoryKind.CLOSED
             return Block(kind=kind, address=start, size=size, key=key, ordinal=ordinal)
 

@@ -20,9 +20,9 @@ class Stream(NativeStream):
 
     def name(self) -> None:
         """``cuStreamGetId``. It invalidates a capture (measured)."""
-        driver, found = self.device.driver, c_uint64()
-        if driver.has_stream_id and not driver.status("StreamGetId", self.argument, byref(found)):
-            self.key = ("id", found.value)
+        driver, number = self.device.driver, c_uint64()
+        if driver.has_stream_id and not driver.status("StreamGetId", self.argument, byref(number)):
+            self.key = ("id", number.value)
 
 
 class Streams(NativeStreams):

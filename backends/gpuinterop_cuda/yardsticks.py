@@ -82,9 +82,9 @@ class Timelines:
         self._waits = [cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS() for _ in fds]
         signal, wait = cu.cuSignalExternalSemaphoresAsync, cu.cuWaitExternalSemaphoresAsync
         self.signal, self.wait = self._reused(signal, self._signals[0]), self._reused(wait, self._waits[0])
-        self.signal_all, self.wait_all = self._at_once(signal, self._signals), self._at_once(wait, self._waits)
-        self.signal_anew = self._anew(signal, cu.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS)
-        self.wait_anew = self._anew(wait, cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS)
+        self.signal_all, self.wait_all = self._all(signal, self._signals), self._all(wait, self._waits)
+        self.signal_new_struct = self._new_struct(signal, cu.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS)
+        self.wait_new_struct = self._new_struct(wait, cu.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS)
         for each in (self.signal_all, self.wait_all):
             by_hand.check(each([1] * len(fds)))
         by_hand.synchronize(stream)
@@ -101,34 +101,34 @@ class Timelines:
         """Return a call for the first semaphore that always uses the same struct."""
         handles, reused, stream, fence = self._handles[:1], [params], self._stream, params.params.fence
 
-        def once(value: int) -> object:
+        def run(value: int) -> object:
             fence.value = value
             return function(handles, reused, 1, stream)
 
-        return once
+        return run
 
-    def _at_once(self, function: Any, params: list[Any]) -> Callable[[Sequence[int]], Any]:
+    def _all(self, function: Any, params: list[Any]) -> Callable[[Sequence[int]], Any]:
         """Return a call for all semaphores that always uses the same structs."""
         handles, count, stream = self._handles, len(self._handles), self._stream
-        fences = [one.params.fence for one in params]
+        fences = [struct.params.fence for struct in params]
 
-        def at_once(values: Sequence[int]) -> Any:
+        def run(values: Sequence[int]) -> Any:
             for fence, value in zip(fences, values, strict=True):
                 fence.value = value
             return function(handles, params, count, stream)
 
-        return at_once
+        return run
 
-    def _anew(self, function: Any, new: Callable[[], Any]) -> Callable[[int], object]:
+    def _new_struct(self, function: Any, new: Callable[[], Any]) -> Callable[[int], object]:
         """Return a call for the first semaphore that creates a new struct each time."""
         handles, stream = self._handles[:1], self._stream
 
-        def once(value: int) -> object:
+        def run(value: int) -> object:
             params = new()
             params.params.fence.value = value
             return function(handles, [params], 1, stream)
 
-        return once
+        return run
 
     def addresses(self, *, signal: bool) -> tuple[int, int, int, int, int]:
         """For C: the driver's function, the semaphore, its params, the address of their value, and the stream."""

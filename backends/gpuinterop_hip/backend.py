@@ -67,5 +67,5 @@ def _luid(driver: Driver, ordinal: int) -> bytes | None:
     """The LUID from ``hipGetDeviceProperties``. Eight zero bytes mean unknown."""
     properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
     driver.call("GetDevicePropertiesR0600", properties, ordinal)
-    found = properties.raw[_LUID_OFFSET : _LUID_OFFSET + 8]
-    return found if any(found) else None
+    luid = properties.raw[_LUID_OFFSET : _LUID_OFFSET + 8]
+    return luid if any(luid) else None

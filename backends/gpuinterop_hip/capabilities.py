@@ -38,6 +38,6 @@ def has_fabric_type(driver: Driver) -> bool:
 
 def nameless(kind: type[Win32Handle]) -> Capability:
     """The gap of a named semaphore. Also used for `OpaqueWin32`, whose own cell is about memory."""
-    found = RULES.of(Cell(Operation.IMPORT_BY_NAME, D3D12Fence), {"windows": True})
-    assert found is not None
-    return replace(found, handle_type=kind)
+    gap = RULES.of(Cell(Operation.IMPORT_BY_NAME, D3D12Fence), {"windows": True})
+    assert gap is not None
+    return replace(gap, handle_type=kind)

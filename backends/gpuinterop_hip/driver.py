@@ -61,10 +61,10 @@ class Driver(NativeDriver):
         self._check(self.status("Init", 0), "hipInit")
         self.fds_by_address = self.version < _BY_VALUE
         # Closed streams that can be reused, by device and priority, each with its number.
-        self.kept_streams: defaultdict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
+        self.idle_streams: defaultdict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
         self.free_ranges: defaultdict[int, list[int]] = defaultdict(list)  # reserved, without mappings, by size
         self._address = ctypes.cast(self.library.hipInit, ctypes.c_void_p).value or 0
-        self._seen_modules = -1
+        self._module_count = -1
         self._other_runtimes: tuple[str, ...] = ()
 
     def find(self, name: str) -> Callable[..., int]:
@@ -107,7 +107,7 @@ class Driver(NativeDriver):
     def library_file(self) -> str:
         """The file of the library that is called; empty if the system does not show it."""
         here = self._address
-        return next((path for path, ranges in _runtimes().items() if any(here in one for one in ranges)), "")
+        return next((path for path, ranges in _runtimes().items() if any(here in span for span in ranges)), "")
 
     def check_runtime(self) -> None:
         """Refuse other libraries' streams if the process has a second HIP runtime, because they may belong to it.
@@ -117,15 +117,15 @@ class Driver(NativeDriver):
         checks again when the number of modules changes.
         """
         modules = len(sys.modules)
-        if modules != self._seen_modules:
-            mine = self.library_file()
-            self._other_runtimes = tuple(path for path in _runtimes() if mine and path != mine)
-            self._seen_modules = modules
+        if modules != self._module_count:
+            own_file = self.library_file()
+            self._other_runtimes = tuple(path for path in _runtimes() if own_file and path != own_file)
+            self._module_count = modules
         if self._other_runtimes:
-            mine = self.library_file()
+            own_file = self.library_file()
             raise InvalidArgumentError(
                 "stream",
-                f"expected one HIP runtime in this process, got two: {mine}, which gpuinterop calls, and "
+                f"expected one HIP runtime in this process, got two: {own_file}, which gpuinterop calls, and "
                 f"{' and '.join(self._other_runtimes)}. A stream of one is invalid in the other, and 0 is the default "
                 "stream of both. Make all libraries load one file before any import: "
                 + (
@@ -145,8 +145,8 @@ class Gpu(NativeDevice):
 
 def version_text(number: int) -> str:
     """Format a version number: 70253211 is 7.2.53211."""
-    major, rest = divmod(number, 10_000_000)
-    minor, patch = divmod(rest, 100_000)
+    major, remainder = divmod(number, 10_000_000)
+    minor, patch = divmod(remainder, 100_000)
     return f"{major}.{minor}.{patch}"
 
 
@@ -167,11 +167,11 @@ def _unusable(error: Exception) -> BackendUnavailableError:
 
 def _runtimes() -> dict[str, list[range]]:
     """The address ranges of this process's HIP runtimes, by file; empty if the system does not show them."""
-    found: dict[str, list[range]] = {}
-    for one in system.mappings():
-        if _RUNTIME_FILE.search(one.path):
-            found.setdefault(one.path, []).append(one.addresses)
-    return found
+    runtimes: dict[str, list[range]] = {}
+    for mapping in system.mappings():
+        if _RUNTIME_FILE.search(mapping.path):
+            runtimes.setdefault(mapping.path, []).append(mapping.addresses)
+    return runtimes
 
 
 def advised(command: str) -> str:

@@ -19,7 +19,7 @@ from gpuinterop.handles import Handle, IpcMemHandle
 from gpuinterop.native_driver.allocations import (
     ON_DEVICE,
     Allocation,
-    Mappable,
+    GenericObject,
     NativeSharing,
     Opened,
     Reservation,
@@ -28,7 +28,7 @@ from gpuinterop.native_driver.driver import NativeDevice
 from gpuinterop.native_driver.memory import BUFFER_ID, HOST, IS_MANAGED, MEMORY_TYPE, ORDINAL, pointer_attribute
 
 
-class Place(Reservation):
+class ReusedRange(Reservation):
     """An address range with an allocation in it. The range is never released, but reused.
 
     AMD's runtime keeps a released range until the last command that used it is done. If the system assigns the same
@@ -36,7 +36,7 @@ class Place(Reservation):
     """
 
     blocks = True  # hipMemUnmap waits
-    allocation: Mappable | None = None
+    allocation: GenericObject | None = None
 
     def reserve(self, alignment: int = 0) -> None:
         """``hipMemAddressReserve``, unless a range of this size is free."""
@@ -48,20 +48,20 @@ class Place(Reservation):
     def free(self) -> None:
         for mapping in self.mappings:
             mapping.free()
-        self._give_back()
+        self._keep_range()
 
-    def take_back(self) -> None:
+    def undo_parts(self) -> None:
         # A failed map returns success, and unmapping an unmapped range kills the process (hip_vm.cpp).
         if self._is_mapped():
             self.release()
         if not self._is_mapped():
-            self._give_back()
+            self._keep_range()
 
     def _is_mapped(self) -> bool:
         driver = self.device.driver
         return self.made and bool(self.device.run(pointer_attribute, driver, self.handle, MEMORY_TYPE))
 
-    def _give_back(self) -> None:
+    def _keep_range(self) -> None:
         if self.made:
             self.made = False
             self.device.driver.free_ranges[self.size].append(self.handle)
@@ -70,18 +70,18 @@ class Place(Reservation):
 class Sharing(NativeSharing):
     """Shareable allocations as VMM handles, and other libraries' arrays through legacy IPC."""
 
-    reservation_type: ClassVar[type[Reservation]] = Place
+    reservation_type: ClassVar[type[Reservation]] = ReusedRange
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: WeakValueDictionary[Address, Place] = WeakValueDictionary()  # mapped allocations
+        self._ranges: WeakValueDictionary[Address, ReusedRange] = WeakValueDictionary()  # mapped allocations
         self._open: WeakValueDictionary[bytes, Opened] = WeakValueDictionary()
 
-    def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
+    def map_allocation(self, allocation: GenericObject, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
         place, address = super().map_allocation(allocation, devices)
-        assert isinstance(place, Place)
+        assert isinstance(place, ReusedRange)
         place.allocation = allocation
-        self._places[address] = place
+        self._ranges[address] = place
         return place, address
 
     def location(self, allocation: Allocation) -> int | None:
@@ -92,10 +92,10 @@ class Sharing(NativeSharing):
         """
         if not self._driver.has("hipMemGetAllocationPropertiesFromHandle"):
             return None
-        found = super().location(allocation)
-        if found is None or found >= self._driver.ask("DeviceGetCount"):
+        ordinal = super().location(allocation)
+        if ordinal is None or ordinal >= self._driver.ask("DeviceGetCount"):
             return None
-        return None if allocation.imported and found == allocation.device.ordinal else found
+        return None if allocation.imported and ordinal == allocation.device.ordinal else ordinal
 
     def find_blocks(self) -> Callable[[Address], Block]:
         return self.block_at
@@ -104,14 +104,14 @@ class Sharing(NativeSharing):
         """``hipPointerGetAttribute``, ``hipMemGetAddressRange``, ``hipMemGetAccess``."""
         driver, start, size = self._driver, c_void_p(), c_size_t()
         place, ordinal, managed, key = (
-            pointer_attribute(driver, address, one) for one in (MEMORY_TYPE, ORDINAL, IS_MANAGED, BUFFER_ID)
+            pointer_attribute(driver, address, attribute) for attribute in (MEMORY_TYPE, ORDINAL, IS_MANAGED, BUFFER_ID)
         )
         if not place or driver.status("MemGetAddressRange", byref(start), byref(size), address):
             return Block(kind=MemoryKind.NOTHING)
         kind = MemoryKind.MANAGED if managed else MemoryKind.HOST if place == HOST else MemoryKind.IPC
         where = (c_int * 2)(ON_DEVICE, ordinal)
         if kind is MemoryKind.IPC and not driver.status("MemGetAccess", byref(c_ulonglong()), where, start):
-            kind = MemoryKind.VMM if self._placed(start.value) else MemoryKind.CLOSED
+            kind = MemoryKind.VMM if self._allocation_at(start.value) else MemoryKind.CLOSED
         return Block(kind=kind, address=start.value or 0, size=size.value, key=key, ordinal=ordinal)
 
     def is_there(self, block: Block) -> bool:
@@ -120,8 +120,8 @@ class Sharing(NativeSharing):
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``hipIpcGetMemHandle``; ``hipMemExportToShareableHandle``."""
-        if (ours := self._placed(block.address)) is not None:
-            return self.export_allocation(ours)
+        if (allocation := self._allocation_at(block.address)) is not None:
+            return self.export_allocation(allocation)
         return super().export_block(device, block)
 
     def attach_blocks(
@@ -131,19 +131,19 @@ class Sharing(NativeSharing):
         if len(handles) != 1:
             raise HandleError(f"handle: expected one allocation, got {len(handles)}; HIP maps each one separately.")
         data = handle.data if isinstance(handle := handles[0], IpcMemHandle) else b""
-        known = self._open.get(data)
-        if known is not None and known.made and known.device is not device:  # 7.1 moves it there, then crashes
+        opened = self._open.get(data)
+        if opened is not None and opened.made and opened.device is not device:  # 7.1 moves it there, then crashes
             raise HandleError(
                 f"handle: expected memory that no other device has open, as HIP requires, got memory of device "
-                f"{known.device.ordinal}; use it there."
+                f"{opened.device.ordinal}; use it there."
             )
         attached, address = super().attach_blocks(device, handles, sizes)
         if isinstance(attached, Opened):
             self._open[data] = attached
         return attached, address
 
-    def _placed(self, address: Address | None) -> Allocation | None:
+    def _allocation_at(self, address: Address | None) -> Allocation | None:
         """This backend's allocation that is mapped at an address."""
-        place = self._places.get(address or 0)
-        ours = place.allocation if place is not None and place.made else None
-        return ours if isinstance(ours, Allocation) and ours.made and not ours.imported else None
+        place = self._ranges.get(address or 0)
+        held = place.allocation if place is not None and place.made else None
+        return held if isinstance(held, Allocation) and held.made and not held.imported else None

@@ -16,7 +16,7 @@ _PER_THREAD = 2  # hipStreamPerThread
 _numbers = itertools.count()
 
 
-class _KeptStream(NativeObject):
+class _RuntimeStream(NativeObject):
     """A stream of the runtime.
 
     In a call on a default stream, AMD's runtime reads streams that another thread is destroying, and crashes
@@ -25,38 +25,38 @@ class _KeptStream(NativeObject):
 
     release_call = "StreamDestroy"
 
-    def is_whole(self) -> bool:
+    def is_reusable(self) -> bool:
         """Whether the stream can be reused: it has not failed and has no open capture."""
         # The work is done, but the first query may only discover that and report it the second time.
         return self.made and self.device.driver.status("StreamQuery", self.handle) in (0, NOT_READY)
 
 
 class Stream(NativeStream):
-    """A stream of one device, created here or adopted. A created stream has a kept stream of the runtime."""
+    """A stream of one device, created here or adopted. A created one uses an idle stream of the runtime."""
 
-    _taken: tuple[int, _KeptStream] | None = None
+    _numbered: tuple[int, _RuntimeStream] | None = None
 
     def open(self, priority: int) -> None:
-        """Use the oldest kept stream: the runtime assigns streams to hardware queues in order of creation."""
-        self._kept = self.device.driver.kept_streams[self.device.ordinal, priority]
-        self._kept.sort(reverse=True)
+        """Use the oldest idle stream: the runtime assigns streams to hardware queues in order of creation."""
+        self._idle_streams = self.device.driver.idle_streams[self.device.ordinal, priority]
+        self._idle_streams.sort(reverse=True)
         try:
-            self._taken = self._kept.pop()
+            self._numbered = self._idle_streams.pop()
         except IndexError:
-            made = _KeptStream(self.device)
-            made.make("StreamCreateWithPriority", NON_BLOCKING, priority)
-            self._taken = next(_numbers), made
-        self.know(self._taken[1].handle)
+            stream = _RuntimeStream(self.device)
+            stream.make("StreamCreateWithPriority", NON_BLOCKING, priority)
+            self._numbered = next(_numbers), stream
+        self.set_pointer(self._numbered[1].handle)
 
     def free(self) -> None:
         """Keep the runtime's stream for reuse, or destroy it."""
-        if (kept := self._taken) is None:
+        if (numbered := self._numbered) is None:
             return
-        if kept[1].is_whole():
-            self._kept.append(kept)
+        if numbered[1].is_reusable():
+            self._idle_streams.append(numbered)
         else:
-            kept[1].free()
-        self._taken = None
+            numbered[1].free()
+        self._numbered = None
 
 
 class Streams(NativeStreams):
@@ -82,9 +82,9 @@ class Streams(NativeStreams):
         This must be the first call, because ``hipStreamIsCapturing`` and ``hipStreamQuery`` of 7.1 crash on any other
         pointer. It does not affect a capture (clr: hip_stream.cpp).
         """
-        found = ctypes.c_int()
-        self._driver.call("StreamGetDevice", stream.argument, ctypes.byref(found))
-        return found.value
+        ordinal = ctypes.c_int()
+        self._driver.call("StreamGetDevice", stream.argument, ctypes.byref(ordinal))
+        return ordinal.value
 
     def blocks_default(self, stream: NativeStream) -> bool:
         """``hipStreamGetFlags``."""

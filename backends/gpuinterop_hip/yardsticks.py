@@ -32,7 +32,7 @@ class Yardsticks(NativeYardsticks):
         place = ctypes.c_void_p()
         out = ctypes.addressof(place)
 
-        def once(fd: int) -> None:
+        def run(fd: int) -> None:
             desc.handle.fd = fd
             if is_new:
                 memory = check(hip.hipImportExternalMemory(desc))
@@ -43,4 +43,4 @@ class Yardsticks(NativeYardsticks):
             check(hip.hipFree(pointer))
             check(hip.hipDestroyExternalMemory(memory))
 
-        return once
+        return run

@@ -29,7 +29,7 @@ class Allocation(Owned):
 
     @property
     def fd(self) -> int:
-        return int(self.ends[0][1])
+        return int(self.releases[0][1])
 
 
 class Allocations(AllocationBackend):
@@ -48,7 +48,7 @@ class Allocations(AllocationBackend):
             meaning = f"{size} bytes were requested, {available} are available"
             raise system.driver_error("memfd_create", errno.ENOMEM, meaning)
         allocation = Allocation(size)
-        allocation.ends.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
+        allocation.releases.append((os.close, system.create_memfd(ALLOCATION_NAME, size)))
         return allocation
 
     def export_allocation(self, allocation: Allocation) -> AllocationHandle:
@@ -58,17 +58,17 @@ class Allocations(AllocationBackend):
     def import_allocation(self, device: Device, handle: AllocationHandle, *, size: int) -> Allocation:
         """Own the descriptor; leave it alone on an exception."""
         fd = checked(handle, VmmFd).fd
-        found = examine(fd, "an allocation", ())
-        if found.name.startswith((*NO_MEMORY, lavapipe.NAME)):
-            raise HandleError(f"handle: expected an allocation, got memfd {found.name!r}; import it as an OpaqueFd.")
-        if not found.fixed:
+        memfd = examine(fd, "an allocation", ())
+        if memfd.name.startswith((*NO_MEMORY, lavapipe.NAME)):
+            raise HandleError(f"handle: expected an allocation, got memfd {memfd.name!r}; import it as an OpaqueFd.")
+        if not memfd.fixed:
             raise HandleError(
                 "handle: expected a shareable allocation of the host, sealed against shrinking and growing, got "
                 "another memfd; import it as memory (OpaqueFd)."
             )
-        check_size(size, found.size, "allocation")
+        check_size(size, memfd.size, "allocation")
         allocation = Allocation(size)
-        allocation.ends.append((os.close, fd))
+        allocation.releases.append((os.close, fd))
         return allocation
 
     def map_allocation(self, allocation: Allocation, devices: Sequence[Device]) -> tuple[Mapping, Address]:

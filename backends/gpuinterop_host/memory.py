@@ -84,8 +84,8 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     if seals & system.SEAL_WRITE:
         raise HandleError("handle: the memfd is sealed against writing; share one without F_SEAL_WRITE.")
     name = link.removeprefix(_LINK).removesuffix(" (deleted)") if link.startswith(_LINK) else ""
-    never = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
-    if never and not (status.st_nlink == 0 and name.startswith(drivers)):
+    unsealable = seals & system.SEAL_SEAL and not seals & system.SEAL_SHRINK
+    if unsealable and not (status.st_nlink == 0 and name.startswith(drivers)):
         raise HandleError(
             f"handle: expected a memfd of a known driver, or one that can be sealed against shrinking, got {link!r}: a "
             f"process that truncates it would kill this one; make {what} with MFD_ALLOW_SEALING."
@@ -93,10 +93,10 @@ def examine(fd: int, what: str, drivers: tuple[str, ...]) -> Object:
     return Object(fd, status.st_size, seals, name)
 
 
-def check_size(size: int, there: int, what: str) -> None:
-    if size > there:
+def check_size(size: int, available: int, what: str) -> None:
+    if size > available:
         raise HandleError(
-            f"size: expected {there} bytes or fewer for this {what}, got {size}; pass the allocation's own size."
+            f"size: expected {available} bytes or fewer for this {what}, got {size}; pass the allocation's own size."
         )
 
 
@@ -104,13 +104,13 @@ class Owned:
     """Kernel objects, each with the call that releases it."""
 
     def __init__(self) -> None:
-        self.ends: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
+        self.releases: list[tuple[Any, ...]] = []  # C functions and their arguments; the latest is called first
 
     def release(self) -> None:
         """Release everything, once."""
-        while self.ends:
-            end, *arguments = self.ends.pop()
-            if end(*arguments) == -1:
+        while self.releases:
+            release, *arguments = self.releases.pop()
+            if release(*arguments) == -1:
                 raise system.driver_error("munmap", ctypes.get_errno())
 
 
@@ -122,8 +122,8 @@ class Mapping(Owned):
         self.data = 0  # address of the first byte of data
 
     def map(self, fd: int, size: int, offset: int = 0) -> None:
-        self.ends.append((system.munmap, system.map_shared(fd, size), size))
-        self.data = self.ends[0][1] + offset
+        self.releases.append((system.munmap, system.map_shared(fd, size), size))
+        self.data = self.releases[0][1] + offset
 
 
 class Memory(Backend):
@@ -133,21 +133,21 @@ class Memory(Backend):
         """Map the memory (``mmap``) and close the descriptor; leave the descriptor alone on an exception."""
         handle = checked(handle, OpaqueFd)
         fd = handle.fd
-        found = examine(fd, "memory", MEMORY_DRIVERS)
-        if found.name.startswith(MEMORY_DRIVERS) and not handle.trusted:
+        memfd = examine(fd, "memory", MEMORY_DRIVERS)
+        if memfd.name.startswith(MEMORY_DRIVERS) and not handle.trusted:
             raise HandleError(
                 "handle: expected memory that cannot shrink, or a handle that you trust; got the memfd "
-                f"{found.name!r}, whose other holders are unknown. A holder can truncate it, which kills this process "
+                f"{memfd.name!r}, whose other holders are unknown. A holder can truncate it, which kills this process "
                 "with SIGBUS. If a driver of this process made it, or you trust its other holders, pass "
                 "OpaqueFd(fd, trusted=True)."
             )
-        if found.name.startswith(NO_MEMORY):
-            raise HandleError(f"handle: expected memory, got the memfd {found.name!r} of a semaphore.")
-        offset = lavapipe.data_offset(fd, found.size) if found.name == lavapipe.NAME else 0
-        check_size(size, found.size - offset, "memory object")
-        found.secure()
+        if memfd.name.startswith(NO_MEMORY):
+            raise HandleError(f"handle: expected memory, got the memfd {memfd.name!r} of a semaphore.")
+        offset = lavapipe.data_offset(fd, memfd.size) if memfd.name == lavapipe.NAME else 0
+        check_size(size, memfd.size - offset, "memory object")
+        memfd.secure()
         memory = Mapping()
-        memory.map(fd, found.size, offset)
+        memory.map(fd, memfd.size, offset)
         os.close(fd)
         return memory
 

@@ -68,7 +68,7 @@ class Semaphore(memory.Owned, ABC):
         self._users: list[int] = []  # threads that use the page, one entry per use
         self._closed = False
         self._releaser: dict[None, int] = {}  # the thread that releases the objects in `ends`
-        self.ends += (os.close, fd), (system.munmap, address, system.PAGE)
+        self.releases += (os.close, fd), (system.munmap, address, system.PAGE)
         self._failure: GpuInteropError | None = None
         _live.add(self)
 
@@ -159,17 +159,17 @@ class BinarySemaphore(Semaphore):
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> BinarySemaphore:
         """Import and own `fd`; leave it alone on an exception."""
-        found = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
-        if problem := _wrong_size(found.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
-            raise _another("a binary semaphore of SwiftShader or the host", problem)
+        memfd = memory.examine(fd, "a binary semaphore", memory.SEMAPHORE_DRIVERS)
+        if problem := _wrong_size(memfd.size) or swiftshader.problem(os.pread(fd, system.PAGE, 0)):
+            raise _other_object("a binary semaphore of SwiftShader or the host", problem)
         if not trusted:
             raise HandleError(
                 "handle: expected a handle that you trust, got a binary semaphore whose other holders are unknown. "
                 "A holder can keep its lock or break it permanently, so that signals of this process fail"
-                f"{'' if found.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd). If a driver of this "
+                f"{'' if memfd.fixed else memory.MAY_TRUNCATE}. Use a timeline (TimelineFd). If a driver of this "
                 "process made the semaphore, or you trust its other holders, pass OpaqueFd(fd, trusted=True)."
             )
-        found.secure()
+        memfd.secure()
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), cls._add_reference, fd=fd)
 
     def signal(self, value: int) -> None:
@@ -178,7 +178,7 @@ class BinarySemaphore(Semaphore):
     def wait(self, value: int, deadline: float | None, check: Check) -> bool:
         def work() -> bool:
             pauses = system.pauses()
-            looked = time.monotonic()
+            checked = time.monotonic()
             while True:
                 if self._page.signaled.value and self._locked(self._take):
                     return True
@@ -188,8 +188,8 @@ class BinarySemaphore(Semaphore):
                     if now >= deadline:
                         return False
                     pause = min(pause, deadline - now)
-                if now - looked >= system.SLICE:
-                    looked = now
+                if now - checked >= system.SLICE:
+                    checked = now
                     # A process killed inside the lock will never signal. Notice that here.
                     if self._page.mutex.held and self._locked(self._take):
                         return True
@@ -233,10 +233,10 @@ class BinarySemaphore(Semaphore):
             )
 
     def _take(self) -> bool:
-        taken = self._page.signaled.value != 0
-        if taken:
+        signaled = self._page.signaled.value != 0
+        if signaled:
             self._page.signaled.value = 0
-        return taken
+        return signaled
 
     def _locked(self, action: Callable[[], bool | None], limit: float | None = None) -> bool | None:
         seconds = LOCK_LIMIT if limit is None else limit
@@ -257,7 +257,7 @@ class BinarySemaphore(Semaphore):
         return again(self._failure)
 
     def release(self) -> None:
-        mapped = self.ends and self.ends[-1][0] is system.munmap
+        mapped = self.releases and self.releases[-1][0] is system.munmap
         if mapped and self._process == os.getpid():
             # Do not wait: a drop must not block, and if the lock is lost the count is useless.
             with contextlib.suppress(TimeoutError):
@@ -282,11 +282,11 @@ class TimelineSemaphore(Semaphore):
     @classmethod
     def load(cls, fd: int, *, trusted: bool) -> TimelineSemaphore:
         """Import and own `fd`; leave it alone on an exception. The other processes need not be trusted."""
-        found = memory.examine(fd, "a timeline semaphore", ())
-        if not found.fixed:
-            raise _another("a timeline semaphore of gpuinterop", "it is not sealed against shrinking and growing")
-        if problem := _wrong_size(found.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
-            raise _another("a timeline semaphore of gpuinterop", problem)
+        memfd = memory.examine(fd, "a timeline semaphore", ())
+        if not memfd.fixed:
+            raise _other_object("a timeline semaphore of gpuinterop", "it is not sealed against shrinking and growing")
+        if problem := _wrong_size(memfd.size) or timeline.problem(os.pread(fd, system.PAGE, 0)):
+            raise _other_object("a timeline semaphore of gpuinterop", problem)
         return _make(cls, lambda: (fd, system.map_shared(fd, system.PAGE)), fd=fd)
 
     @property
@@ -343,7 +343,7 @@ def _make(
     try:
         count(semaphore)
     except GpuInteropError:
-        semaphore.ends[: fd is not None] = ()
+        semaphore.releases[: fd is not None] = ()
         semaphore.release()
         raise
     return semaphore
@@ -353,7 +353,7 @@ def _wrong_size(size: int) -> str | None:
     return None if size == system.PAGE else f"it has {size} bytes, not one page ({system.PAGE})"
 
 
-def _another(expected: str, why: str) -> HandleError:
+def _other_object(expected: str, why: str) -> HandleError:
     return HandleError(
         f"handle: expected {expected}, got another object: {why}. Import memory with import_memory, a timeline "
         "semaphore as a TimelineFd, and a binary one as an OpaqueFd."
@@ -407,12 +407,12 @@ class Semaphores(HostSemaphoreBackend):
 
 
 def _type(handle_type: type) -> type[BinarySemaphore | TimelineSemaphore]:
-    found = _TYPES.get(handle_type)
-    if found is None:
+    semaphore_type = _TYPES.get(handle_type)
+    if semaphore_type is None:
         raise ArgumentTypeError(
             "handle", f"expected OpaqueFd or TimelineFd for a semaphore of the host, got {handle_type.__name__}."
         )
-    return found
+    return semaphore_type
 
 
 def _signal_all(semaphores: Sequence[Semaphore], values: Sequence[int]) -> None:

@@ -27,17 +27,17 @@ class Sharing(SharingBackend):
 
     def find_blocks(self) -> Callable[[Address], Block]:
         """``/proc/self/maps``. The call raises `HandleError` if other processes cannot safely map the memfd."""
-        mapped = [one for one in system.mappings(_MEMFD) if "s" in one.access and not one.offset]
-        starts = [one.addresses.start for one in mapped]
+        mapped = [mapping for mapping in system.mappings(_MEMFD) if "s" in mapping.access and not mapping.offset]
+        starts = [mapping.addresses.start for mapping in mapped]
 
         def block_at(address: Address) -> Block:
             at = bisect_right(starts, address)
-            found = mapped[at - 1] if at and address in mapped[at - 1].addresses else None
-            key = _key(*found.file) if found else 0
-            if found is None or (fd := self._descriptor_of(key)) is None:
+            memfd = mapped[at - 1] if at and address in mapped[at - 1].addresses else None
+            key = _key(*memfd.file) if memfd else 0
+            if memfd is None or (fd := self._descriptor_of(key)) is None:
                 return Block(kind=MemoryKind.HOST)
-            size = min(len(found.addresses), _examined(fd).size)
-            return Block(kind=MemoryKind.FILE, address=found.addresses.start, size=size, key=key, ordinal=0)
+            size = min(len(memfd.addresses), _examined(fd).size)
+            return Block(kind=MemoryKind.FILE, address=memfd.addresses.start, size=size, key=key, ordinal=0)
 
         return block_at
 
@@ -75,11 +75,11 @@ class Sharing(SharingBackend):
 
 
 def _examined(fd: int, size: int = 0) -> Object:
-    found = examine(fd, "an array's memory", ())
-    if found.name.startswith(NO_MEMORY):
-        raise HandleError(f"handle: expected memory, got the memfd {found.name!r} of a semaphore.")
-    check_size(size, found.size, "memory object")
-    return found
+    memfd = examine(fd, "an array's memory", ())
+    if memfd.name.startswith(NO_MEMORY):
+        raise HandleError(f"handle: expected memory, got the memfd {memfd.name!r} of a semaphore.")
+    check_size(size, memfd.size, "memory object")
+    return memfd
 
 
 def _memfd_at(fd: int) -> int:
@@ -87,8 +87,8 @@ def _memfd_at(fd: int) -> int:
     with contextlib.suppress(OSError):  # closed meanwhile
         # The link first, because the fstat of another kind of file may wait for its server.
         if system.link(fd).startswith(_MEMFD):
-            found = os.fstat(fd)
-            return _key(found.st_dev, found.st_ino)
+            status = os.fstat(fd)
+            return _key(status.st_dev, status.st_ino)
     return 0
 
 

@@ -82,7 +82,7 @@ class Event:
 
 Work: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 
-_ONE: Final = (None,)
+_ENTRY: Final = (None,)
 
 
 class Stream:
@@ -95,21 +95,21 @@ class Stream:
         self._queue: SimpleQueue[Work | Event | None] = SimpleQueue()
         # One entry for each unfinished operation. A deque's += and pop are atomic; a counter's += is not.
         self._unfinished: deque[None] = deque()
-        self._gone = ""  # why the stream refuses work; set before the queued None that ends the worker
+        self._refusal = ""  # why the stream refuses work; set before the queued None that ends the worker
         self._ended = False
         self._failure: BaseException | None = None
 
     def submit(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        gone = self._gone
-        if gone:
-            raise ResourceClosedError(gone)
+        refusal = self._refusal
+        if refusal:
+            raise ResourceClosedError(refusal)
         unfinished, put, work = self._unfinished, self._queue.put, (function, arguments)
-        unfinished += _ONE  # no call between this and `put`, or an interrupt could leave an entry without work
+        unfinished += _ENTRY  # no call between this and `put`, or an interrupt could leave an entry without work
         put(work)
-        if self._gone:  # since the check above; the worker may or may not have seen the work before its end
+        if self._refusal:  # since the check above; the worker may or may not have seen the work before its end
             if self._ended:
                 self._refuse()
-            raise ResourceClosedError(self._gone)
+            raise ResourceClosedError(self._refusal)
 
     def is_idle(self) -> bool:
         """Whether everything submitted so far is finished. Raises the failure."""
@@ -121,8 +121,8 @@ class Stream:
 
     def record(self) -> Event:
         """Return an event that the worker sets."""
-        if self._gone:
-            raise ResourceClosedError(self._gone)
+        if self._refusal:
+            raise ResourceClosedError(self._refusal)
         if not (self._unfinished or self._failure):
             return Event(done=True)  # the worker is idle and need not run
         event = Event()
@@ -138,17 +138,17 @@ class Stream:
     def check(self) -> None:
         """Raise if the stream's thread must stop waiting."""
         system.check_exit()
-        if self._gone:
+        if self._refusal:
             raise ResourceClosedError(f"the host stream {self.pointer} was destroyed with work pending.")
 
     def destroy(self) -> None:
         """End the worker. Cancel its pending wait and skip the operations after it in the queue."""
-        self._gone = self._gone or f"the host stream {self.pointer} was destroyed."
+        self._refusal = self._refusal or f"the host stream {self.pointer} was destroyed."
         _live.pop(self.pointer, None)
         self._queue.put(None)
 
     def _exit(self) -> None:
-        self._gone = self._gone or f"the host stream {self.pointer} has ended: the interpreter is exiting."
+        self._refusal = self._refusal or f"the host stream {self.pointer} has ended: the interpreter is exiting."
         self._queue.put(None)
 
     def _run(self) -> None:
@@ -167,13 +167,13 @@ class Stream:
                     self._unfinished.pop()
                 item = function = arguments = None  # type: ignore[assignment]  # keep nothing alive while idle
         finally:  # if memory runs out, any line above may raise
-            self._gone = self._gone or "the host stream has ended: its thread ran out of memory; make a new one."
+            self._refusal = self._refusal or "the host stream has ended: its thread ran out of memory; make a new one."
             self._ended = True
             self._refuse()
 
     def _refuse(self) -> None:
         """Fail the operations that are queued after the worker's end, so that no thread waits for them."""
-        failure = self._failure or ResourceClosedError(self._gone)
+        failure = self._failure or ResourceClosedError(self._refusal)
         while True:
             try:
                 item = self._queue.get_nowait()
@@ -185,8 +185,8 @@ class Stream:
                 self._unfinished.pop()
 
     def _forked(self) -> None:
-        self._gone = f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
-        self._failure = ResourceClosedError(self._gone)
+        self._refusal = f"the host stream {self.pointer} belongs to the parent process; create a stream after the fork."
+        self._failure = ResourceClosedError(self._refusal)
         self._ended = True
         self._refuse()  # no worker in the child finishes the queued events
         # The copy of the queue's lock may stay held, because its thread is in the parent: get_nowait does not wait.

@@ -233,7 +233,7 @@ class OwnTimelines(WordCalls):
             unmap = functools.partial(system.unmap, address, system.PAGE)
             _free_unpinned(error, unmap, functools.partial(os.close, fd), duplicate=exported)
             raise
-        page.give_to_device()
+        page.let_devices_write()
         return _OwnPage(self.driver, fd, page, pin, there + timeline.VALUE, exported)
 
     def wait(self, batch: Sequence[_OwnPage], stream: KnownStream, values: Sequence[int], wait: Wait) -> None:

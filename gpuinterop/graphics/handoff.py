@@ -14,7 +14,7 @@ from .._core.stream import Stream, check_stream
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32, is_here
-from .sides import Graphics
+from .sides import Graphics, Side
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -55,7 +55,7 @@ def _mode_gap(graphics: Graphics, device: Device, mode: str) -> UnsupportedError
 
 
 def agree_on_mode(
-    side: str, graphics: Graphics, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
+    graphics: Side, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
 ) -> str:
     """Return the first mode that both sides support. If there is none, raise the reason for every mode."""
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
@@ -67,13 +67,14 @@ def agree_on_mode(
         if gaps[mode] is None:
             return mode
     allowed = ", ".join(allow)
-    lines = [f"expected a mode that {side}'s {graphics.identity.name} and {device.name} both support, got {allowed}."]
+    both = f"{graphics.side}'s {graphics.identity.name} and {device.name} both"
+    lines = [f"expected a mode that {both} support, got {allowed}."]
     alike: dict[str, list[str]] = {}
     for mode, gap in gaps.items():
         alike.setdefault(gap.capability.reason if gap else mode, []).append(mode)
     for mode, *others in alike.values():
-        told = gaps[mode] or f"works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}."
-        lines.append(f"  {', '.join((mode, *others))}: {told}")
+        outcome = gaps[mode] or f"works here; pass allow={tuple(dict.fromkeys((*allow, mode)))}."
+        lines.append(f"  {', '.join((mode, *others))}: {outcome}")
     first = gaps[allow[0]]
     assert first is not None
     raise UnsupportedError(first.capability, message="\n".join(lines))
@@ -105,7 +106,7 @@ class HandoffStep:
     signal_value: int
 
 
-def _asked(value: int | None) -> str:
+def _question(value: int | None) -> str:
     """Ask what may be missing when a stream waits too long. The handoff may no longer exist."""
     if value is None:
         return "of a handoff: was its frame submitted?"
@@ -138,7 +139,7 @@ class Turns(NoCopy):
         return self._frame
 
     def __repr__(self) -> str:
-        closed = any(one.closed for one in self._semaphores())
+        closed = any(semaphore.closed for semaphore in self._semaphores())
         due = self._draws if self._turn is SUBMIT else self._turn.value
         state = " closed" if closed else f": frame {self._frame} is due for {due}"
         return f"<{type(self).__name__} of {self._label()}{state}>"
@@ -147,12 +148,12 @@ class Turns(NoCopy):
         raise NotImplementedError
 
     def _label(self) -> str:
-        return " and ".join(one.label for one in self._semaphores())
+        return " and ".join(semaphore.label for semaphore in self._semaphores())
 
     def _check(self, turn: Turn, call: str) -> None:
         if self._turn is not turn:
-            for one in self._semaphores():
-                one._check_open()
+            for semaphore in self._semaphores():
+                semaphore._check_open()
             due = self._submits if self._turn is SUBMIT else self._turn.value
             expected = f"expected {due} for frame {self._frame} of {self._label()}"
             raise InvalidArgumentError("handoff", f"{expected}, got {call}; call {due} first.")
@@ -234,7 +235,7 @@ class Handoff(Turns):
             raise InvalidArgumentError(
                 "frame", f"expected {(value + 1) // 2} or more, got {self._frame}: {to_compute.label} is at {value}."
             )
-        to_compute.lifetime.remark = _asked
+        to_compute.lifetime.remark = _question
         # Before an explicit first `frame` there is no release to wait for.
         self._first = self._frame if self._timeline and value < 2 * self._frame else 0
 
@@ -273,15 +274,6 @@ class Handoff(Turns):
         ------
         InvalidArgumentError
             There is no submission to undo: `next_submit` was not called, or its frame is already acquired.
-
-        Examples
-        --------
-        >>> with device.create_semaphore(gi.TimelineFd) as semaphore:
-        ...     handoff = gi.Handoff(semaphore)
-        ...     step = handoff.next_submit()
-        ...     handoff.undo_submit()  # vkQueueSubmit failed
-        ...     handoff.next_submit() == step
-        True
         """
         self._check_tracking()
         self._check(ACQUIRE, "undo_submit")
@@ -338,7 +330,7 @@ class Handoff(Turns):
         self._frame += 1
 
     def _semaphores(self) -> list[ExternalSemaphore[Any]]:
-        return [one for one in (self._to_compute, self._to_graphics) if one is not None]
+        return [semaphore for semaphore in (self._to_compute, self._to_graphics) if semaphore is not None]
 
     def _value_now(self) -> int:
         """The timeline's value, as far as this process can see it. Enqueued signals count."""

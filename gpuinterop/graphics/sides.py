@@ -1,4 +1,4 @@
-"""The graphics side as the compute side sees it: its device, its handle types, and arrays of one side on the other."""
+"""The graphics side and the compute side: whether they are one GPU, what both support, and what they share."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def exported_block(
         yield handle, block.size, array.span[0] - block.address
 
 
-class OfBuffer(NotAnArray):
+class BufferMethods(NotAnArray):
     """The compute side's methods of a shared buffer."""
 
     _as_array = "numpy.asarray(shared.view(shape, dtype))"

@@ -44,7 +44,7 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("reserved", c_ubyte * IpcMemHandle.SIZE),)
 
 
-class Mappable(NativeObject):
+class GenericObject(NativeObject):
     """An object with a generic handle. It has no address until it is mapped."""
 
     release_call = "MemRelease"
@@ -69,7 +69,7 @@ class Mappable(NativeObject):
         return (OpaqueWin32 if kind is OpaqueWin32 else Kmt)(handle=shared.value)
 
 
-class Allocation(Mappable):
+class Allocation(GenericObject):
     """Physical memory of one device."""
 
     def __init__(self, device: NativeDevice, size: int, kind: type[Any], *, imported: bool = False) -> None:
@@ -97,7 +97,7 @@ class Reservation(NativeObject):
     def reserve(self, alignment: int = 0) -> None:
         self.make("MemAddressReserve", self.size, alignment, 0, 0)
 
-    def map(self, part: Mappable, offset: int = 0) -> None:
+    def map(self, part: GenericObject, offset: int = 0) -> None:
         """Map memory at an offset of the range. HIP can map memory only from its start."""
         mapping = _Mapping(self.device, part.size)
         mapping.add("MemMap", self.handle + offset, part.size, 0, part.handle, 0)
@@ -144,7 +144,7 @@ class NativeAllocations(NativeBackend, AllocationBackend):
         """``cuMemImportFromShareableHandle``, ``hipMemImportFromShareableHandle``."""
         return Allocation(device, size, type(handle), imported=True).load(handle)
 
-    def map_allocation(self, allocation: Mappable, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
+    def map_allocation(self, allocation: GenericObject, devices: Sequence[NativeDevice]) -> tuple[Reservation, Address]:
         """``cuMemAddressReserve``, ``cuMemMap``, and ``cuMemSetAccess`` for every device; also HIP's."""
         place = self.reservation_type(allocation.device, allocation.size)
 
@@ -164,9 +164,9 @@ class NativeAllocations(NativeBackend, AllocationBackend):
 
         None if the memory's device is hidden from this process. CUDA then returns -2 (measured); mapping still works.
         """
-        found = ctypes.create_string_buffer(_PROPERTIES.size)
-        allocation.device.call("MemGetAllocationPropertiesFromHandle", found, allocation.handle)
-        _, _, place, ordinal, _ = _PROPERTIES.unpack(found)
+        properties = ctypes.create_string_buffer(_PROPERTIES.size)
+        allocation.device.call("MemGetAllocationPropertiesFromHandle", properties, allocation.handle)
+        _, _, place, ordinal, _ = _PROPERTIES.unpack(properties)
         return ordinal if place == ON_DEVICE and ordinal >= 0 else None
 
 
@@ -182,9 +182,9 @@ class NativeSharing(NativeAllocations, SharingBackend):
 
     def export_block(self, device: NativeDevice, block: Block) -> Handle:
         """``cuIpcGetMemHandle``, ``hipIpcGetMemHandle`` for the allocation's base."""
-        found = _IpcHandle()
-        device.call("IpcGetMemHandle", byref(found), block.address)
-        return IpcMemHandle(bytes(found))
+        native = _IpcHandle()
+        device.call("IpcGetMemHandle", byref(native), block.address)
+        return IpcMemHandle(bytes(native))
 
     def attach_blocks(
         self, device: NativeDevice, handles: Sequence[Handle], sizes: Sequence[int]
@@ -215,7 +215,7 @@ class NativeSharing(NativeAllocations, SharingBackend):
 def granularity_of(driver: NativeDriver, name: str, properties: bytes) -> Granularity:
     """The minimum and the recommended granularity."""
     options, least = (_MINIMUM, _RECOMMENDED), driver.table.least_granularity
-    return Granularity(*(max(least, driver.ask(name, properties, one, kind=c_size_t)) for one in options))
+    return Granularity(*(max(least, driver.ask(name, properties, option, kind=c_size_t)) for option in options))
 
 
 def native_handle_type(driver: NativeDriver, kind: type[Handle]) -> int:

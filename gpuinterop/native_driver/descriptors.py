@@ -17,19 +17,27 @@ _SEMAPHORE: Final = Struct("=i4xQQI68x")  # CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC,
 _DEDICATED: Final = 1  # CUDA_EXTERNAL_MEMORY_DEDICATED, hipExternalMemoryDedicated
 
 
-def memory(table: Table, handle: Handle, *, size: int, dedicated: bool) -> tuple[bytes, object]:
-    """The descriptor of a memory object, and an object to keep alive until the call."""
+Descriptor = tuple[bytes, object]
+"""A descriptor, and an object to keep alive until the call."""
+
+
+def memory(table: Table, handle: Handle, *, size: int, dedicated: bool) -> Descriptor:
+    """The descriptor of a memory object."""
     flags = _DEDICATED if dedicated and not isinstance(handle, table.types_without_flags) else 0
-    value, name = _union(handle)
-    number = _number_of(table, table.memory_types, handle)
-    return _MEMORY.pack(number, value, ctypes.addressof(name) if name else 0, size, flags), name
+    return _pack(_MEMORY, table, table.memory_types, handle, size, flags)
 
 
-def semaphore(table: Table, handle: Handle) -> tuple[bytes, object]:
-    """The descriptor of a semaphore, and an object to keep alive until the call."""
+def semaphore(table: Table, handle: Handle) -> Descriptor:
+    """The descriptor of a semaphore."""
+    return _pack(_SEMAPHORE, table, table.semaphore_types, handle, 0)
+
+
+def _pack(struct: Struct, table: Table, types: Mapping[type[Handle], int], handle: Handle, *fields: int) -> Descriptor:
+    if type(handle) not in types:
+        known, got = ", ".join(kind.__name__ for kind in types), type(handle).__name__
+        raise ArgumentTypeError("handle", f"expected one of {known} for {table.title}, got {got}.")
     value, name = _union(handle)
-    number = _number_of(table, table.semaphore_types, handle)
-    return _SEMAPHORE.pack(number, value, ctypes.addressof(name) if name else 0, 0), name
+    return struct.pack(types[type(handle)], value, ctypes.addressof(name) if name else 0, *fields), name
 
 
 def _union(handle: Handle) -> tuple[int, ctypes.Array[ctypes.c_char] | None]:
@@ -42,11 +50,3 @@ def _union(handle: Handle) -> tuple[int, ctypes.Array[ctypes.c_char] | None]:
     if handle.name is None:
         return handle.handle or 0, None
     return 0, ctypes.create_string_buffer(handle.name.encode("utf-16-le") + b"\0\0")
-
-
-def _number_of(table: Table, types: Mapping[type[Handle], int], handle: Handle) -> int:
-    try:
-        return types[type(handle)]
-    except KeyError:
-        known, got = ", ".join(kind.__name__ for kind in types), type(handle).__name__
-        raise ArgumentTypeError("handle", f"expected one of {known} for {table.title}, got {got}.") from None

@@ -63,10 +63,10 @@ class NativeDriver(ABC):
 
     def function(self, name: str) -> Callable[..., int]:
         """A function of the driver for ctypes. Integers must be as wide as its parameters."""
-        found = self._functions.get(name)
-        if found is None:
-            found = self._functions[name] = self.find(self.native(name))
-        return found
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self.find(self.native(name))
+        return function
 
     def status(self, name: str, *arguments: Any) -> int:
         """Call a function that may fail without an error; return its status. Integers are widened to pointers."""
@@ -94,8 +94,8 @@ class NativeDriver(ABC):
 
     def attribute(self, device: int, number: int) -> int:
         """A device's attribute by its number; 0 if the driver does not have it."""
-        found = c_int()
-        return 0 if self.status("DeviceGetAttribute", byref(found), number, device) else found.value
+        value = c_int()
+        return 0 if self.status("DeviceGetAttribute", byref(value), number, device) else value.value
 
     def error(self, name: str, code: int) -> DriverError:
         """Return the error of a call, with the status's name and its meaning for this call."""
@@ -120,12 +120,12 @@ class NativeDriver(ABC):
         before = None  # set before the driver call: after an exception the driver is asked whether it succeeded
         try:
             if current is not None:
-                found = _Place()
-                if code := self._current(found):
+                present = _Place()
+                if code := self._current(present):
                     raise self.error("GetCurrent", code)
                 # Change nothing if it is already current, as in threads that use torch or CuPy.
-                if (found[0] or 0) != current:
-                    before = found
+                if (present[0] or 0) != current:
+                    before = present
                     if code := self._enter(c_void_p(current)):
                         raise self.error("MakeCurrent", code)
             try:
@@ -137,8 +137,8 @@ class NativeDriver(ABC):
                     self.warn(self.error("ThreadExchangeStreamCaptureMode", code))
         finally:
             if before is not None:
-                found = _Place()
-                if not self._current(found) and (found[0] or 0) == current and (code := self.restore(before)):
+                present = _Place()
+                if not self._current(present) and (present[0] or 0) == current and (code := self.restore(before)):
                     self.warn(self.error("RestoreCurrent", code))
 
 
@@ -172,10 +172,10 @@ class NativeObject:
     release_call: ClassVar[str]
     blocks: ClassVar[bool] = False  # whether the release waits for the device's work
 
-    def __init__(self, device: NativeDevice, *more: Any) -> None:
+    def __init__(self, device: NativeDevice, *extra: Any) -> None:
         self.device = device
         self.handle = 0
-        self.more = more  # arguments of `release_call` after the handle
+        self.extra = extra  # arguments of `release_call` after the handle
         self.made = False
 
     def create(self, name: str, *arguments: Any, closes: Handle | None = None) -> Self:
@@ -204,7 +204,7 @@ class NativeObject:
     def free(self) -> None:
         """Release the object on the device. If it fails, you can repeat it."""
         if self.made:
-            self.device.driver.call(self.release_call, self.handle, *self.more)
+            self.device.driver.call(self.release_call, self.handle, *self.extra)
             self.made = False
 
     def release(self) -> None:
@@ -214,18 +214,18 @@ class NativeObject:
     def fail(self, error: BaseException) -> None:
         """Undo what existed before `error`: at once, or, if that blocks, when the core finds that it does not."""
         if self.blocks and self.made:
-            leave_to_core(error, self.take_back)
+            leave_to_core(error, self.undo_parts)
         else:
             self.undo()
 
-    def take_back(self) -> None:
+    def undo_parts(self) -> None:
         """Call `release`. Also works for an object that was only partly created."""
         self.release()
 
     def undo(self) -> None:
         """Call `take_back` after a failed call; if that fails too, warn (`NativeDriver.warn`)."""
         try:
-            self.take_back()
+            self.undo_parts()
         except DriverError as error:
             self.device.driver.warn(error)
 

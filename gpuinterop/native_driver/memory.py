@@ -46,9 +46,9 @@ class NativeMemory(NativeBackend):
     ) -> ImportedMemory:
         """``cuImportExternalMemory``; ``hipImportExternalMemory``, which never owns the descriptor."""
         table = self._driver.table
-        descriptor, _keep = descriptors.memory(table, handle, size=size, dedicated=dedicated)
-        taken = None if table.import_takes_fd else handle
-        return ImportedMemory(device).create("ImportExternalMemory", descriptor, closes=taken)
+        descriptor, _name = descriptors.memory(table, handle, size=size, dedicated=dedicated)
+        open_handle = None if table.import_takes_fd else handle
+        return ImportedMemory(device).create("ImportExternalMemory", descriptor, closes=open_handle)
 
     def map_buffer(self, memory: ImportedMemory, *, size: int) -> tuple[MappedBuffer, Address]:
         """``cuExternalMemoryGetMappedBuffer``, ``hipExternalMemoryGetMappedBuffer``, always at offset 0.
@@ -78,11 +78,11 @@ def pointer_attribute(driver: NativeDriver, address: Address, attribute: int) ->
 
     For an unknown address HIP returns an error, or the type 0 from ROCm 6 on.
     """
-    found = c_uint64()
-    if driver.function("PointerGetAttribute")(byref(found), attribute, c_void_p(address)):  # hot path
+    value = c_uint64()
+    if driver.function("PointerGetAttribute")(byref(value), attribute, c_void_p(address)):  # hot path
         driver.forget_error()
         return 0
-    return found.value
+    return value.value
 
 
 # -- mipmapped arrays: Vulkan's format names, copies of whole levels -------------------------------------------------
@@ -138,11 +138,11 @@ class Pin(NativeObject):
 
     release_call = "MemHostUnregister"
     blocks = True
-    there: Address
+    device_address: Address
 
     def register(self, address: Address, size: int) -> None:
         self.add("MemHostRegister", address, size, _PORTABLE | _MAPPED)
-        self.there = self.device.driver.ask("MemHostGetDevicePointer", address, 0, kind=c_void_p)
+        self.device_address = self.device.driver.ask("MemHostGetDevicePointer", address, 0, kind=c_void_p)
 
 
 class NativeStreamMemory(NativeBackend, StreamMemoryBackend):
@@ -157,7 +157,7 @@ class NativeStreamMemory(NativeBackend, StreamMemoryBackend):
     def pin(self, device: NativeDevice, address: Address, size: int) -> tuple[Pin, Address]:
         """``cuMemHostRegister``, ``cuMemHostGetDevicePointer``; ``hipHostRegister``, ``hipHostGetDevicePointer``."""
         pin = Pin(device)
-        return device.create(pin, pin.register, address, size), pin.there
+        return device.create(pin, pin.register, address, size), pin.device_address
 
     def write_value(self, stream: NativeStream, word: Address, value: int) -> None:
         """``cuStreamWriteValue64``, ``hipStreamWriteValue64``."""

@@ -90,8 +90,8 @@ def _caller(index: int) -> Any:
         else:
             batch.layout.pack_into(structs, 0, *values)
         if index and batch.keyed:  # only waits have a timeout
-            for one in batch.keyed:
-                structs[one].timeout_ms = _FOREVER if timeout_ms is None else timeout_ms
+            for position in batch.keyed:
+                structs[position].timeout_ms = _FOREVER if timeout_ms is None else timeout_ms
         call = self._enqueue[index]
         if stream.relative:
             code = stream.run(call, batch.handles, params, batch.count, stream.argument)
@@ -113,7 +113,7 @@ class NativeSemaphores(NativeBackend):
 
     def import_semaphore(self, device: NativeDevice, handle: AnySemaphoreHandle) -> ImportedSemaphore:
         """``cuImportExternalSemaphore``, ``hipImportExternalSemaphore``."""
-        descriptor, _keep = descriptors.semaphore(self._driver.table, handle)
+        descriptor, _name = descriptors.semaphore(self._driver.table, handle)
         return ImportedSemaphore(device, handle.kind).create("ImportExternalSemaphore", descriptor)
 
     prepare: Any = staticmethod(Batch)

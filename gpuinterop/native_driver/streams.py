@@ -40,9 +40,9 @@ class NativeStream(NativeObject):
     def open(self, priority: int) -> None:
         """Create the stream, non-blocking because a blocking stream would stall the default stream."""
         self.make("StreamCreateWithPriority", NON_BLOCKING, priority)
-        self.know(self.handle)
+        self.set_pointer(self.handle)
 
-    def know(self, pointer: int) -> None:
+    def set_pointer(self, pointer: int) -> None:
         table = self.device.driver.table
         self.pointer = pointer
         self.relative = pointer <= table.last_default_stream
@@ -70,7 +70,7 @@ class NativeStreams(NativeBackend):
     def adopt_stream(self, device: NativeDevice, pointer: int) -> NativeStream:
         """Wrap a stream. A stream of another device is refused."""
         stream = self.stream_type(device)
-        stream.know(pointer)
+        stream.set_pointer(pointer)
         ordinal = device.ordinal if stream.relative else self.ordinal_of(stream)
         if ordinal != device.ordinal:
             raise InvalidArgumentError(

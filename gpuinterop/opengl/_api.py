@@ -154,9 +154,9 @@ def current_loader(find: Lookup | None) -> Loader | None:
                 opened = ctypes.PyDLL(library, mode=os.RTLD_NOLOAD)
             except (OSError, AttributeError):  # not loaded; or a system without RTLD_NOLOAD, EGL and GLX
                 continue
-            asked = ctypes.PYFUNCTYPE(ctypes.c_void_p)((current, opened))
-            if asked():
-                return Loader(name, asked, find or partial(_find, getattr(opened, lookup)))
+            current_address = ctypes.PYFUNCTYPE(ctypes.c_void_p)((current, opened))
+            if current_address():
+                return Loader(name, current_address, find or partial(_find, getattr(opened, lookup)))
     return None if find is None else Loader("", threading.get_ident, find)
 
 
@@ -175,11 +175,11 @@ class Functions:
         return function
 
     def _address(self, name: str) -> int:
-        found = self._lookup(name)
-        address = found if isinstance(found, int) else ctypes.cast(found, ctypes.c_void_p).value if found else None
+        function = self._lookup(name)
+        address = function if isinstance(function, int) else ctypes.cast(function or 0, ctypes.c_void_p).value
         if not address:
             raise ArgumentTypeError(
-                "get_proc_address", f"expected the address of {name}, got {found!r}; pass the context's own loader."
+                "get_proc_address", f"expected the address of {name}, got {function!r}; pass the context's own loader."
             )
         return address
 
@@ -189,9 +189,9 @@ class Functions:
 
     def integer(self, name: str, *arguments: int) -> int:
         """Call a query that writes one 32-bit integer."""
-        found = ctypes.c_int()
-        getattr(self, name)(*arguments, ctypes.byref(found))
-        return found.value
+        value = ctypes.c_int()
+        getattr(self, name)(*arguments, ctypes.byref(value))
+        return value.value
 
     def drop_errors(self) -> None:
         """Drop the errors of earlier calls."""

@@ -5,18 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError, ResourceClosedError
-from ..graphics.sides import OfBuffer, check_same_device, exported_block
+from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError
+from ..graphics.sides import BufferMethods, check_same_device, exported_block
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from . import _api as gl
 from ._context import Context, Names, current_context
-from ._shared import SharedObject, check_name, import_memory
+from ._pair import SharedObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,7 +51,7 @@ _STORE: Final = {
 }
 
 
-class SharedBuffer(OfBuffer, SharedObject):
+class SharedBuffer(BufferMethods, SharedObject):
     """One buffer, in OpenGL and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
     You can draw from it, write it (``glBufferSubData``), copy it and bind it like every buffer. You cannot map it
@@ -148,11 +149,6 @@ class SharedBuffer(OfBuffer, SharedObject):
             write older bytes to the whole buffer. Or see :meth:`upload_to`.
         ResourceClosedError, DriverError
             See :meth:`upload_to`.
-
-        Examples
-        --------
-        >>> with gi.opengl.share_buffer(device, 64 * 64 * 4) as shared:
-        ...     shared.download_from(texture, (64, 64, 4))
         """
         if level:
             raise InvalidArgumentError(
@@ -173,13 +169,13 @@ class SharedBuffer(OfBuffer, SharedObject):
         name, functions = self.name, self.context.functions
         self.context.check_current()
         # If no buffer is bound, drivers take the offset for an address of the host.
-        mine = self.context.buffers.get(name) is self and functions.glIsBuffer(name)
-        if not mine or _storage_of(functions, name) != (True, self.size):
+        still_shared = self.context.buffers.get(name) is self and functions.glIsBuffer(name)
+        if not still_shared or _storage_of(functions, name) != (True, self.size):
             raise ResourceClosedError(
                 f"expected buffer {name} with the memory that it shares, got a name that other code has deleted or "
                 "given to another buffer; share a new one."
             )
-        texture = check_name(texture, "texture", "moderngl's texture.glo")
+        texture = _check_name(texture, "texture", "moderngl's texture.glo")
         if not functions.glIsTexture(texture):
             raise InvalidArgumentError("texture", f"expected the name of a texture of this context, got {texture}.")
         if not any(_is_of(functions, texture, *target) for target in _TARGETS):
@@ -214,34 +210,35 @@ class SharedBuffer(OfBuffer, SharedObject):
                 "shape",
                 f"expected texels within the buffer's {self.size} bytes, got bytes up to {end}; share a larger one.",
             )
-        at = (level, "level"), (x, "x"), (y, "y")
-        level, x, y = (check_int(one, which, minimum=0, maximum=_MAX_INT) for one, which in at)
+        places = (level, "level"), (x, "x"), (y, "y")
+        level, x, y = (check_int(place, argument, minimum=0, maximum=_MAX_INT) for place, argument in places)
 
         def of_level(parameter: int) -> int:
             return functions.integer("glGetTextureLevelParameteriv", texture, level, parameter)
 
-        has = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
+        extent = of_level(gl.TEXTURE_WIDTH), of_level(gl.TEXTURE_HEIGHT)
         functions.drop_errors()  # from a level that does not exist
-        if x + width > has[0] or y + height > has[1]:
+        if x + width > extent[0] or y + height > extent[1]:
             raise InvalidArgumentError(
                 "shape",
-                f"expected a height and width within the {(has[1], has[0])} of the texture's level {level}, got "
+                f"expected a height and width within the {(extent[1], extent[0])} of the texture's level {level}, got "
                 f"{(height, width)} at x={x}, y={y}.",
             )
         integer = of_level(gl.TEXTURE_INTERNAL_FORMAT) in _INTEGERS
         if integer and kind.startswith("float"):
             raise InvalidArgumentError("dtype", f"expected integers, as in the texture's format, got {dtype}.")
         binding, store = _STORE[target]
-        kept = functions.integer("glGetIntegerv", binding), [functions.integer("glGetIntegerv", one) for one in store]
+        get = partial(functions.integer, "glGetIntegerv")
+        before = get(binding), [get(parameter) for parameter in store]
         try:
             functions.check("glBindBuffer", target, name)
-            for one, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
-                functions.glPixelStorei(one, value)
+            for parameter, value in zip_longest(store, (1, row_pitch // texel), fillvalue=0):
+                functions.glPixelStorei(parameter, value)
             yield width, height, _CHANNELS[channels - 1][integer], type_
         finally:
-            functions.glBindBuffer(target, kept[0])
-            for one, value in zip(store, kept[1], strict=True):
-                functions.glPixelStorei(one, value)
+            functions.glBindBuffer(target, before[0])
+            for parameter, value in zip(store, before[1], strict=True):
+                functions.glPixelStorei(parameter, value)
 
 
 def share_buffer(
@@ -372,25 +369,33 @@ def import_array(
 
     context = current_context(get_proc_address)
     context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))
-    found = describe(array, "array", empty=False)
-    device = device_of({"array": found})
-    start, end = found.span
+    described = describe(array, "array", empty=False)
+    device = device_of({"array": described})
+    start, end = described.span
     _check_target(context, buffer, end - start)
-    with exported_block(context, device, found, "context", lambda _: None) as (handle, size, offset):
+    with exported_block(context, device, described, "context", lambda _: None) as (handle, size, offset):
         names, name = _import(context, handle, size, offset, end - start, buffer)
     with ExitStack() as undo:
         undo.callback(names.close)
-        memory = SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label)
-        shared = SharedBuffer(names, name, memory.buffer, memory, memory, immutable=found.read_only)
+        memory = SharedMemory(device, start, end - start, keep=described.keep, noun="imported array", label=label)
+        shared = SharedBuffer(names, name, memory.buffer, memory, memory, immutable=described.read_only)
         undo.pop_all()
     return shared
+
+
+def _check_name(value: object, argument: str, example: str) -> int:
+    """Check OpenGL's name of an object."""
+    if not hasattr(value, "__index__"):
+        kind = type(value).__name__
+        raise ArgumentTypeError(argument, f"expected OpenGL's name, an int such as {example}, got {kind}.")
+    return check_int(value, argument, minimum=1, maximum=MAX_32)
 
 
 def _check_target(context: Context, buffer: int | None, size: int) -> None:
     """Refuse a buffer that cannot get new storage, or would be read past its end."""
     if buffer is None:
         return
-    buffer, functions = check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
+    buffer, functions = _check_name(buffer, "buffer", "moderngl's buffer.glo"), context.functions
     if not functions.glIsBuffer(buffer):
         raise InvalidArgumentError(
             "buffer", f"expected the name of a buffer of this context, such as moderngl's buffer.glo, got {buffer}."
@@ -413,11 +418,11 @@ def _check_target(context: Context, buffer: int | None, size: int) -> None:
 
 def _is_of(functions: gl.Functions, texture: int, target: int, binding: int) -> bool:
     """Whether a texture has this target. Mesa tells the target itself only in core contexts."""
-    kept = functions.integer("glGetIntegerv", binding)
+    before = functions.integer("glGetIntegerv", binding)
     functions.drop_errors()
     functions.glBindTexture(target, texture)
     fits = not functions.glGetError()
-    functions.glBindTexture(target, kept)
+    functions.glBindTexture(target, before)
     return fits
 
 
@@ -433,7 +438,7 @@ def _import(
 ) -> tuple[Names, int]:
     """Import `allocation` bytes, and make `size` of them from `offset` the storage of a buffer."""
     with Names(context) as names:
-        memory = import_memory(names, handle, allocation)
+        memory = names.import_memory(handle, allocation)
         name = names.new("glCreateBuffers") if buffer is None else buffer
         context.functions.check("glNamedBufferStorageMemEXT", name, size, memory, offset)
     return names, name

@@ -1,4 +1,4 @@
-"""OpenGL contexts, which other code makes and makes current."""
+"""OpenGL contexts, which other code makes and makes current, and the objects that this package makes in them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from typing import Any, ClassVar, Final, Self
 from weakref import WeakValueDictionary
 
 from .._arguments import NoCopy
+from .._core.importing import import_duplicate
 from .._core.lifetime import LIVE
 from ..capabilities import Capabilities, Rules
 from ..errors import DeviceNotFoundError, InvalidArgumentError, warn_leak
-from ..handles import DeviceIdentity
+from ..handles import DeviceIdentity, Handle
 from ..vulkan._context import VulkanContext, check_context
-from ..vulkan._device import Device, Instance
+from ..vulkan._device import Instance, VulkanDevice
 from . import _api as gl
 from ._api import Functions, Loader, Lookup, current_loader
 
@@ -29,9 +30,9 @@ _SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")
 
 _contexts: dict[tuple[str, int], Context] = {}
 """Contexts with objects of this package, by loader and address; without a loader, by thread."""
-_devices: dict[tuple[bytes | None, bytes | None], Device] = {}
+_devices: dict[tuple[bytes | None, bytes | None], VulkanDevice] = {}
 """The library's own VkDevices, by the UUIDs of device and driver. They are kept, because making one is slow."""
-_making = threading.Lock()
+_devices_lock = threading.Lock()
 
 
 class Context(NoCopy):
@@ -59,9 +60,9 @@ class Context(NoCopy):
         name, label = self._mark
         if not name or not self.functions.glIsBuffer(name):
             return False
-        found = ctypes.create_string_buffer(len(label) + 1)
-        self.functions.glGetObjectLabel(gl.BUFFER, name, len(found), None, found)
-        return found.value == label
+        text = ctypes.create_string_buffer(len(label) + 1)
+        self.functions.glGetObjectLabel(gl.BUFFER, name, len(text), None, text)
+        return text.value == label
 
     def remember(self) -> None:
         """Mark the context, so that later calls in it find this object."""
@@ -123,9 +124,9 @@ class Context(NoCopy):
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`gpuinterop.opengl.capabilities`)."""
         embedded = self.version.startswith("OpenGL ES")
-        number = tuple(self.functions.integer("glGetIntegerv", one) for one in (gl.MAJOR_VERSION, gl.MINOR_VERSION))
-        by_name = number >= (4, 5) or "GL_ARB_direct_state_access" in self.extensions  # also in NVIDIA's 3.3 contexts
-        found = RULES.table(
+        number = [self.functions.integer("glGetIntegerv", part) for part in (gl.MAJOR_VERSION, gl.MINOR_VERSION)]
+        by_name = number >= [4, 5] or "GL_ARB_direct_state_access" in self.extensions  # also in NVIDIA's 3.3 contexts
+        cells = RULES.table(
             {
                 "driver": self.name,
                 "version": self.version,
@@ -134,39 +135,40 @@ class Context(NoCopy):
                 **{name: name in self.extensions for name in RULES.facts if name.startswith("GL_")},
             }
         )
-        return Capabilities(found, owner=self.name)
+        return Capabilities(cells, owner=self.name)
 
     # -- Vulkan, which makes what OpenGL can only import ---------------------------------------------------------------
 
     def vulkan(self, vk: VulkanContext | None) -> VulkanContext:
         """The user's VkDevice, checked, or the library's own on the same device and driver."""
-        mine = self.identity
+        identity = self.identity
         if vk is not None:
-            theirs = check_context(vk).identity
-            if not is_same_driver(theirs, mine):
+            vk_identity = check_context(vk).identity
+            if not is_same_driver(vk_identity, identity):
                 raise InvalidArgumentError(
                     "vk",
-                    f"expected a VkDevice of OpenGL's {mine.name} and of the same driver, got {theirs.name}, whose "
-                    "UUIDs differ; leave vk out.",
+                    f"expected a VkDevice of OpenGL's {identity.name} and of the same driver, got {vk_identity.name}, "
+                    "whose UUIDs differ; leave vk out.",
                 )
             return vk
-        with _making:
-            own = _devices.get((mine.uuid, mine.driver_uuid))
+        with _devices_lock:
+            own = _devices.get((identity.uuid, identity.driver_uuid))
             if own is None or own.vk.lifetime.state is not LIVE:  # before a fork, the parent's
-                own = _devices[mine.uuid, mine.driver_uuid] = self._make_device()
+                own = _devices[identity.uuid, identity.driver_uuid] = self._make_device()
         return own.vk
 
-    def _make_device(self) -> Device:
-        instance, mine = Instance(), self.identity
-        found = instance.physical_devices()
-        for physical in found:
-            if is_same_driver(physical.identity, mine):
-                return Device(instance, physical)
-        names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in found) or "none"
+    def _make_device(self) -> VulkanDevice:
+        instance, identity = Instance(), self.identity
+        physical_devices = instance.physical_devices()
+        for physical in physical_devices:
+            if is_same_driver(physical.identity, identity):
+                return VulkanDevice(instance, physical)
+        names = ", ".join(f"{physical.name} ({physical.driver_version})" for physical in physical_devices) or "none"
         instance.close()
         raise DeviceNotFoundError(
-            f"expected a Vulkan device with the device UUID and driver UUID of OpenGL's {mine.name} ({self.version}), "
-            f"got {names}; install OpenGL and Vulkan of one version of the driver: Mesa's are of one build."
+            f"expected a Vulkan device with the device UUID and driver UUID of OpenGL's {identity.name} "
+            f"({self.version}), got {names}; install OpenGL and Vulkan of one version of the driver: Mesa's are of one "
+            "build."
         )
 
     # -- names ---------------------------------------------------------------------------------------------------------
@@ -187,9 +189,9 @@ class Context(NoCopy):
                 getattr(self.functions, delete)(1, ctypes.byref(ctypes.c_uint(name)))
 
 
-def is_same_driver(one: DeviceIdentity, other: DeviceIdentity) -> bool:
+def is_same_driver(device: DeviceIdentity, other: DeviceIdentity) -> bool:
     """Whether two APIs' devices are one, with one build of its driver: only then can one import from the other."""
-    return (one.uuid, one.driver_uuid) == (other.uuid, other.driver_uuid)
+    return (device.uuid, device.driver_uuid) == (other.uuid, other.driver_uuid)
 
 
 class Names:
@@ -219,6 +221,24 @@ class Names:
         self._names.insert(0, (f"glDelete{kind}", name.value))
         return name.value
 
+    def import_memory(self, handle: Handle, size: int) -> int:
+        """Make a memory object of a whole allocation (``glImportMemoryFdEXT``). Consumes the handle."""
+        memory, dedicated = self.new("glCreateMemoryObjectsEXT"), ctypes.byref(ctypes.c_int(1))
+        # Always dedicated. Otherwise NVIDIA's driver (580, H200) sometimes maps the memory compressed, and each side
+        # reads repeated bytes that the other wrote wrongly.
+        self.context.functions.check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, dedicated)
+        self.import_fd(handle, "glImportMemoryFdEXT", memory, size)
+        return memory
+
+    def import_fd(self, handle: Handle, call: str, *arguments: int) -> None:
+        """Import a descriptor with a ``glImport*FdEXT``. Consumes the handle."""
+        check = self.context.functions.check
+
+        def take(duplicate: Any) -> None:
+            check(call, *arguments, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
+
+        import_duplicate(handle, take, user="gpuinterop.opengl")  # after a failure, drivers differ in who owns it
+
     def close(self) -> None:
         """Delete the objects. Idempotent, and allowed in any thread."""
         names, self._names = self._names, []
@@ -239,13 +259,13 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
     """The context that is current in the calling thread."""
     if (loader := current_loader(get_proc_address)) is not None:
         address = loader.current() or 0
-        known = _contexts.get((loader.name, address))
-        if known is not None and known.is_marked():
-            known.delete_closed()
-            return known
-        found = Context(loader, address)
-        if found.version:  # else no context is current, and only the user's loader was passed
-            return found
+        context = _contexts.get((loader.name, address))
+        if context is not None and context.is_marked():
+            context.delete_closed()
+            return context
+        context = Context(loader, address)
+        if context.version:  # else no context is current, and only the user's loader was passed
+            return context
     raise InvalidArgumentError(
         "context",
         "expected an OpenGL context that is current in this thread, by EGL or GLX, got none; make it current, or pass "
@@ -254,7 +274,7 @@ def current_context(get_proc_address: Lookup | None = None) -> Context:
 
 
 @atexit.register
-def _tell_left() -> None:
+def _warn_of_undeleted() -> None:
     if left := sum(len(context.closed_names) for context in _contexts.values()):
         warn_leak(
             f"{left} OpenGL object(s) were closed where their context was not current, and not deleted since: close "

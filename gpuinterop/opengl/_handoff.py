@@ -14,11 +14,12 @@ from ..capabilities import Operation
 from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
 from ..graphics.handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, Turn, Turns, agree_on_mode, mode_gaps
 from ..graphics.sides import Graphics, check_same_device
-from ..handles import Binary, OpaqueFd, Timeline
-from ..vulkan import SharedSemaphore, export_semaphore, share_semaphore
+from ..handles import OpaqueFd, Timeline
+from ..vulkan import SharedSemaphore, export_semaphore
+from ..vulkan._handoff import share_semaphores
 from . import _api as gl
 from ._context import Names, current_context
-from ._shared import Owned, SharedObject, import_fd
+from ._pair import Owned, SharedObject
 from ._texture import SharedTexture
 
 if TYPE_CHECKING:
@@ -50,9 +51,9 @@ class _Semaphores(NoCopy):
         self._timeline, self._waited = mode == "timeline", 0
         self._to_compute, self._to_graphics = halves[0].semaphore, halves[-1].semaphore
         in_gl = [self._import(names, half) for half in halves]
-        self._forth, self._back = in_gl[0], in_gl[-1]
+        self._gl_to_compute, self._gl_to_graphics = in_gl[0], in_gl[-1]
         self._value = ctypes.c_uint64()
-        self._at = ctypes.byref(self._value)
+        self._value_pointer = ctypes.byref(self._value)
         calls = "glSemaphoreParameterui64vEXT", "glWaitSemaphoreEXT", "glSignalSemaphoreEXT", "glFlush"
         self._set, self._wait, self._signal, self._flush = map(functions.unchecked, calls)
 
@@ -67,7 +68,7 @@ class _Semaphores(NoCopy):
             name = names.new("glGenSemaphoresEXT")
 
         with export_semaphore(half._vk, half.vk_semaphore, half.kind) as handle:
-            import_fd(names, handle, "glImportSemaphoreFdEXT", name)
+            names.import_fd(handle, "glImportSemaphoreFdEXT", name)
         return name
 
     def wait_on_stream(self, stream: Stream | object, frame: int, timeout: float | None) -> None:
@@ -82,14 +83,14 @@ class _Semaphores(NoCopy):
             self._waited = frame
             if self._timeline:
                 self._value.value = 2 * frame
-                self._set(self._back, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
-            self._wait(self._back, *barrier)
+                self._set(self._gl_to_graphics, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
+            self._wait(self._gl_to_graphics, *barrier)
 
     def signal_in_gl(self, frame: int, barrier: Barrier) -> None:
         if self._timeline:
             self._value.value = 2 * frame + 1
-            self._set(self._forth, gl.TIMELINE_SEMAPHORE_VALUE, self._at)
-        self._signal(self._forth, *barrier)
+            self._set(self._gl_to_compute, gl.TIMELINE_SEMAPHORE_VALUE, self._value_pointer)
+        self._signal(self._gl_to_compute, *barrier)
         self._flush()  # else other APIs do not see the submission
 
 
@@ -114,10 +115,10 @@ class _Fences(NoCopy):
             self._names.delete_fence()
 
     def _is_reached(self) -> bool:
-        found = self._context.functions.glClientWaitSync(self._names.fence, 0, 0)
-        if found == gl.WAIT_FAILED:
-            raise DriverError("glClientWaitSync", found, "GL_WAIT_FAILED")
-        return bool(found != gl.TIMEOUT_EXPIRED)
+        status = self._context.functions.glClientWaitSync(self._names.fence, 0, 0)
+        if status == gl.WAIT_FAILED:
+            raise DriverError("glClientWaitSync", status, "GL_WAIT_FAILED")
+        return bool(status != gl.TIMEOUT_EXPIRED)
 
     def signal_on_stream(self, stream: Stream | object) -> None:
         self._event = check_stream(self._device, stream).record()
@@ -136,16 +137,16 @@ class _Block(NoCopy):
     """The ``with`` block of `SharedHandoff.gl`."""
 
     def __init__(self, handoff: SharedHandoff, shared: tuple[SharedObject, ...]) -> None:
-        self._handoff, self._context, self._way, self.shared = handoff, handoff.context, handoff._way, shared
+        self._handoff, self._context, self._sync, self.shared = handoff, handoff.context, handoff._sync, shared
         self._context.check_current()
-        for one in shared:
-            check_type(one, SharedObject, "shared", "buffers and textures of gpuinterop.opengl")
-            if one.context is not self._context:
-                raise InvalidArgumentError("shared", f"expected objects of the handoff's context, got {one!r}.")
-        textures = [one for one in shared if isinstance(one, SharedTexture)]
-        buffers = [one for one in shared if not isinstance(one, SharedTexture)]
-        names = [(ctypes.c_uint * len(some))(*(one.name for one in some)) for some in (buffers, textures)]
-        layouts = (ctypes.c_uint * len(textures))(*(one.layout for one in textures))
+        for item in shared:
+            check_type(item, SharedObject, "shared", "buffers and textures of gpuinterop.opengl")
+            if item.context is not self._context:
+                raise InvalidArgumentError("shared", f"expected objects of the handoff's context, got {item!r}.")
+        textures = [item for item in shared if isinstance(item, SharedTexture)]
+        buffers = [item for item in shared if not isinstance(item, SharedTexture)]
+        names = [(ctypes.c_uint * len(items))(*(item.name for item in items)) for items in (buffers, textures)]
+        layouts = (ctypes.c_uint * len(textures))(*(item.layout for item in textures))
         self._barrier: Barrier = len(buffers), names[0], len(textures), names[1], layouts
 
     def __enter__(self) -> None:
@@ -157,14 +158,14 @@ class _Block(NoCopy):
         if handoff.closed or handoff._turn is not SUBMIT:
             handoff._refuse(SUBMIT, "gl")
         handoff._began_in_gl = True
-        self._way.wait_in_gl(handoff._frame, self._barrier)
+        self._sync.wait_in_gl(handoff._frame, self._barrier)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handoff, context = self._handoff, self._context
         if handoff.closed or handoff._turn is not SUBMIT:
             return  # closed in the block, or an inner block has ended the frame
         if context.current() == context.address:
-            self._way.signal_in_gl(handoff._frame, self._barrier)
+            self._sync.signal_in_gl(handoff._frame, self._barrier)
             handoff._turn = ACQUIRE
         elif error is None:  # never hide the first exception
             context.check_current()
@@ -192,10 +193,10 @@ class SharedHandoff(Owned, Turns):
 
     _submits = _draws = "gl"
 
-    def __init__(self, names: Names, device: Device, way: _Semaphores | _Fences) -> None:
-        Owned.__init__(self, names, way.halves)
-        self._device, self._way, self._began_in_gl = device, way, False
-        self._timeline: ExternalSemaphore[Any] | None = way.halves[0].semaphore if way.mode == "timeline" else None
+    def __init__(self, names: Names, device: Device, sync: _Semaphores | _Fences) -> None:
+        Owned.__init__(self, names, sync.halves)
+        self._device, self._sync, self._began_in_gl = device, sync, False
+        self._timeline: ExternalSemaphore[Any] | None = sync.halves[0].semaphore if sync.mode == "timeline" else None
         """Called directly, because an extra call per frame would be slow."""
         self._block: _Block | None = None
 
@@ -205,13 +206,13 @@ class SharedHandoff(Owned, Turns):
     @property
     def mode(self) -> str:
         """``timeline``, ``binary`` or ``bridged``."""
-        return self._way.mode
+        return self._sync.mode
 
     def _semaphores(self) -> Sequence[ExternalSemaphore[Any]]:
-        return [half.semaphore for half in self._way.halves]
+        return [half.semaphore for half in self._sync.halves]
 
     def _label(self) -> str:
-        return super()._label() or self._way.label
+        return super()._label() or self._sync.label
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
         """Make `stream` wait for OpenGL's last block. If the first frame begins here, there is nothing to wait for.
@@ -238,7 +239,7 @@ class SharedHandoff(Owned, Turns):
             if (timeline := self._timeline) is not None:
                 timeline.wait(stream, 2 * self._frame + 1, timeout=timeout)
             else:
-                self._way.wait_on_stream(stream, self._frame, timeout)
+                self._sync.wait_on_stream(stream, self._frame, timeout)
         elif self._frame or self._began_in_gl or self._turn is not SUBMIT or self.closed:
             self._refuse(ACQUIRE, "acquire")
         else:  # the compute side begins
@@ -265,7 +266,7 @@ class SharedHandoff(Owned, Turns):
         if (timeline := self._timeline) is not None:
             timeline.signal(stream, 2 * self._frame + 2)
         else:
-            self._way.signal_on_stream(stream)
+            self._sync.signal_on_stream(stream)
         self._turn = SUBMIT
         self._frame += 1
 
@@ -291,9 +292,9 @@ class SharedHandoff(Owned, Turns):
         block = self._block
         if block is None or block.shared != shared:
             block = self._block = _Block(self, shared)
-        for one in shared:
-            if one.closed:
-                one._check_open()
+        for item in shared:
+            if item.closed:
+                item._check_open()
         return block
 
     def _refuse(self, turn: Turn, call: str) -> None:
@@ -351,18 +352,13 @@ def share_handoff(
     """
     context = current_context(get_proc_address)
     check_same_device(context, device)
-    mode = agree_on_mode(context.side, context, device, gaps(context, device), allow)
+    mode = agree_on_mode(context, device, gaps(context, device), allow)
     names = Names(context)
     if mode == BRIDGED:
         return SharedHandoff(names, device, _Fences(names, device, label))
-    vk = context.vulkan(vk)
-    kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
-    halves: list[SharedSemaphore[Any]] = []
     with ExitStack() as undo:
         undo.callback(names.close)
-        for way in ways:
-            halves.append(share_semaphore(vk, device, kind, label=label and label + way))
-            undo.callback(halves[-1].close)
+        halves = share_semaphores(context.vulkan(vk), device, mode, undo, label=label)
         handoff = SharedHandoff(names, device, _Semaphores(names, mode, halves))
         undo.pop_all()
     return handoff

@@ -12,7 +12,7 @@ from ..handles import OpaqueFd
 from ..vulkan import SharedImage
 from . import _api as gl
 from ._context import Names, current_context
-from ._shared import SharedObject, import_memory
+from ._pair import SharedObject
 
 if TYPE_CHECKING:
     from ._api import Lookup
@@ -123,7 +123,7 @@ def import_image(
         )
     with Names(context) as names:
         with image.vulkan_object.export() as handle:
-            memory = import_memory(names, handle, image.allocation_size)
+            memory = names.import_memory(handle, image.allocation_size)
         name = names.new("glCreateTextures", target)
         functions.check("glTextureParameteri", name, gl.TEXTURE_TILING, tiling)
         functions.check("glTextureStorageMem2DEXT", name, info.mipLevels, format_, *image.extent, memory, 0)

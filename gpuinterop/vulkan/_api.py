@@ -160,12 +160,11 @@ def _choose(handles: Mapping[str, Any]) -> tuple[Any, bool]:
 
     Raises `BackendUnavailableError` if cffi is not installed.
     """
-    theirs = getattr(sys.modules.get("vulkan"), "ffi", None)
-    if theirs is not None and any(
-        isinstance(handle, theirs.CData) and theirs.typeof(handle) == theirs.typeof(kind)
-        for kind, handle in handles.items()
+    pypi = getattr(sys.modules.get("vulkan"), "ffi", None)
+    if pypi is not None and any(
+        isinstance(handle, pypi.CData) and pypi.typeof(handle) == pypi.typeof(kind) for kind, handle in handles.items()
     ):
-        return theirs, True
+        return pypi, True
     try:
         from ._declarations import ffi
     except ImportError:
@@ -195,8 +194,8 @@ def _exported(name: str) -> int:
     return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-# Objects that a struct points to must exist as long as the struct: cffi does not keep them.
-_kept: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+# Objects that a struct points to, which must exist as long as the struct: cffi does not keep them.
+_pointees: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 _stypes: dict[str, int | None] = {}
 _WORDS: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=[0-9])")
 
@@ -230,19 +229,16 @@ class Functions:
             raise AttributeError(name)
         function = self._lookup(name)
         if function is None:
-            raise self._missing(name)
+            extension = next((extension for extension, added in _FUNCTIONS.items() if name in added), None)
+            if extension is None:
+                raise InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
+            raise InvalidArgumentError(
+                "vk",
+                f"the {self._owner} was created without {extension}, which {name} needs; enable the extensions of "
+                "gpuinterop.vulkan.required_extensions(physical_device).",
+            )
         self.__dict__[name] = function
         return function
-
-    def _missing(self, name: str) -> InvalidArgumentError:
-        extension = next((extension for extension, added in _FUNCTIONS.items() if name in added), None)
-        if extension is None:
-            return InvalidArgumentError("vk", f"the {self._owner} has no {name}; create it for a newer Vulkan.")
-        return InvalidArgumentError(
-            "vk",
-            f"the {self._owner} was created without {extension}, which {name} needs; enable the extensions of "
-            "gpuinterop.vulkan.required_extensions(physical_device).",
-        )
 
 
 class Api:
@@ -262,10 +258,10 @@ class Api:
 
     def handle(self, kind: str, handle: Any, argument: str = "") -> Any:
         """Cast a handle and refuse null, which drivers dereference without a check."""
-        found = self.cast(kind, handle, argument)
-        if not self.address(found):
+        native = self.cast(kind, handle, argument)
+        if not self.address(native):
             raise InvalidArgumentError(argument or kind, f"the {kind} is null; check the call that created it.")
-        return found
+        return native
 
     def cast(self, kind: str, handle: Any, argument: str = "") -> Any:
         """Make a handle or pointer of `kind` from an int, a ctypes value, or cffi's `kind`, ``void *`` or integer.
@@ -277,14 +273,14 @@ class Api:
         argument = argument or kind
         value: Any
         if isinstance(handle, self.ffi.CData):
-            kept = self.ffi.typeof(handle)
-            given = _spelling(kept)
-            if kept.kind == "primitive" and _INTEGER.fullmatch(given):
+            ctype = self.ffi.typeof(handle)
+            spelling = _spelling(ctype)
+            if ctype.kind == "primitive" and _INTEGER.fullmatch(spelling):
                 value = check_int(int(handle), argument, minimum=0)
-            elif given in (_spelling(self.ffi.typeof(kind)), "void *"):
+            elif spelling in (_spelling(self.ffi.typeof(kind)), "void *"):
                 value = handle
             else:
-                raise ArgumentTypeError(argument, f"expected a {kind}, got a {given}; pass the {kind} itself.")
+                raise ArgumentTypeError(argument, f"expected a {kind}, got a {spelling}; pass the {kind} itself.")
         else:
             number = getattr(handle, "value", handle)
             number = 0 if number is None else number
@@ -322,14 +318,14 @@ class Api:
         struct = self.ffi.new(kind + " *", fields if stype is None else {"sType": stype, **fields})
         pointers = tuple(value for value in fields.values() if isinstance(value, self.ffi.CData))
         if pointers:
-            _kept[struct] = pointers
+            _pointees[struct] = pointers
         return struct
 
     def array(self, kind: str, items: Iterable[Any]) -> Any:
         """Make a C array, which keeps its items."""
         values = list(items)
         array = self.ffi.new(f"{kind}[]", values)
-        _kept[array] = tuple(value for value in values if isinstance(value, self.ffi.CData))
+        _pointees[array] = tuple(value for value in values if isinstance(value, self.ffi.CData))
         return array
 
     def strings(self, names: Iterable[str]) -> Any:
@@ -339,9 +335,9 @@ class Api:
         """Enumerate structs or handles: one call returns the number, the next one the items."""
         count = self.ffi.new("uint32_t *")
         check_call(functions, call, *arguments, count, self.ffi.NULL)
-        found = self.ffi.new(f"{kind}[]", count[0])
-        check_call(functions, call, *arguments, count, found)
-        yield from found[0 : count[0]]
+        items = self.ffi.new(f"{kind}[]", count[0])
+        check_call(functions, call, *arguments, count, items)
+        yield from items[0 : count[0]]
 
     def text(self, chars: Any) -> str:
         return str(self.ffi.string(chars).decode("utf-8", "replace"))

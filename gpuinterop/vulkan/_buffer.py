@@ -9,11 +9,11 @@ from .. import system
 from .._arguments import MAX_SIZE, check_flags, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, OutOfMemoryError
-from ..graphics.sides import OfBuffer, agree, exported_block
+from ..graphics.sides import BufferMethods, agree, exported_block
 from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
 from ._context import VulkanContext, check_context
-from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._memory import EVERYTHING, BoundObject, PairedMemory, agree_on_memory, create, require_exportable, share_memory
 from ._pair import check_device, share
 from ._query import BUFFER_USAGE, MEMORY_BITS, Support
 
@@ -36,7 +36,7 @@ _MEMORY: Final = ("/memfd:", "/dev/shm/", "/dev/zero", "/dev/hugepages/", "/anon
 """Paths of shared mappings of system memory; CUDA's pinned memory is ``/dev/zero``."""
 
 
-class SharedBuffer(PairedMemory, OfBuffer):
+class SharedBuffer(PairedMemory, BufferMethods):
     """One buffer, in Vulkan and on the compute side. Made by :func:`share_buffer` and :func:`import_array`.
 
     Attributes
@@ -60,7 +60,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
     """
 
     def __init__(
-        self, vk: VulkanContext, native: Bound, memory: Mappable, buffer: Buffer, *, immutable: bool = False
+        self, vk: VulkanContext, native: BoundObject, memory: Mappable, buffer: Buffer, *, immutable: bool = False
     ) -> None:
         super().__init__(vk, native, memory)
         self._buffer, self._immutable = buffer, immutable
@@ -71,12 +71,6 @@ class SharedBuffer(PairedMemory, OfBuffer):
 
         For an imported array, that is the whole allocation or the whole pages, including other data in them: other
         tensors in torch's segment, all of JAX's pool, or neighbours on the heap.
-
-        Examples
-        --------
-        >>> with gi.vulkan.import_array(vk, buffer.view(512, offset=256)) as shared:
-        ...     shared.exposes
-        '65,536 bytes, of which the buffer is 512'
         """
         return f"{self.allocation_size:,} bytes, of which the buffer is {self.size:,}"
 
@@ -118,7 +112,7 @@ class SharedBuffer(PairedMemory, OfBuffer):
         >>> vk.close()  # waits for the queue
         """
         native = self._open()
-        native.transfer(cmd, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
+        native.transfer(cmd, native.vulkan_side(stage, access), native.other_side(c.STAGE_BOTTOM_OF_PIPE))
 
     def acquire(self, cmd: Any, *, stage: int = c.STAGE_ALL_COMMANDS, access: int = EVERYTHING) -> None:
         """Record Vulkan's acquire of the buffer. Required after the wait and before Vulkan's use.
@@ -135,17 +129,10 @@ class SharedBuffer(PairedMemory, OfBuffer):
         ------
         ResourceClosedError
             See `release`.
-
-        Examples
-        --------
-        >>> shared = gi.vulkan.share_buffer(vk, device, 4096)
-        >>> shared.fill(7)  # the compute side writes first
-        >>> submit(record(shared.acquire))  # before the commands that read the buffer
-        >>> vk.close()  # waits for the queue
         """
         native = self._open()
         # The source stage chains the barrier to the semaphore's wait.
-        native.transfer(cmd, native.theirs(stage), native.ours(stage, access))
+        native.transfer(cmd, native.other_side(stage), native.vulkan_side(stage, access))
 
 
 def share_buffer(
@@ -206,7 +193,7 @@ def share_buffer(
     return share_memory(device, native, make, label)
 
 
-def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> Bound:
+def create_buffer(vk: VulkanContext, size: int, usage: int, handle_type: type[MemoryHandle] = OpaqueFd) -> BoundObject:
     """Create a buffer with exportable memory, after a check that the driver can export it."""
     size = check_nbytes(size)
     usage = check_flags(usage, "usage")
@@ -297,30 +284,30 @@ def import_array(
 
     check_context(vk)
     usage = check_flags(usage, "usage")
-    found = describe(array, "array", empty=False)
-    if found.read_only and usage & ~_READS:
+    described = describe(array, "array", empty=False)
+    if described.read_only and usage & ~_READS:
         raise InvalidArgumentError(
             "usage",
             f"expected usages with which Vulkan only reads an immutable array, got {usage:#x}; pass usage="
             "VK_BUFFER_USAGE_TRANSFER_SRC_BIT, or flags for vertices, indices and uniforms; or import a copy.",
         )
-    device = device_of({"array": found})
+    device = device_of({"array": described})
     if device.info.is_cpu:
         agree(vk, device, (Operation.EXPORT_ARRAY,), (OpaqueFd,))
     by_address = (
         device.info.is_cpu and vk.physical.buffer_features(c.MEMORY_HANDLE_HOST_ALLOCATION, usage) & c.MEMORY_IMPORTABLE
     )
-    native = _import_pages(vk, found, usage) if by_address else _import_handle(vk, device, found, usage)
-    native.keep = found.keep
-    start, end = found.span
+    native = _import_pages(vk, described, usage) if by_address else _import_handle(vk, device, described, usage)
+    native.keep = described.keep
+    start, end = described.span
     return share(
         native,
-        lambda: SharedMemory(device, start, end - start, keep=found.keep, noun="imported array", label=label),
-        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=found.read_only),
+        lambda: SharedMemory(device, start, end - start, keep=described.keep, noun="imported array", label=label),
+        lambda memory: SharedBuffer(vk, native, memory, memory.buffer, immutable=described.read_only),
     )
 
 
-def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> Bound:
+def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: int) -> BoundObject:
     """Make a VkBuffer on the one handle that contains an array: a GPU's VMM handle, or a memfd."""
 
     def check_size(size: int) -> None:
@@ -333,7 +320,7 @@ def _import_handle(vk: VulkanContext, device: Device, array: Described, usage: i
         return import_fd(vk, handle, size, usage, (offset, end - start), argument="array", user="import_array()")
 
 
-def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
+def _import_pages(vk: VulkanContext, array: Described, usage: int) -> BoundObject:
     """Make a VkBuffer on the pages that contain a host array."""
     from .._core.memory import round_up
 
@@ -351,13 +338,13 @@ def _import_pages(vk: VulkanContext, array: Described, usage: int) -> Bound:
             "Device.empty(shape, dtype).",
         )
     mapped = 0
-    for one in system.mappings(within=range(start, start + size)):
-        mapped += min(one.addresses.stop, start + size) - max(one.addresses.start, start)
-        _check_pages(one)
+    for pages in system.mappings(within=range(start, start + size)):
+        mapped += min(pages.addresses.stop, start + size) - max(pages.addresses.start, start)
+        _check_pages(pages)
     if mapped < size:
         raise InvalidArgumentError("array", f"expected {size} bytes mapped from {start:#x}, got {mapped}; copy it.")
 
-    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+    def bind(native: BoundObject, buffer: Any, bits: int, offset: int) -> None:
         pointer = vk.api.ffi.cast("void *", start)
         properties = new("VkMemoryHostPointerPropertiesEXT")
         vk._call("vkGetMemoryHostPointerPropertiesEXT", vk.device, bit, pointer, properties)
@@ -377,11 +364,11 @@ def _check_size(vk: VulkanContext, size: int) -> None:
         )
 
 
-def _check_pages(one: system.Mapped) -> None:
+def _check_pages(pages: system.Mapped) -> None:
     """Refuse pages that NVIDIA's driver claims to import: the import fails, and so do all later ones."""
-    problem = "" if "w" in one.access else "that are read-only"
-    if "s" in one.access and not one.path.startswith(_MEMORY):
-        problem = f"of the file {one.path}"
+    problem = "" if "w" in pages.access else "that are read-only"
+    if "s" in pages.access and not pages.path.startswith(_MEMORY):
+        problem = f"of the file {pages.path}"
     if problem:
         raise InvalidArgumentError(
             "array", f"expected pages of memory that this process can write, got pages {problem}; import a copy."
@@ -391,16 +378,16 @@ def _check_pages(one: system.Mapped) -> None:
 def import_fd(
     vk: VulkanContext, handle: AllocationHandle | FdHandle, size: int, usage: int,
     part: tuple[int, int] | None = None, *, argument: str, user: str,
-) -> Bound:  # fmt: skip
+) -> BoundObject:  # fmt: skip
     """Make a VkBuffer on a device's allocation, or on a part of it (``VkImportMemoryFdInfoKHR``, ``OPAQUE_FD``)."""
     from .._core.importing import import_duplicate
 
     bit = c.MEMORY_HANDLE_OPAQUE_FD
 
-    def bind(native: Bound, buffer: Any, bits: int, offset: int) -> None:
+    def bind(native: BoundObject, buffer: Any, bits: int, offset: int) -> None:
         def take(duplicate: Any) -> None:
             chain = vk.api.new("VkImportMemoryFdInfoKHR", handleType=bit, fd=duplicate.fd)
-            native.whole(lambda: native.bind(buffer, bits, chain, offset))
+            native.all_or_nothing(lambda: native.bind(buffer, bits, chain, offset))
 
         import_duplicate(handle, take, user=user)  # after a failure, drivers differ in who owns the descriptor
 
@@ -409,8 +396,8 @@ def import_fd(
 
 def _buffer(
     vk: VulkanContext, size: int, usage: int, part: tuple[int, int], bit: int, argument: str,
-    bind: Callable[[Bound, Any, int, int], object],
-) -> Bound:  # fmt: skip
+    bind: Callable[[BoundObject, Any, int, int], object],
+) -> BoundObject:  # fmt: skip
     """Make a VkBuffer on a part (offset and size) of `size` bytes, which `bind` imports.
 
     All checks come before the import, because on NVIDIA a failed import makes later correct ones fail.
@@ -425,7 +412,7 @@ def _buffer(
             f"expected memory that {name} imports, which must be allocated for one buffer; copy the array into "
             "memory of share_buffer.",
         )
-    native = Bound(vk, "Buffer", OpaqueFd, bit, usage, size=count)
+    native = BoundObject(vk, "Buffer", OpaqueFd, bit, usage, size=count)
     native.size = size
 
     def place(buffer: Any, needs: Any, _: bool) -> None:

@@ -1,4 +1,4 @@
-"""The application's Vulkan objects."""
+"""The application's VkDevice: calls on it, the objects that sharing makes on it, and the end of both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .._core.release import drain
 from ..capabilities import Capabilities
 from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError, ResourceClosedError, warn_leak
 from ..handles import DeviceIdentity
-from ._api import COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT, NOT_READY, Api, check_call
+from ._api import NOT_READY, Api, check_call
 from ._query import PhysicalDevice
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ T = TypeVar("T")
 _GRACE_S = 1.0
 """Seconds to wait for Vulkan's work when an exception leaves the block. A frame is done by then; work that waits for a
 signal which the exception has prevented never is."""
-_SUBMISSION_S = 10.0
 
 
 class VulkanObject(lifetime.Lifetime):
@@ -42,14 +41,14 @@ class VulkanObject(lifetime.Lifetime):
         parents = (vk.lifetime, *keeps)
         super().__init__(noun, lambda _: self._destroy(), parents=parents, dependency=lifetime.Dependency.HOLDS)
         self._vk = vk
-        self._made: list[tuple[str, Any]] = []
-        self._other: ref[Resource] | None = None
+        self._handles: list[tuple[str, Any]] = []
+        self._compute_half: ref[Resource] | None = None
 
     def make(self, call: Callable[[], T]) -> T:
         """Call `call`, which makes the objects; destroy them if it raises or the context was closed meanwhile."""
-        return cast(T, self.create(lambda: self.whole(call)))
+        return cast(T, self.create(lambda: self.all_or_nothing(call)))
 
-    def whole(self, call: Callable[[], T]) -> T:
+    def all_or_nothing(self, call: Callable[[], T]) -> T:
         """Call `call`; if it raises, destroy the objects that it made."""
         try:
             return call()
@@ -59,9 +58,9 @@ class VulkanObject(lifetime.Lifetime):
 
     def new(self, call: str, kind: str, info: Any) -> Any:
         """Create an object (see `VulkanContext._create`)."""
-        made = self._vk._create(call, kind, info)
-        self._made.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), made))
-        return made
+        handle = self._vk._create(call, kind, info)
+        self._handles.append((call.replace("Create", "Destroy").replace("Allocate", "Free"), handle))
+        return handle
 
     def _call(self, name: str, *arguments: Any) -> int:
         """Call a device function while the objects are open (see `VulkanContext._call`)."""
@@ -73,17 +72,17 @@ class VulkanObject(lifetime.Lifetime):
         code = vk.lifetime.try_use(lambda _: self.try_use(lambda _: getattr(vk.functions, name)(*arguments), 0), 0)
         return int(code)
 
-    def pair(self, other: Resource) -> None:
+    def pair(self, compute_half: Resource) -> None:
         """Set the compute side's half, which the context's `close` closes. Raises if the context is closed."""
-        self.naming = other.lifetime.naming
-        self._other = ref(other)
+        self.naming = compute_half.lifetime.naming
+        self._compute_half = ref(compute_half)
         self._vk._check_open()
 
     def end_use(self) -> None:
         """Close the compute side's half."""
-        other = None if self._other is None else self._other()
-        if other is not None and not other.closed:
-            other.close()
+        compute_half = None if self._compute_half is None else self._compute_half()
+        if compute_half is not None and not compute_half.closed:
+            compute_half.close()
 
     @property
     def closed(self) -> bool:
@@ -99,45 +98,9 @@ class VulkanObject(lifetime.Lifetime):
 
     def _destroy_each(self, _: Any) -> None:
         vk = self._vk
-        while self._made:
-            name, made = self._made.pop(0)
-            getattr(vk.functions, name)(vk.device, made, vk.api.ffi.NULL)
-
-
-def run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObject) -> None:
-    """Record commands that use an object, submit them to the context's queue, and wait until they are done.
-
-    Raises `ResourceBusyError` on a time-out. The context's `close` destroys what is left.
-    """
-    new, once = vk.api.new, VulkanObject(vk, "submission", (uses,))
-
-    def make() -> Any:
-        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk._family())
-        pool = once.new("vkCreateCommandPool", "VkCommandPool", info)
-        fence = once.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
-        commands = vk.api.ffi.new("VkCommandBuffer *")
-        allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
-        vk._call("vkAllocateCommandBuffers", vk.device, allocate, commands)
-        begin = new("VkCommandBufferBeginInfo", flags=COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT)
-        vk._call("vkBeginCommandBuffer", commands[0], begin)
-        record(commands[0])
-        vk._call("vkEndCommandBuffer", commands[0])
-        submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)
-        system.under(vk._submitting, vk._call, "vkQueueSubmit", vk.queue, 1, submit, fence)
-        return fence
-
-    fence = once.make(make)
-    try:
-        done = system.until(lambda: once._call("vkGetFenceStatus", vk.device, fence) != NOT_READY, _SUBMISSION_S)
-    except GpuInteropError:  # the VkDevice is lost, so no work is pending
-        once.close()
-        raise
-    if not done:
-        raise ResourceBusyError(
-            f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, but earlier work still "
-            "blocks it; first submit what that work waits for."
-        )
-    once.close()
+        while self._handles:
+            name, handle = self._handles.pop(0)
+            getattr(vk.functions, name)(vk.device, handle, vk.api.ffi.NULL)
 
 
 class _Fence(VulkanObject):
@@ -275,13 +238,6 @@ class VulkanContext(NoCopy):
         ResourceBusyError
             `timeout` passed. Objects that the queue may still use are left to the VkDevice, and a
             `LeakedResourceWarning` names them. Streams that wait through a bridge continue and fail.
-
-        Examples
-        --------
-        >>> context = gi.vulkan.VulkanContext(instance, physical_device, vk_device, queue, 0)
-        >>> field = np.asarray(gi.vulkan.share_buffer(context, device, 4096).view(1024, "float32"))
-        >>> context.close(timeout=10)  # destroys the VkBuffer
-        >>> field[:] = 1  # the array is still valid
         """
         limit = check_timeout(timeout)
         refuse_reentry()
@@ -292,20 +248,20 @@ class VulkanContext(NoCopy):
         system.under(self._submitting, self._fence_queue)
         system.until(self._is_unused, limit)
         streams = sorted({native.label for native in self._shared() if isinstance(native, Watched)})
-        left: list[str] = []
+        leaked: list[str] = []
         # Another closing thread may have submitted its fence meanwhile.
         if system.until(self._is_idle, seconds_left()):
             retire(context)
         else:
-            _leave(context, LIVE, "Vulkan's queue is still working", left)
+            _leave(context, LIVE, "Vulkan's queue is still working", leaked)
         # A call in progress needs a moment, even if waiting for the queue used up `timeout`.
         ended = system.until(lambda: self._is_over() or context.stays, None if limit is None else max(limit, _GRACE_S))
         if not ended or context.stays:
-            _leave(context, lifetime.RETIRED, context.what_holds(), left)
-        if left:
-            late = f"{left[0]} {timeout:g} s after close()"
-            if left[1:]:
-                warn_leak(f"the Vulkan objects of {', '.join(left[1:])} are left to the VkDevice: {late}")
+            _leave(context, lifetime.RETIRED, context.what_holds(), leaked)
+        if leaked:
+            late = f"{leaked[0]} {timeout:g} s after close()"
+            if leaked[1:]:
+                warn_leak(f"the Vulkan objects of {', '.join(leaked[1:])} are left to the VkDevice: {late}")
             raise ResourceBusyError(
                 f"{late}, so the objects shared through the context are not destroyed; "
                 "wait for that work before you close the context."
@@ -397,9 +353,9 @@ class VulkanContext(NoCopy):
         """The first memory type of `bits` with all flags of the earliest preference, or any type; and its flags."""
         properties = self.api.ffi.new("VkPhysicalDeviceMemoryProperties *")
         self.instance_functions.vkGetPhysicalDeviceMemoryProperties(self.physical_device, properties)
-        found = [int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)]
+        types = [int(properties.memoryTypes[index].propertyFlags) for index in range(properties.memoryTypeCount)]
         for wanted in (*preferences, 0):
-            for index, flags in enumerate(found):
+            for index, flags in enumerate(types):
                 if bits >> index & 1 and flags & wanted == wanted:
                     return index, flags
         raise InvalidArgumentError("memory", f"expected a memory type of the device among {bits:#x}, got none.")
@@ -415,17 +371,17 @@ class VulkanContext(NoCopy):
 
 
 @locked
-def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, left: list[str]) -> None:
+def _leave(context: lifetime.Lifetime, state: lifetime.State, why: str, leaked: list[str]) -> None:
     """Stop calling the VkDevice, and leave it the objects that are not destroyed: they are never released."""
     if context.state is not state:
         return
     context.state = lifetime.LEAKED
-    left.append(why)
+    leaked.append(why)
     for native in context.dependents:
         if native.state in (LIVE, lifetime.RETIRED):
             native.problem = why
             native.state = lifetime.LEAKED
-            left += () if isinstance(native, _Fence) else (native.label,)
+            leaked += () if isinstance(native, _Fence) else (native.label,)
 
 
 def check_context(vk: object) -> VulkanContext:

@@ -83,14 +83,14 @@ def _create_instance(api: Api, loader: Functions, info: Any) -> Any:
 class _Context(VulkanContext):
     """A context that can present its handles as those of a device that is simulated on top of it."""
 
-    said: DeviceIdentity | None = None
+    presented_identity: DeviceIdentity | None = None
 
     @property
     def identity(self) -> DeviceIdentity:
-        return self.said or super().identity
+        return self.presented_identity or super().identity
 
 
-class Device(NoCopy):
+class VulkanDevice(NoCopy):
     """A VkDevice with one or two queues of a family; by default, of a family that supports compute."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice, family: int | None = None) -> None:

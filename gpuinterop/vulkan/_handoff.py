@@ -157,9 +157,9 @@ class SharedHandoff(Shared, Handoff):
     ) -> None:
         Shared.__init__(self, vk)
         Handoff.__init__(self, to_compute.semaphore, to_graphics.semaphore if to_graphics else None)
-        self._forth = to_compute
-        self._back = to_graphics or to_compute
-        self._lifetimes = vk.lifetime, self._back.vulkan_object, self._forth.vulkan_object
+        self._vk_to_compute = to_compute
+        self._vk_to_graphics = to_graphics or to_compute
+        self._lifetimes = vk.lifetime, self._vk_to_graphics.vulkan_object, self._vk_to_compute.vulkan_object
         self._spare: list[Submission] = []
         """Submissions not in use: each call pops one or makes one, so that two threads never share one."""
         self._bridge = bridge
@@ -209,18 +209,10 @@ class SharedHandoff(Shared, Handoff):
             `into` is something else. You can submit the frame again.
         ResourceClosedError
             The handoff or the context was closed.
-
-        Examples
-        --------
-        >>> with gi.vulkan.share_handoff(vk, device) as handoff:
-        ...     what = handoff.vulkan_submit()
-        ...     handoff.undo_submit()  # the submission failed
-        ...     handoff.vulkan_submit(into=what) is what
-        True
         """
         stage = check_flags(stage, "stage")
         # Both before the turn is taken: a refused call must not count as a submission.
-        forth, back = self._forth.vk_semaphore, self._back.vk_semaphore
+        forth, back = self._vk_to_compute.vk_semaphore, self._vk_to_graphics.vk_semaphore
         if into is None:
             into = VulkanSubmit(
                 wait_semaphores=[], wait_values=[], wait_stages=[], signal_semaphores=[], signal_values=[]
@@ -258,14 +250,6 @@ class SharedHandoff(Shared, Handoff):
             See `vulkan_submit`; or there is no queue.
         DriverError
             ``vkQueueSubmit`` failed. You can submit the frame again.
-
-        Examples
-        --------
-        >>> handoff = gi.vulkan.share_handoff(vk, device)
-        >>> handoff.submit(queue, [record(lambda commands: None)])
-        >>> handoff.acquire(stream)
-        >>> handoff.release(stream)
-        >>> vk.close()  # waits for the queue
         """
         vk, api = self._vk, self._vk.api
         if type(command_buffers) is not list and type(command_buffers) is not tuple:
@@ -299,9 +283,9 @@ class SharedHandoff(Shared, Handoff):
 
     def check_open(self) -> None:
         """Raise if the context or one of the semaphores is closed."""
-        for one in {self._back, self._forth}:
-            one.check_open()
-            one.vulkan_object.check()
+        for semaphore in {self._vk_to_graphics, self._vk_to_compute}:
+            semaphore.check_open()
+            semaphore.vulkan_object.check()
 
     def wait_host(self, timeout: float | None) -> None:
         """Block the calling thread until the compute side's last release has happened.
@@ -333,7 +317,7 @@ class SharedHandoff(Shared, Handoff):
             if self._stream is not None and not self._stream.closed:
                 self._stream.record().wait(limit)
             return
-        native = self._forth.vulkan_object
+        native = self._vk_to_compute.vulkan_object
         counter = counter_reader(self._vk, native, native.handle)
         if not system.until(lambda: counter() >= wanted, limit):
             raise SemaphoreTimeoutError(
@@ -347,13 +331,13 @@ class SharedHandoff(Shared, Handoff):
         Each part is closed even if closing another one fails.
         """
         with ExitStack() as parts:  # the last one first
-            for part in dict.fromkeys((self._bridge, self._back, self._forth)):  # a timeline is both
+            for part in dict.fromkeys((self._bridge, self._vk_to_graphics, self._vk_to_compute)):  # a timeline is both
                 if part is not None:
                     parts.callback(part.close, timeout)
 
     def _end_use(self) -> None:
-        for one in {self._back, self._forth}:
-            one._end_use()
+        for semaphore in {self._vk_to_graphics, self._vk_to_compute}:
+            semaphore._end_use()
 
 
 def share_handoff(
@@ -404,19 +388,24 @@ def share_handoff(
     'binary'
     """
     check_device(vk, device)
-    return _make(vk, device, agree_on_mode(vk.side, vk, device, mode_gaps(vk, device), allow), bridge, label)
-
-
-def _make(vk: VulkanContext, device: Device, mode: str, bridge: Bridge | None, label: str | None) -> SharedHandoff:
-    kind, ways = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
-    halves: list[SharedSemaphore[Any]] = []
+    mode = agree_on_mode(vk, device, mode_gaps(vk, device), allow)
     with ExitStack() as undo:
-        own = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
-        by = own or bridge if mode == BRIDGED else None
-        for way in ways:
-            name = label + way if isinstance(label, str) else label  # share_semaphore refuses another type
-            halves.append(share_semaphore(vk, device, kind, bridge=by, label=name))
-            undo.callback(halves[-1].close)  # not a `with` block, which leaves Vulkan's half to the context
-        handoff = SharedHandoff(vk, *halves, bridge=own)
+        own_bridge = undo.enter_context(Bridge(device, label=label)) if mode == BRIDGED and bridge is None else None
+        used = own_bridge or bridge if mode == BRIDGED else None
+        semaphores = share_semaphores(vk, device, mode, undo, bridge=used, label=label)
+        handoff = SharedHandoff(vk, *semaphores, bridge=own_bridge)
         undo.pop_all()
     return handoff
+
+
+def share_semaphores(
+    vk: VulkanContext, device: Device, mode: str, undo: ExitStack, *, bridge: Bridge | None = None, label: str | None
+) -> list[SharedSemaphore[Any]]:
+    """Make the semaphores of a mode, to compute and to graphics: a timeline, or two binary ones. `undo` closes them."""
+    kind, suffixes = (Binary, (" to compute", " to graphics")) if mode == "binary" else (Timeline, ("",))
+    semaphores: list[SharedSemaphore[Any]] = []
+    for suffix in suffixes:
+        name = label + suffix if isinstance(label, str) else label  # share_semaphore refuses another type
+        semaphores.append(share_semaphore(vk, device, kind, bridge=bridge, label=name))
+        undo.callback(semaphores[-1].close)  # not a `with` block, which leaves Vulkan's half to the context
+    return semaphores

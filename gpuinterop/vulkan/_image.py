@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from .. import system
 from .._arguments import MAX_32, NotAnArray, check_flags, check_int, check_sequence
 from ..capabilities import Operation
-from ..errors import InvalidArgumentError
+from ..errors import GpuInteropError, InvalidArgumentError, ResourceBusyError
 from ..handles import MemoryHandle, usage_of
 from . import _api as c
-from ._context import VulkanContext, run_once
-from ._memory import EVERYTHING, Bound, PairedMemory, agree_on_memory, create, require_exportable, share_memory
+from ._context import VulkanContext, VulkanObject
+from ._memory import EVERYTHING, BoundObject, PairedMemory, agree_on_memory, create, require_exportable, share_memory
 from ._pair import check_device
 from ._query import IMAGE_USAGE, Support
 
@@ -34,6 +35,7 @@ _USAGES: Final = {
 }
 """Usages that a driver can offer for colour images, by their name in ``VkImageUsageFlagBits``."""
 
+_SUBMISSION_S: Final = 10.0
 _NO_FORMATS: Final = ("VK_FORMAT_UNDEFINED", "VK_FORMAT_MAX_ENUM")
 _FORMAT: Final = re.compile(r"((?:[RGBA]\d+)+)_(UNORM|SNORM|UINT|SINT|SFLOAT|SRGB)")
 _NUMERIC: Final = {"UNORM": "uint", "SNORM": "int", "UINT": "uint", "SINT": "int", "SFLOAT": "float", "SRGB": "uint"}
@@ -57,13 +59,13 @@ def _format(vk: VulkanContext, format: int | str) -> tuple[int, str]:
 
 def _texel(name: str) -> tuple[int, str, int]:
     """Number, dtype and bytes of a texel's channels, which must all be alike."""
-    found = _FORMAT.fullmatch(name)
-    sizes = re.findall(r"\d+", found[1]) if found else []
-    if not found or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
+    match = _FORMAT.fullmatch(name)
+    sizes = re.findall(r"\d+", match[1]) if match else []
+    if not match or len(set(sizes)) != 1 or sizes[0] not in ("8", "16", "32", "64"):
         raise InvalidArgumentError(
             "format", f"expected channels of one type and size, got {name}; use tiling='optimal'."
         )
-    return len(sizes), _NUMERIC[found[2]] + sizes[0], int(sizes[0]) // 8
+    return len(sizes), _NUMERIC[match[2]] + sizes[0], int(sizes[0]) // 8
 
 
 class SharedImage(PairedMemory, NotAnArray):
@@ -100,33 +102,33 @@ class SharedImage(PairedMemory, NotAnArray):
     _as_array = "numpy.asarray(image.view()), or image.array of an optimally tiled image"
 
     def __init__(
-        self, vk: VulkanContext, native: Bound, imported: ExternalMemory, make: _ImagePlan, label: str | None = None
+        self, vk: VulkanContext, native: BoundObject, memory: ExternalMemory, plan: _ImagePlan, label: str | None = None
     ) -> None:
-        super().__init__(vk, native, imported)
-        self.format = make.name
-        self.extent = make.extent
+        super().__init__(vk, native, memory)
+        self.format = plan.name
+        self.extent = plan.extent
         self.row_pitch = 0
         self.buffer: Buffer | None = None
         self.array: MipmappedArray | None = None
-        self._given = c.LAYOUT_UNDEFINED
+        self._shared_layout = c.LAYOUT_UNDEFINED
         """Layout while the other side has it, according to the recorded barriers; UNDEFINED while it is new."""
-        self._taken: int | None = None
+        self._vulkan_layout: int | None = None
         """Layout after the last recorded `acquire`."""
         self._mapped: Lifetime
-        if make.linear:
+        if plan.linear:
             layout = vk.api.ffi.new("VkSubresourceLayout *")
             subresource = vk.api.new("VkImageSubresource", aspectMask=c.ASPECT_COLOR)
             native._call("vkGetImageSubresourceLayout", vk.device, native.handle, subresource, layout)
             self.row_pitch, self._offset = int(layout.rowPitch), int(layout.offset)
-            self.buffer = imported.map_buffer(offset=0, size=native.size, label=label)
+            self.buffer = memory.map_buffer(offset=0, size=native.size, label=label)
             self._mapped = self.buffer.mapping
         else:
-            self.array = imported.map_mipmapped_array(
-                make.name,
-                make.extent,
-                levels=make.levels,
-                layers=make.layers if make.layers > 1 else 0,
-                usage=usage_of(make.usage),
+            self.array = memory.map_mipmapped_array(
+                plan.name,
+                plan.extent,
+                levels=plan.levels,
+                layers=plan.layers if plan.layers > 1 else 0,
+                usage=usage_of(plan.usage),
                 label=label,
             )
             self._mapped = self.array.lifetime
@@ -185,25 +187,19 @@ class SharedImage(PairedMemory, NotAnArray):
             image or filled it.
         ResourceClosedError
             The image or the context was closed.
-
-        Examples
-        --------
-        >>> image = gi.vulkan.share_image(vk, device, (64, 32), "R8G8B8A8_UNORM", tiling="linear")
-        >>> submit(record(lambda commands: image.release(commands, layout=0)))  # UNDEFINED: nothing is in it
-        >>> vk.close()  # waits for the queue
         """
         native = self._open()
-        layout = self._taken if layout is None else layout
+        layout = self._vulkan_layout if layout is None else layout
         if layout is None:
             raise InvalidArgumentError(
                 "layout",
                 "expected the layout that Vulkan leaves the image in, got none; pass VK_IMAGE_LAYOUT_UNDEFINED if the "
                 "image has no contents, or the layout after your own barriers.",
             )
-        self._keep_written(layout)
-        theirs = native.theirs(c.STAGE_BOTTOM_OF_PIPE, shared_layout)
-        native.transfer(cmd, native.ours(stage, access, layout), theirs)
-        self._given = shared_layout
+        self._check_loss(layout)
+        other_side = native.other_side(c.STAGE_BOTTOM_OF_PIPE, shared_layout)
+        native.transfer(cmd, native.vulkan_side(stage, access, layout), other_side)
+        self._shared_layout = shared_layout
 
     def acquire(
         self,
@@ -242,15 +238,15 @@ class SharedImage(PairedMemory, NotAnArray):
         ResourceClosedError
             The image or the context was closed.
         """
-        old = self._given if shared_layout is None else shared_layout
-        self._keep_written(old)
+        old = self._shared_layout if shared_layout is None else shared_layout
+        self._check_loss(old)
         native = self._open()
-        native.transfer(cmd, native.theirs(stage, old), native.ours(stage, access, layout))
-        self._taken = layout
+        native.transfer(cmd, native.other_side(stage, old), native.vulkan_side(stage, access, layout))
+        self._vulkan_layout = layout
 
-    def _keep_written(self, old: int) -> None:
+    def _check_loss(self, old: int) -> None:
         """Refuse a barrier from the layout `old` that would discard what compute has written to a new image."""
-        if old == c.LAYOUT_UNDEFINED == self._given and self._mapped.written:
+        if old == c.LAYOUT_UNDEFINED == self._shared_layout and self._mapped.written:
             raise InvalidArgumentError(
                 "image",
                 "expected a new image that compute has not written, got one that it has copied to or filled, which the "
@@ -288,7 +284,7 @@ class _ImagePlan:
         self.usage = check_flags(usage, "usage")
         self.tiling = c.TILING_LINEAR if self.linear else c.TILING_OPTIMAL
 
-    def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> Bound:
+    def create(self, vk: VulkanContext, handle_type: type[MemoryHandle]) -> BoundObject:
         support = vk.physical.image_support(handle_type, self.format, self.tiling, self.usage)
         if self.linear and not support.features & c.MEMORY_EXPORTABLE:
             raise self._linear_gap(vk, handle_type)
@@ -429,14 +425,50 @@ def share_image(
     plan = _ImagePlan(vk, extent, format, tiling, levels, layers, usage)
     native = plan.create(vk, agree_on_memory(vk, device, plan.mapping, handle_types))
 
-    def make(imported: ExternalMemory) -> SharedImage:
-        image = SharedImage(vk, native, imported, plan, label)
+    def make(memory: ExternalMemory) -> SharedImage:
+        image = SharedImage(vk, native, memory, plan, label)
         if initial is not None:
 
-            def give(commands: Any) -> None:
+            def release_first(commands: Any) -> None:
                 image.release(commands, layout=c.LAYOUT_UNDEFINED, shared_layout=initial)
 
-            run_once(vk, give, native)
+            _run_once(vk, release_first, native)
         return image
 
     return share_memory(device, native, make, label)
+
+
+def _run_once(vk: VulkanContext, record: Callable[[Any], None], uses: VulkanObject) -> None:
+    """Record commands that use an object, submit them to the context's queue, and wait until they are done.
+
+    Raises `ResourceBusyError` on a time-out. The context's `close` destroys what is left.
+    """
+    new, work = vk.api.new, VulkanObject(vk, "submission", (uses,))
+
+    def make() -> Any:
+        info = new("VkCommandPoolCreateInfo", queueFamilyIndex=vk._family())
+        pool = work.new("vkCreateCommandPool", "VkCommandPool", info)
+        fence = work.new("vkCreateFence", "VkFence", new("VkFenceCreateInfo"))
+        commands = vk.api.ffi.new("VkCommandBuffer *")
+        allocate = new("VkCommandBufferAllocateInfo", commandPool=pool, commandBufferCount=1)
+        vk._call("vkAllocateCommandBuffers", vk.device, allocate, commands)
+        begin = new("VkCommandBufferBeginInfo", flags=c.COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT)
+        vk._call("vkBeginCommandBuffer", commands[0], begin)
+        record(commands[0])
+        vk._call("vkEndCommandBuffer", commands[0])
+        submit = new("VkSubmitInfo", commandBufferCount=1, pCommandBuffers=commands)
+        system.under(vk._submitting, vk._call, "vkQueueSubmit", vk.queue, 1, submit, fence)
+        return fence
+
+    fence = work.make(make)
+    try:
+        done = system.until(lambda: work._call("vkGetFenceStatus", vk.device, fence) != c.NOT_READY, _SUBMISSION_S)
+    except GpuInteropError:  # the VkDevice is lost, so no work is pending
+        work.close()
+        raise
+    if not done:
+        raise ResourceBusyError(
+            f"expected the context's queue to finish a submission in {_SUBMISSION_S:g} s, but earlier work still "
+            "blocks it; first submit what that work waits for."
+        )
+    work.close()

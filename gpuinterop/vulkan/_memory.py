@@ -1,4 +1,4 @@
-"""Buffers and images with their own memory, and the barriers that hand them over."""
+"""The memory of VkBuffers and VkImages: allocated for them, exported, and handed over by barriers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVERYTHING: Final = c.ACCESS_MEMORY_READ | c.ACCESS_MEMORY_WRITE
 _MEMORY_TYPES: Final[tuple[type[MemoryHandle], ...]] = (OpaqueFd, DmaBufFd)
 
 
-class Side(NamedTuple):
+class BarrierSide(NamedTuple):
     """One side of a barrier: ``VkPipelineStageFlags``, ``VkAccessFlags``, queue family, an image's layout."""
 
     stage: int
@@ -35,7 +35,7 @@ class Side(NamedTuple):
     layout: int | None
 
 
-class Bound(VulkanObject):
+class BoundObject(VulkanObject):
     """A VkBuffer or a VkImage (its `handle`) with its own memory.
 
     Attributes
@@ -76,28 +76,28 @@ class Bound(VulkanObject):
         vk, kind = self._vk, self.kind
 
         def create() -> Any:
-            made = self.new(f"vkCreate{kind}", f"Vk{kind}", self._info)
-            wants = vk.api.new("VkMemoryDedicatedRequirements")
-            found = vk.api.new("VkMemoryRequirements2", pNext=wants)
-            asked = vk.api.new(f"Vk{kind}MemoryRequirementsInfo2", **{kind.lower(): made})
-            vk._call(f"vkGet{kind}MemoryRequirements2", vk.device, asked, found)
-            place(made, found.memoryRequirements, bool(wants.requiresDedicatedAllocation))
-            return made
+            handle = self.new(f"vkCreate{kind}", f"Vk{kind}", self._info)
+            dedicated = vk.api.new("VkMemoryDedicatedRequirements")
+            requirements = vk.api.new("VkMemoryRequirements2", pNext=dedicated)
+            info = vk.api.new(f"Vk{kind}MemoryRequirementsInfo2", **{kind.lower(): handle})
+            vk._call(f"vkGet{kind}MemoryRequirements2", vk.device, info, requirements)
+            place(handle, requirements.memoryRequirements, bool(dedicated.requiresDedicatedAllocation))
+            return handle
 
         self.make(create)
         return self
 
-    def bind(self, made: Any, bits: int, chain: Any, offset: int = 0) -> None:
+    def bind(self, handle: Any, bits: int, chain: Any, offset: int = 0) -> None:
         """Allocate `size` bytes of a memory type among `bits`, and bind the object to them."""
         vk = self._vk
-        host, near = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
+        host, local = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT, c.MEMORY_DEVICE_LOCAL
         # On a GPU device memory; on a CPU, also visible to the host.
-        index, self.flags = vk._memory_type(bits, *((near | host, host) if vk.is_cpu else (near,)))
+        index, self.flags = vk._memory_type(bits, *((local | host, host) if vk.is_cpu else (local,)))
         if self._addressed:
             chain = vk.api.new("VkMemoryAllocateFlagsInfo", pNext=chain, flags=c.MEMORY_ALLOCATE_DEVICE_ADDRESS)
         info = vk.api.new("VkMemoryAllocateInfo", pNext=chain, allocationSize=self.size, memoryTypeIndex=index)
         self.memory = self.new("vkAllocateMemory", "VkDeviceMemory", info)
-        vk._call(f"vkBind{self.kind}Memory", vk.device, made, self.memory, offset)
+        vk._call(f"vkBind{self.kind}Memory", vk.device, handle, self.memory, offset)
 
     def export(self) -> MemoryHandle:
         """Return a new handle, which the caller owns."""
@@ -107,21 +107,21 @@ class Bound(VulkanObject):
             )
         )
 
-    def ours(self, stage: int, access: int, layout: int | None = None) -> Side:
+    def vulkan_side(self, stage: int, access: int, layout: int | None = None) -> BarrierSide:
         """Vulkan's use of it."""
-        return Side(stage, access, self._vk._family(), layout)
+        return BarrierSide(stage, access, self._vk._family(), layout)
 
-    def theirs(self, stage: int, layout: int | None = None) -> Side:
+    def other_side(self, stage: int, layout: int | None = None) -> BarrierSide:
         """The other side's use. Vulkan sees only the stage at which a semaphore orders it."""
-        return Side(stage, 0, self.family, layout)
+        return BarrierSide(stage, 0, self.family, layout)
 
-    def transfer(self, cmd: Any, source: Side, target: Side) -> None:
+    def transfer(self, cmd: Any, source: BarrierSide, target: BarrierSide) -> None:
         """Record its transfer from one side to the other: ``vkCmdPipelineBarrier``."""
-        api, one = self._vk.api, self.kind.lower()
+        api, noun = self._vk.api, self.kind.lower()
         for side in (source, target):
             check_flags(side.stage, "stage")
             check_flags(side.access, "access", empty=True)
-        fields: dict[str, Any] = {one: self.handle, "size": c.WHOLE_SIZE}
+        fields: dict[str, Any] = {noun: self.handle, "size": c.WHOLE_SIZE}
         families = source.family, target.family
         if self.kind == "Image":
             check_int(source.layout, "layout", minimum=0, maximum=MAX_32)
@@ -129,9 +129,9 @@ class Bound(VulkanObject):
             if source[2:] == (self.family, c.LAYOUT_UNDEFINED):  # the other side has no contents to hand over
                 families = c.QUEUE_FAMILY_IGNORED, c.QUEUE_FAMILY_IGNORED
             levels, layers = self._info.mipLevels, self._info.arrayLayers
-            whole = {"aspectMask": c.ASPECT_COLOR, "levelCount": levels, "layerCount": layers}
+            subresources = {"aspectMask": c.ASPECT_COLOR, "levelCount": levels, "layerCount": layers}
             layouts = {"oldLayout": source.layout, "newLayout": target.layout}
-            fields = {one: self.handle, "subresourceRange": whole, **layouts}
+            fields = {noun: self.handle, "subresourceRange": subresources, **layouts}
         barrier = api.new(
             f"Vk{self.kind}MemoryBarrier",
             srcAccessMask=source.access,
@@ -141,7 +141,7 @@ class Bound(VulkanObject):
             **fields,
         )
         none, this = (0, api.ffi.NULL), (1, barrier)
-        counted = (*none, *this, *none) if one == "buffer" else (*none, *none, *this)
+        counted = (*none, *this, *none) if noun == "buffer" else (*none, *none, *this)
         commands = api.handle("VkCommandBuffer", cmd, "cmd")
         self._call("vkCmdPipelineBarrier", commands, source.stage, target.stage, 0, *counted)
 
@@ -149,9 +149,9 @@ class Bound(VulkanObject):
 def require_exportable(vk: VulkanContext, features: int, operation: Operation, handle_type: type[MemoryHandle]) -> None:
     """Raise before anything is created if the driver cannot export it."""
     if not features & c.MEMORY_EXPORTABLE:
-        found = vk.capabilities.of((operation, handle_type))
-        if not found:
-            raise UnsupportedError(found, context=vk.identity.name)
+        capability = vk.capabilities.of((operation, handle_type))
+        if not capability:
+            raise UnsupportedError(capability, context=vk.identity.name)
         raise InvalidArgumentError(
             "usage",
             f"expected a format and usages that {vk.identity.name} exports as {handle_type.__name__}, got others; pass "
@@ -159,14 +159,16 @@ def require_exportable(vk: VulkanContext, features: int, operation: Operation, h
         )
 
 
-def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any) -> Bound:
+def create(
+    vk: VulkanContext, kind: str, support: Support, handle_type: type[MemoryHandle], **fields: Any
+) -> BoundObject:
     """Create a buffer or an image with exportable memory. `support` is the driver's answer for this kind.
 
     `fields` are the fields of ``VkBufferCreateInfo`` or ``VkImageCreateInfo``.
     """
-    native, new = Bound(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
+    native, new = BoundObject(vk, kind, handle_type, MEMORY_BITS[handle_type], **fields), vk.api.new
 
-    def place(made: Any, needs: Any, alone: bool) -> None:
+    def place(handle: Any, needs: Any, dedicated: bool) -> None:
         native.size = int(needs.size)
         if native.size > support.size:
             bounds = f"at most {support.size} bytes, the limit of {vk.identity.name}, got {native.size}"
@@ -174,10 +176,10 @@ def create(vk: VulkanContext, kind: str, support: Support, handle_type: type[Mem
         # An image's memory is always dedicated. From other memory, NVIDIA's driver (580, H200) reads a linear image
         # without undoing the compression of repeated bytes that CUDA wrote: it finds 32 of each 128. The driver does
         # not ask for dedicated memory.
-        native.dedicated = bool(kind == "Image" or alone or support.features & c.FEATURE_DEDICATED_ONLY)
-        chain = new("VkMemoryDedicatedAllocateInfo", **{kind.lower(): made}) if native.dedicated else vk.api.ffi.NULL
+        native.dedicated = bool(kind == "Image" or dedicated or support.features & c.FEATURE_DEDICATED_ONLY)
+        chain = new("VkMemoryDedicatedAllocateInfo", **{kind.lower(): handle}) if native.dedicated else vk.api.ffi.NULL
         export = new("VkExportMemoryAllocateInfo", pNext=chain, handleTypes=native.bit)
-        native.bind(made, needs.memoryTypeBits, export)
+        native.bind(handle, needs.memoryTypeBits, export)
 
     return native.build(place)
 
@@ -245,8 +247,8 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
     if handle_types is None:
         return _MEMORY_TYPES
     check_sequence(handle_types, "handle_types", "a sequence of handle types")
-    given: Sequence[object] = handle_types
-    for kind in given:
+    types: Sequence[object] = handle_types
+    for kind in types:
         if not isinstance(kind, type) or not issubclass(kind, MemoryHandle):
             raise ArgumentTypeError("handle_types", f"expected types of memory handles such as OpaqueFd, got {kind!r}.")
     if not handle_types:
@@ -257,16 +259,16 @@ def _memory_types_of(handle_types: Sequence[type[MemoryHandle]] | None) -> Seque
 class PairedMemory(Pair):
     """A VkBuffer or a VkImage whose memory both sides use."""
 
-    vulkan_object: Bound
+    vulkan_object: BoundObject
 
-    def __init__(self, vk: VulkanContext, native: Bound, memory: Mappable) -> None:
+    def __init__(self, vk: VulkanContext, native: BoundObject, memory: Mappable) -> None:
         super().__init__(vk, native, memory)
         self.memory = memory
         self.handle_type = native.handle_type
         self.allocation_size = native.size
         self.dedicated = native.dedicated
 
-    def _open(self) -> Bound:
+    def _open(self) -> BoundObject:
         self.check_open()
         return self.vulkan_object
 
@@ -276,7 +278,7 @@ class PairedMemory(Pair):
         return self._vk.api.for_caller(self._open().memory)
 
 
-def share_memory(device: Device, native: Bound, make: Callable[[ExternalMemory], S], label: str | None) -> S:
+def share_memory(device: Device, native: BoundObject, make: Callable[[ExternalMemory], S], label: str | None) -> S:
     """Import Vulkan's memory on the compute side, and `make` the pair."""
 
     def take() -> ExternalMemory:

@@ -1,4 +1,4 @@
-"""An object with a half in Vulkan and one in the compute API: importing, closing both, exporting descriptors."""
+"""An object with a half in Vulkan and one in the compute API: exported, imported, and closed together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .._core.device import Device
     from .._core.resource import Resource
 
-H = TypeVar("H", bound=FdHandle)
+FdT = TypeVar("FdT", bound=FdHandle)
 R = TypeVar("R", bound="Resource")
 S = TypeVar("S")
 
@@ -56,20 +56,20 @@ class Shared(NoCopy):
 class Pair(Shared):
     """Vulkan's half and the compute side's half of one object."""
 
-    def __init__(self, vk: VulkanContext, native: VulkanObject, other: Resource) -> None:
+    def __init__(self, vk: VulkanContext, native: VulkanObject, compute_half: Resource) -> None:
         super().__init__(vk)
-        native.pair(other)
+        native.pair(compute_half)
         self.vulkan_object = native
-        self._other = other
+        self._compute_half = compute_half
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self._other.label}{' closed' if self._other.closed else ''}>"
+        return f"<{type(self).__name__} of {self._compute_half.label}{' closed' if self._compute_half.closed else ''}>"
 
     def check_open(self) -> None:
         """Raise if the Vulkan object is destroyed, or will be soon."""
         self._vk._check_open()
-        if self._other.closed:
-            raise ResourceClosedError(f"the {type(self).__name__} of {self._other.label} was closed.")
+        if self._compute_half.closed:
+            raise ResourceClosedError(f"the {type(self).__name__} of {self._compute_half.label} was closed.")
 
     def _vk_handle(self) -> Any:
         """Vulkan's handle in the caller's form."""
@@ -94,7 +94,7 @@ class Pair(Shared):
         """
         check_timeout(timeout)  # first, so that a bad argument destroys nothing
         try:
-            self._other.close(timeout)
+            self._compute_half.close(timeout)
         finally:
             self.vulkan_object.close()
 
@@ -106,14 +106,14 @@ def share(native: VulkanObject, take: Callable[[], R], make: Callable[[R], S]) -
     """Import Vulkan's object with `take`, and make the pair with `make`; if that raises, close both halves."""
     with ExitStack() as undo:
         undo.callback(native.close)
-        other = take()
-        undo.callback(other.close)
-        shared = make(other)
+        compute_half = take()
+        undo.callback(compute_half.close)
+        shared = make(compute_half)
         undo.pop_all()
     return shared
 
 
-def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[H], origin: HandleOrigin) -> H:
+def export_fd(vk: VulkanContext, call: str, info: Any, kind: type[FdT], origin: HandleOrigin) -> FdT:
     """Export a descriptor with a ``vkGet*FdKHR``."""
     fd = vk.api.ffi.new("int *", -1)
     vk._call(call, vk.device, info, fd)

@@ -79,10 +79,10 @@ class PhysicalDevice:
     @classmethod
     def of(cls, physical_device: Any, instance: Any = None, get_instance_proc_addr: Any = None) -> PhysicalDevice:
         """Query a VulkanContext, or a handle with or without its instance."""
-        found = getattr(physical_device, "physical", None)
-        if isinstance(found, PhysicalDevice):
+        physical = getattr(physical_device, "physical", None)
+        if isinstance(physical, PhysicalDevice):
             physical_device._check_open()
-            return found
+            return physical
         api = Api({"VkPhysicalDevice": physical_device, "VkInstance": instance}, get_instance_proc_addr)
         handle = api.handle("VkPhysicalDevice", physical_device, "physical_device")
         if instance is None and get_instance_proc_addr is None:
@@ -180,9 +180,9 @@ class PhysicalDevice:
         if _MEMORY_EXTENSION[bit] not in self.extensions:
             return 0
         info = self.api.new("VkPhysicalDeviceExternalBufferInfo", usage=usage, handleType=bit)
-        found = self.api.new("VkExternalBufferProperties")
-        self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, found)
-        return int(found.externalMemoryProperties.externalMemoryFeatures)
+        properties = self.api.new("VkExternalBufferProperties")
+        self.functions.vkGetPhysicalDeviceExternalBufferProperties(self.handle, info, properties)
+        return int(properties.externalMemoryProperties.externalMemoryFeatures)
 
     def image_support(
         self,
@@ -200,9 +200,9 @@ class PhysicalDevice:
         # In the query below, NVIDIA claims linear images for attachments, but it cannot make views of them.
         formats = self.api.new("VkFormatProperties2")
         self.functions.vkGetPhysicalDeviceFormatProperties2(self.handle, format_, formats)
-        of_tilings = formats.formatProperties
-        has = of_tilings.linearTilingFeatures if tiling == c.TILING_LINEAR else of_tilings.optimalTilingFeatures
-        if any(usage & bit and not has & feature for bit, feature in _VIEWS.items()):
+        by_tiling = formats.formatProperties
+        features = by_tiling.linearTilingFeatures if tiling == c.TILING_LINEAR else by_tiling.optimalTilingFeatures
+        if any(usage & bit and not features & feature for bit, feature in _VIEWS.items()):
             return Support()
         external = self.api.new("VkPhysicalDeviceExternalImageFormatInfo", handleType=bit)
         info = self.api.new(
@@ -214,14 +214,14 @@ class PhysicalDevice:
             usage=usage,
             flags=flags,
         )
-        found = self.api.new("VkExternalImageFormatProperties")
-        properties = self.api.new("VkImageFormatProperties2", pNext=found)
+        external_properties = self.api.new("VkExternalImageFormatProperties")
+        properties = self.api.new("VkImageFormatProperties2", pNext=external_properties)
         # An error means "no": drivers refuse a handle type with VK_ERROR_FORMAT_NOT_SUPPORTED.
         if self.functions.vkGetPhysicalDeviceImageFormatProperties2(self.handle, info, properties) < 0:
             return Support()
         limits = properties.imageFormatProperties
         return Support(
-            features=int(found.externalMemoryProperties.externalMemoryFeatures),
+            features=int(external_properties.externalMemoryProperties.externalMemoryFeatures),
             extent=(int(limits.maxExtent.width), int(limits.maxExtent.height), int(limits.maxExtent.depth)),
             levels=int(limits.maxMipLevels),
             layers=int(limits.maxArrayLayers),
@@ -239,13 +239,13 @@ class PhysicalDevice:
         kind = _SEMAPHORE_TYPES[handle_type]
         if kind == c.SEMAPHORE_TIMELINE and not self.has_timelines:
             return 0
-        chained = self.api.new("VkSemaphoreTypeCreateInfo", semaphoreType=kind)
+        chain = self.api.new("VkSemaphoreTypeCreateInfo", semaphoreType=kind)
         info = self.api.new(
-            "VkPhysicalDeviceExternalSemaphoreInfo", pNext=chained, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD
+            "VkPhysicalDeviceExternalSemaphoreInfo", pNext=chain, handleType=c.SEMAPHORE_HANDLE_OPAQUE_FD
         )
-        found = self.api.new("VkExternalSemaphoreProperties")
-        self.functions.vkGetPhysicalDeviceExternalSemaphoreProperties(self.handle, info, found)
-        return int(found.externalSemaphoreFeatures)
+        properties = self.api.new("VkExternalSemaphoreProperties")
+        self.functions.vkGetPhysicalDeviceExternalSemaphoreProperties(self.handle, info, properties)
+        return int(properties.externalSemaphoreFeatures)
 
     @cached_property
     def has_timelines(self) -> bool:
@@ -265,7 +265,7 @@ class PhysicalDevice:
     def capabilities(self) -> Capabilities:
         """The capability table (see :func:`capabilities`)."""
         runs = recorded(files("gpuinterop") / "vulkan" / "verified.toml")
-        found = RULES.table(
+        cells = RULES.table(
             {
                 "driver": self.driver_name,
                 **{extension: extension in self.extensions for extension in RULES.facts if extension.startswith("VK_")},
@@ -282,7 +282,7 @@ class PhysicalDevice:
                 "software": self.is_cpu,
             }
         )
-        return Capabilities(promote(found, runs, device=self.driver_name), owner=self.name)
+        return Capabilities(promote(cells, runs, device=self.driver_name), owner=self.name)
 
     def _image_features(self, handle_type: type[Handle]) -> int:
         """``VkExternalMemoryFeatureFlags`` of images that compute can use."""
@@ -362,7 +362,7 @@ def capabilities(
     >>> table = gi.vulkan.capabilities(physical_device)
     >>> table.supports((gi.Operation.MAP_BUFFER, gi.OpaqueFd))
     True
-    >>> both = [cell for cell, found in table.items() if found and device.capabilities[cell]]
+    >>> both = [cell for cell, capability in table.items() if capability and device.capabilities[cell]]
     """
     return PhysicalDevice.of(physical_device, instance, get_instance_proc_addr).capabilities
 

@@ -115,19 +115,19 @@ def import_binary_fd(vk: VulkanContext, fd: int) -> Any:
     return semaphore
 
 
-def counter_reader(vk: VulkanContext, through: Lifetime, semaphore: Any) -> Callable[[], int]:
+def counter_reader(vk: VulkanContext, keeper: Lifetime, semaphore: Any) -> Callable[[], int]:
     """Return a function for loops that reads a timeline's value, with reused arguments. One thread calls it at a time.
 
-    `through` is the lifetime that keeps the semaphore: the context's, or the native's that owns it.
+    `keeper` is the lifetime that keeps the semaphore: the context's, or the native's that owns it.
     """
     function, device = vk.functions.vkGetSemaphoreCounterValue, vk.device
     value, context = vk.api.ffi.new("uint64_t *"), vk.lifetime
 
     def read() -> int:
-        with marked(through.calls, context.calls):
-            if through.state is not LIVE or context.state is not LIVE:
+        with marked(keeper.calls, context.calls):
+            if keeper.state is not LIVE or context.state is not LIVE:
                 vk._check_open()
-                through.check()
+                keeper.check()
             check("vkGetSemaphoreCounterValue", function(device, semaphore, value))
             return int(value[0])
 
@@ -177,14 +177,14 @@ class TimelineEndpoint(Endpoint):
     def __init__(self, vk: VulkanContext, vk_semaphore: Any) -> None:
         self._vk = check_context(vk)
         self._semaphore = vk.api.handle("VkSemaphore", vk_semaphore, "vk_semaphore")
-        self._through: Lifetime = vk.lifetime
+        self._keeper: Lifetime = vk.lifetime
         """The lifetime that keeps the semaphore: the context's, or the native's that owns it."""
         _ = vk.functions.vkGetSemaphoreCounterValue  # raises if the application has not enabled timelines
         self.label = f"Vulkan timeline {vk.api.address(self._semaphore):#x}"
 
     def counter(self) -> int:
         """Return the semaphore's current value."""
-        return counter_reader(self._vk, self._through, self._semaphore)()
+        return counter_reader(self._vk, self._keeper, self._semaphore)()
 
     def wait(self, value: int, timeout: float) -> bool:
         return system.until(lambda: self.counter() >= value, timeout)
@@ -194,7 +194,7 @@ class TimelineEndpoint(Endpoint):
         if (now := self.counter()) >= value:  # drivers accept it, but later waits never return
             raise InvalidArgumentError("value", f"{self.label} is at {now}: a timeline only grows; got {value}.")
         info = self._vk.api.new("VkSemaphoreSignalInfo", semaphore=self._semaphore, value=value)
-        self._through.use(lambda _: self._vk._call("vkSignalSemaphore", self._vk.device, info))
+        self._keeper.use(lambda _: self._vk._call("vkSignalSemaphore", self._vk.device, info))
 
     def close(self) -> None:
         """Do nothing: the caller owns the semaphore."""
@@ -312,7 +312,7 @@ def share_semaphore(
     def take() -> ExternalSemaphore[Any]:
         if bridge is not None:
             endpoint = TimelineEndpoint(vk, native.handle)
-            endpoint._through = native
+            endpoint._keeper = native
             return bridge.from_endpoint(endpoint, label=label)
         # Export at once: SwiftShader blocks in vkGetSemaphoreFdKHR while a queue waits for the semaphore.
         with native.use(lambda semaphore: export_semaphore(vk, semaphore, kind)) as handle:

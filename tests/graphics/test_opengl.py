@@ -597,7 +597,7 @@ def test_opengl_sees_what_the_stream_has_written(
     ):
         shared.fill(0)
         if not waits:
-            monkeypatch.setattr(handoff._way, "wait_in_gl", lambda *_: None)
+            monkeypatch.setattr(handoff._sync, "wait_in_gl", lambda *_: None)
         for frame in range(1, 21):
             handoff.acquire(stream)
             held.wait(stream, frame)
@@ -715,9 +715,9 @@ def test_semaphores_of_both_kinds_order_both_sides(
     """With semaphores in place of the driver's: llvmpipe has none."""
     if not device.info.is_cpu:
         pytest.skip("a GPU's driver has its own")
-    ends = gi.opengl._handoff
-    monkeypatch.setattr(ends, "share_semaphore", lambda _, device, kind, label: Half(device, kind))
-    monkeypatch.setattr(ends, "export_semaphore", lambda _, semaphore, kind: semaphore.export())
+    make = gi.vulkan._handoff
+    monkeypatch.setattr(make, "share_semaphore", lambda _, device, kind, bridge, label: Half(device, kind))
+    monkeypatch.setattr(gi.opengl._handoff, "export_semaphore", lambda _, semaphore, kind: semaphore.export())
     theirs = SemaphoresOfGL(device)
     extensions = ["GL_EXT_memory_object", "GL_EXT_memory_object_fd", "GL_EXT_semaphore_fd", "GL_NV_timeline_semaphore"]
     loader = with_extensions(opengl, extensions, 5, **theirs.functions)

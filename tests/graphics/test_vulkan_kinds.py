@@ -82,7 +82,7 @@ def test_every_entry_refuses_every_other_kind(application: Application, device: 
             "VkDeviceMemory": buffer.vulkan_object.memory,
             "VkBuffer": buffer.vulkan_object.handle,
             "VkImage": image.vulkan_object.handle,
-            "VkSemaphore": handoff._forth.vulkan_object.handle,
+            "VkSemaphore": handoff._vk_to_compute.vulkan_object.handle,
             "VkFence": fence,
         }
         for argument, kind, call in entries(application, handles, [buffer, image], handoff):

@@ -73,7 +73,7 @@ def test_a_closed_handoff_submits_nothing(application: Application, handoff: Any
         handoff.vulkan_submit,
         handoff.submit,
         lambda: handoff.wait_host(0),
-        lambda: handoff._forth.vk_semaphore,
+        lambda: handoff._vk_to_compute.vk_semaphore,
         handoff.undo_submit,
     )
 

@@ -149,8 +149,8 @@ def test_lists_of_an_earlier_frame_are_changed_in_place(handoff: Any, device: gi
             assert step.frame == frame
             assert ([] if step.wait_value is None else [step.wait_value]) == what["wait_values"]
             assert [step.signal_value] == what["signal_values"]
-            assert what["signal_semaphores"] == [handoff._forth.vk_semaphore]
-            assert what["wait_semaphores"] == [handoff._back.vk_semaphore] * bool(frame)
+            assert what["signal_semaphores"] == [handoff._vk_to_compute.vk_semaphore]
+            assert what["wait_semaphores"] == [handoff._vk_to_graphics.vk_semaphore] * bool(frame)
             assert what["wait_stages"] == [0x10000] * bool(frame)
             handoff.undo_submit()
             handoff.submit()

@@ -21,8 +21,8 @@ from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.handles import DmaBufFd, MemoryHandle, OpaqueFd
 from gpuinterop.testing.exporters.base import Fill, ImageParameters
 from gpuinterop.testing.exporters.vulkan import VulkanExporter
-from gpuinterop.vulkan import _context
-from gpuinterop.vulkan._memory import Bound
+from gpuinterop.vulkan import _image
+from gpuinterop.vulkan._memory import BoundObject
 from tests.limits import LIMIT
 
 if TYPE_CHECKING:
@@ -190,11 +190,11 @@ def test_a_handle_type_decides_the_other_family(
     context: Any, monkeypatch: pytest.MonkeyPatch, kind: str, handle_type: type[MemoryHandle], other: int
 ) -> None:
     """Software drivers share no dma-bufs. So the object here is made up, and no driver sees it."""
-    recorder, native = Recorder(context, monkeypatch), Bound(context, kind, handle_type, 1, 1)
+    recorder, native = Recorder(context, monkeypatch), BoundObject(context, kind, handle_type, 1, 1)
     native.create(lambda: context.api.ffi.cast(f"Vk{kind}", 0xB0F0))
     layout = GENERAL if kind == "Image" else None
-    native.transfer(COMMANDS, native.ours(COMPUTE, 1, layout), native.theirs(BOTTOM, layout))
-    native.transfer(COMMANDS, native.theirs(COMPUTE, layout), native.ours(COMPUTE, 1, layout))
+    native.transfer(COMMANDS, native.vulkan_side(COMPUTE, 1, layout), native.other_side(BOTTOM, layout))
+    native.transfer(COMMANDS, native.other_side(COMPUTE, layout), native.vulkan_side(COMPUTE, 1, layout))
     assert [one.families for one in recorder.take()] == [(FAMILY, other), (other, FAMILY)]
 
 
@@ -400,7 +400,7 @@ def test_an_initial_layout_while_the_queue_is_held(
     application: Application, device: gi.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call gives up; the context's close destroys what the queue used, and the layer says nothing of leaks."""
-    monkeypatch.setattr(_context, "_SUBMISSION_S", 0.05)
+    monkeypatch.setattr(_image, "_SUBMISSION_S", 0.05)
     with (
         ExitStack() as scope,
         HeldQueue(application),

@@ -35,7 +35,7 @@ def half_asked(descriptor: bytes) -> Connection:
 def ask_on(descriptor: bytes) -> Connection:
     """Attach again and again, and read no answer, until no more request goes."""
     connection = connected(descriptor, HELLO)
-    while not connection._rest:
+    while not connection._unsent:
         connection.send(ATTACH, 2, Descriptor.parse(descriptor).request)
     return connection
 
@@ -45,15 +45,15 @@ def mutate(seed: int) -> None:
     pick, flush = random.Random(seed), Connection.flush
 
     def flushes(one: Connection) -> bool:
-        if one._rest and not one._rest[-1][-1]:  # a new one
-            data, beside, owned, sent = one._rest[-1]
+        if one._unsent and not one._unsent[-1][-1]:  # a new one
+            data, beside, owned, sent = one._unsent[-1]
             changed = bytearray(data)
             if pick.random() < 0.5:
                 for _ in range(pick.randrange(4)):
                     changed[pick.randrange(len(changed))] = pick.choice((0, 1, 127, 255, pick.randrange(256)))
                 beside = pick.choice((beside, [*beside, *beside[:1]]))
                 changed = changed[: pick.choice((len(changed), len(changed), pick.randrange(1, len(changed) + 1)))]
-            one._rest[-1] = bytes(changed), beside, owned, sent
+            one._unsent[-1] = bytes(changed), beside, owned, sent
         return flush(one)
 
     Connection.flush = flushes  # type: ignore[assignment, method-assign]

@@ -309,7 +309,7 @@ def fails(error):
     flush, times = Connection.flush, [0]
 
     def flushes(one):
-        if one._rest and times[0] < 3:
+        if one._unsent and times[0] < 3:
             times[0] += 1
             raise error
         return flush(one)

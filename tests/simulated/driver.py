@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 import gpuinterop as gi
 from gpuinterop.testing.simulated.build import LIBRARIES
-from tests.kept_streams import count_kept_streams
+from tests.idle_streams import count_idle_streams
 from tests.limits import LIMIT
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
@@ -311,7 +311,7 @@ class Simulator:
         if self.path.name == LIBRARIES["hip"].soname:
             counts.pop("reservation", None)
             counts.pop("context", None)  # a device has one, from its first call on
-            counts["stream"] -= count_kept_streams()
+            counts["stream"] -= count_idle_streams()
         counts["stream"] -= int(self._call("implicit_streams"))
         return counts
 

@@ -28,7 +28,7 @@ from gpuinterop._core.streams import KnownStream
 from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.simulated import assert_simulated
 from tests.beside import elsewhere
-from tests.kept_streams import destroy_kept_streams
+from tests.idle_streams import destroy_idle_streams
 from tests.limits import LIMIT
 from tests.programs import printed
 from tests.spare_pages import unpin_spare_pages
@@ -348,7 +348,7 @@ class Check:
     def begin_anew(self) -> None:
         """Let the next step make its streams: it takes those that are kept. No failure may be pending."""
         if self.vendor == "hip":
-            destroy_kept_streams(self.device.driver)
+            destroy_idle_streams(self.device.driver)
 
     def rest(self) -> dict[str, int]:
         """Wait until the devices have done all, and release; what is alive then."""

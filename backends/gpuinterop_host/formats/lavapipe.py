@@ -32,8 +32,8 @@ def data_offset(fd: int, total: int) -> int:
     if len(header) == _HEADER.size:
         size, offset, _ = _HEADER.unpack(header)
         if size == total and _HEADER.size + 8 <= offset <= total:
-            (again,) = struct.unpack("=Q", os.pread(fd, 8, offset - 8))
-            if again == offset:
+            (repeated,) = struct.unpack("=Q", os.pread(fd, 8, offset - 8))
+            if repeated == offset:
                 return int(offset)
     raise HandleError(
         f"handle: expected the header of lavapipe (Mesa 22.3 to 25.0) in the memfd {NAME!r}, got a memfd without the "

@@ -100,15 +100,15 @@ class Mutex:
 
     def run(self, action: Callable[[], T], limit: float) -> T:
         """Call `action` (it must be short) with the lock held. `TimeoutError` after `limit` seconds; 0 tries once."""
-        before: list[int] = []
+        previous: list[int] = []
 
         def take() -> bool:
             if self.held:
                 return False
             # C code stores the result, so no interrupt can come between the call and the store. If another thread was
             # faster, this has only increased a word that was not 0, so the holder wakes a waiter.
-            before.extend(map(_add, (self._address,), (1,)))
-            return before[-1] == 0
+            previous.extend(map(_add, (self._address,), (1,)))
+            return previous[-1] == 0
 
         try:
             if not system.until(take, limit):
@@ -116,7 +116,7 @@ class Mutex:
             self._owner.value = threading.get_native_id()  # for processes that wait for it
             return action()
         finally:
-            if 0 in before:  # an interrupt in one step must not skip the later ones
+            if 0 in previous:  # an interrupt in one step must not skip the later ones
                 try:
                     self._owner.value = 0
                     system.fence()
@@ -140,7 +140,7 @@ class Page:
     @property
     def slept_on(self) -> bool:
         """Whether a thread has ever waited on the condition. With the lock held, later waiters see `signaled`."""
-        return ctypes.string_at(self._cond, _COND_SIZE) != _FRESH_COND
+        return ctypes.string_at(self._cond, _COND_SIZE) != _INITIAL_COND
 
     def broadcast(self) -> None:
         """``pthread_cond_broadcast``, which blocks forever if a process was killed in its wait (glibc < 2.41)."""
@@ -160,11 +160,11 @@ def problem(page: bytes) -> str | None:
 def initialise(address: int) -> None:
     """Turn a zeroed page into an unsignaled semaphore. It has one reference for its creator and one for descriptors."""
     ctypes.c_int32.from_address(address + _KIND).value = _SHARED  # all other fields of a free mutex are 0
-    ctypes.memmove(address + MUTEX_SIZE, _FRESH_COND, _COND_SIZE)
+    ctypes.memmove(address + MUTEX_SIZE, _INITIAL_COND, _COND_SIZE)
     Page(address).references.value = 2
 
 
-def _fresh_cond() -> bytes:
+def _initial_cond() -> bytes:
     """The bytes that ``pthread_cond_init`` with PTHREAD_PROCESS_SHARED writes."""
     attributes, cond = ctypes.create_string_buffer(64), ctypes.create_string_buffer(_COND_SIZE)
     _libc.pthread_condattr_init(attributes)
@@ -174,4 +174,4 @@ def _fresh_cond() -> bytes:
     return cond.raw
 
 
-_FRESH_COND: Final = _fresh_cond() if gap() is None else b""
+_INITIAL_COND: Final = _initial_cond() if gap() is None else b""

@@ -75,9 +75,9 @@ def semaphores(bench: Bench) -> Iterator[Figure]:
         waits: dict[str, Contender] = {OURS: wait}
         if theirs is not None:
             signals |= {
-                REUSED: calls_of(theirs.signal, pair.others), ANEW: calls_of(theirs.signal_anew, pair.others)
+                REUSED: calls_of(theirs.signal, pair.others), ANEW: calls_of(theirs.signal_new_struct, pair.others)
             }  # fmt: skip
-            waits |= {REUSED: calls_of(theirs.wait), ANEW: calls_of(theirs.wait_anew)}
+            waits |= {REUSED: calls_of(theirs.wait), ANEW: calls_of(theirs.wait_new_struct)}
             if floor := bench.in_c:
                 to_signal, to_wait = (Compute(*theirs.addresses(signal=signal)) for signal in (True, False))
                 signals[IN_C] = lambda count: done(floor.calls(to_signal, pair.others.take(count).start, 1, count))

@@ -15,7 +15,7 @@ from ...handles import Timeline
 from ...vulkan import _api as c
 from ...vulkan._api import check
 from ...vulkan._buffer import share_buffer
-from ...vulkan._device import Device as VulkanDevice, Instance
+from ...vulkan._device import Instance, VulkanDevice
 from ...vulkan._handoff import share_handoff
 from ...vulkan._semaphore import share_semaphore
 from .calls import IN_C, done

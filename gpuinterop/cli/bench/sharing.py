@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from ...errors import DeviceNotFoundError
 from ...vulkan._buffer import import_array
-from ...vulkan._device import Device as VulkanDevice, Instance
+from ...vulkan._device import Instance, VulkanDevice
 from .camera import LOCK, PIPE, RATE, SMALL, WORDS
 from .clock import OURS, Figure, Spread, Times
 from .party import TORCH, Party

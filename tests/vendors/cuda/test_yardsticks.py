@@ -28,8 +28,8 @@ def test_the_yardstick_of_semaphores(simulator: Simulator) -> None:
                 simulator.forget_descriptors()
                 signals = what == "Signal"
                 reused, anew, at_once = (
-                    (theirs.signal, theirs.signal_anew, theirs.signal_all) if signals else
-                    (theirs.wait, theirs.wait_anew, theirs.wait_all)
+                    (theirs.signal, theirs.signal_new_struct, theirs.signal_all) if signals else
+                    (theirs.wait, theirs.wait_new_struct, theirs.wait_all)
                 )
                 for call in (reused, anew):
                     for step in (1, 2):

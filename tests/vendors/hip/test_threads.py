@@ -71,7 +71,7 @@ OBJECTS = textwrap.dedent(
     import ctypes, mmap, os
     import gpuinterop as gi
     from gpuinterop.testing.exporters import open_exporter
-    from tests.kept_streams import destroy_kept_streams
+    from tests.idle_streams import destroy_idle_streams
     from tests.simulated.driver import Simulator
     try:
         from rocm.bindings import hip
@@ -206,7 +206,7 @@ OBJECTS = textwrap.dedent(
         assert library.hipSetDevice(other.ordinal) == 0
         recorder.calls.clear()
         use(device)
-        destroy_kept_streams(backend)
+        destroy_idle_streams(backend)
         assert current() == other.ordinal, "the caller's device is left as it was"
         wrong = {name for name, where, _ in recorder.calls if where != device.ordinal} - ANYWHERE
         assert not wrong, f"with the other device current: {wrong}"

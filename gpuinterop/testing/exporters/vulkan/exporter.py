@@ -25,7 +25,7 @@ from ....handles import AllocationHandle, Binary, DeviceIdentity, FdHandle, Time
 from ....vulkan import _api as c
 from ....vulkan._api import Api, check
 from ....vulkan._context import VulkanContext
-from ....vulkan._device import Device, Instance
+from ....vulkan._device import Instance, VulkanDevice
 from ....vulkan._handoff import VulkanSubmit
 from ....vulkan._query import BUFFER_USAGE, PhysicalDevice
 from ....vulkan._semaphore import import_binary_fd
@@ -124,7 +124,7 @@ class VulkanExporter(Exporter):
         with ExitStack() as undo:
             self._instance = instance = undo.enter_context(Instance())
             self.physical = physical = choose(instance.physical_devices(), driver, device_index)
-            self._device = Device(instance, physical)
+            self._device = VulkanDevice(instance, physical)
             undo.callback(self._device.close)
             self.vk = vk = self._device.vk
             info = vk.api.new("VkCommandPoolCreateInfo", flags=0x2, queueFamilyIndex=vk._family())  # resettable
@@ -132,7 +132,7 @@ class VulkanExporter(Exporter):
             undo.pop_all()
         self.driver = f"{physical.driver_name} {physical.driver_version}"
         self.device = physical.name
-        vk.said = identity
+        vk.presented_identity = identity
         self.identity = vk.identity
         self._staged = staged
         self._lock = threading.Lock()  # for the queue, the command pool, and the lists below
@@ -403,7 +403,7 @@ class _Rescuer:
     """A second VkDevice on the physical device, which shares the payload of the first one's semaphores."""
 
     def __init__(self, instance: Instance, physical: PhysicalDevice) -> None:
-        self._device = Device(instance, physical)
+        self._device = VulkanDevice(instance, physical)
         # Bare handles: closing a native object drains, and the exporter's lock is held here.
         self._garbage: list[tuple[Any, Any]] = []
 

@@ -166,10 +166,10 @@ class VulkanImage(Staged, ExporterImage):
     def _acquire(self, commands: Any, layout: int) -> None:
         """Take ownership back from the other side, with the transition to the copy's layout."""
         native = self.vulkan_object
-        theirs = native.theirs(c.STAGE_TRANSFER, c.LAYOUT_GENERAL)
-        native.transfer(commands, theirs, native.ours(c.STAGE_TRANSFER, TRANSFERS, layout))
+        other_side = native.other_side(c.STAGE_TRANSFER, c.LAYOUT_GENERAL)
+        native.transfer(commands, other_side, native.vulkan_side(c.STAGE_TRANSFER, TRANSFERS, layout))
 
     def _release(self, commands: Any, layout: int) -> None:
         native = self.vulkan_object
-        theirs = native.theirs(c.STAGE_BOTTOM_OF_PIPE, c.LAYOUT_GENERAL)
-        native.transfer(commands, native.ours(c.STAGE_TRANSFER, TRANSFERS, layout), theirs)
+        other_side = native.other_side(c.STAGE_BOTTOM_OF_PIPE, c.LAYOUT_GENERAL)
+        native.transfer(commands, native.vulkan_side(c.STAGE_TRANSFER, TRANSFERS, layout), other_side)

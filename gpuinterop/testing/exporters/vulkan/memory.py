@@ -108,9 +108,9 @@ class VulkanMemory(Staged, ExporterMemory):
     def taken(self, commands: Any, stage: int, access: int) -> Iterator[None]:
         """Take ownership back from the other side, let the caller record, and give ownership away again."""
         native = self.vulkan_object
-        native.transfer(commands, native.theirs(stage), native.ours(stage, access))
+        native.transfer(commands, native.other_side(stage), native.vulkan_side(stage, access))
         yield
-        native.transfer(commands, native.ours(stage, access), native.theirs(c.STAGE_BOTTOM_OF_PIPE))
+        native.transfer(commands, native.vulkan_side(stage, access), native.other_side(c.STAGE_BOTTOM_OF_PIPE))
 
     def shader(self, name: str) -> Shader:
         """A shader over this memory, made once; call it with the exporter's lock held."""

@@ -1,30 +1,18 @@
-"""Common parts of objects that OpenGL and the compute side share: closing both sides, and importing memory."""
+"""An object with names in OpenGL and halves in the compute API: closing both."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
-from .._arguments import MAX_32, NoCopy, check_int, check_timeout
-from .._core.importing import import_duplicate
-from ..errors import ArgumentTypeError, ResourceClosedError
-from . import _api as gl
+from .._arguments import NoCopy, check_timeout
+from ..errors import ResourceClosedError
 
 if TYPE_CHECKING:
     from .._core.resource import Resource
-    from ..handles import Handle
     from ..vulkan._pair import Shared
     from ._context import Context, Names
-
-
-def check_name(value: object, argument: str, example: str) -> int:
-    """Check OpenGL's name of an object."""
-    if not hasattr(value, "__index__"):
-        kind = type(value).__name__
-        raise ArgumentTypeError(argument, f"expected OpenGL's name, an int such as {example}, got {kind}.")
-    return check_int(value, argument, minimum=1, maximum=MAX_32)
 
 
 class Owned(NoCopy):
@@ -85,25 +73,3 @@ class SharedObject(Owned):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name} on {self.context.name}{' closed' if self.closed else ''}>"
-
-
-def import_memory(names: Names, handle: Handle, size: int) -> int:
-    """Make a memory object of a whole allocation (``glImportMemoryFdEXT``). Consumes the handle."""
-    check = names.context.functions.check
-    memory = names.new("glCreateMemoryObjectsEXT")
-    # Always dedicated. Otherwise NVIDIA's driver (580, H200) sometimes maps the memory compressed, and each side reads
-    # repeated bytes that the other wrote wrongly.
-    check("glMemoryObjectParameterivEXT", memory, gl.DEDICATED_MEMORY_OBJECT, ctypes.byref(ctypes.c_int(1)))
-
-    import_fd(names, handle, "glImportMemoryFdEXT", memory, size)
-    return memory
-
-
-def import_fd(names: Names, handle: Handle, call: str, *arguments: int) -> None:
-    """Import a descriptor with a ``glImport*FdEXT``. Consumes the handle."""
-    check = names.context.functions.check
-
-    def take(duplicate: Any) -> None:
-        check(call, *arguments, gl.HANDLE_TYPE_OPAQUE_FD, duplicate.fd)
-
-    import_duplicate(handle, take, user="gpuinterop.opengl")  # after a failure, drivers differ in who owns it

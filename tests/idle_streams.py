@@ -5,13 +5,13 @@ from typing import Any
 from gpuinterop._core.discovery import _loaded
 
 
-def count_kept_streams() -> int:
+def count_idle_streams() -> int:
     backend: Any = getattr(_loaded.get("hip"), "driver", None)
-    return sum(map(len, backend._driver.kept_streams.values())) if backend else 0
+    return sum(map(len, backend._driver.idle_streams.values())) if backend else 0
 
 
-def destroy_kept_streams(backend: Any) -> None:
+def destroy_idle_streams(backend: Any) -> None:
     """Let the next stream be a new one. No other thread may call HIP."""
-    for kept in backend._driver.kept_streams.values():
+    for kept in backend._driver.idle_streams.values():
         while kept:
             kept.pop()[1].release()
