@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .._arguments import NotAnArray, check_timeout
 from .._core.device import Device
@@ -15,11 +15,9 @@ from .._core.stream import Stream, check_stream
 from .._core.view import View
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
 from .loop import loop
+from .memory import SharedMemory
 from .messages import Contents
 from .order import Reader, Side, Writer, acquire_all
-
-if TYPE_CHECKING:
-    from .attachments import SharedMemory
 
 T = TypeVar("T")
 

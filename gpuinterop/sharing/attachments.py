@@ -17,7 +17,6 @@ from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.discovery import get_backend, search
 from .._core.lifetime import LIVE, Lifetime, locked, retire
-from .._core.memory import Buffer, Mappable, Mapping as Mapped
 from .._core.release import drain, once_default_is_free
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
@@ -35,6 +34,7 @@ from ..ipc import MAX_FDS, Message
 from .arrays import Access, Arrays
 from .link import ENDED, Left, Link, link_to
 from .loop import loop
+from .memory import memory_of
 from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .order import ControlPage, FrameReader, Reader, Word, Writer
 from .server import driver_lock, is_here, server, users_of
@@ -97,45 +97,6 @@ def let_go(mapped: Import) -> None:
     """End an import that nothing uses."""
     if not (mapped.dependents or mapped.count):
         retire(mapped)
-
-
-class SharedMemory(Mappable):
-    """The memory of one share or attachment, from the first byte of its regions to the last.
-
-    Its arrays keep only this object. `keep` holds memory that belongs to this process.
-    """
-
-    def __init__(
-        self, device: Device, address: int, size: int, parents: Sequence[Lifetime] = (), *, keep: object = None,
-        noun: str = "", label: str | None = None,
-    ) -> None:  # fmt: skip
-        noun, streams = noun or "shared memory", device.streams
-        super().__init__(Lifetime(noun, parents=parents, keep=keep, device=streams, label=label, size=size))
-        self.lifetime.warns = not parents  # a share or an attachment gives its own warning
-        self.device, self.driver, self._size, self._address = device, device.driver, size, address
-        self.lifetime.open()
-        self.buffer: Buffer = self._buffer(0, size, device, label)
-        self.buffer.lifetime.warns = False
-
-    def _new_mapping(self) -> Mapped:
-        return Mapped(self, (self.device,), _nothing, blocks=False, waits=False)
-
-    def _map(self, mapping: Mapped) -> DriverHandle:
-        mapping.address = self._address
-        return self._address
-
-
-def _nothing(_: object) -> None:
-    """Unmap nothing: an import or another library does."""
-
-
-def memory_of(
-    device: Device, regions: Sequence[Region], addresses: Sequence[int], parents: Sequence[Lifetime]
-) -> tuple[SharedMemory, list[int]]:
-    """The memory that contains regions at these addresses, and the offset of each."""
-    first = min(addresses, default=0)
-    end = max((at + region.size for at, region in zip(addresses, regions, strict=True)), default=first)
-    return SharedMemory(device, first, end - first, parents), [at - first for at in addresses]
 
 
 _numbers: Final = count()

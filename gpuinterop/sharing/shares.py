@@ -24,10 +24,10 @@ from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
 from .arrays import Access, Arrays
-from .attachments import SharedMemory, memory_of
 from .counts import Holds
 from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
+from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
 from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
 from .server import Guest, Offer, region_of, server, users_of
