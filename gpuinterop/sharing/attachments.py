@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, count, islice
 from struct import pack
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int, check_timeout
@@ -38,9 +38,7 @@ from .memory import memory_of
 from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .order import ControlPage, FrameReader, Reader, Word, Writer
 from .server import driver_lock, is_here, server, users_of
-
-if TYPE_CHECKING:
-    from .shares import Offered
+from .shares import ArrayOffer
 
 
 class Import(Lifetime):
@@ -122,11 +120,11 @@ class Lease(NoCopy):
         self.buffers = 0
         self.label: str
 
-    def contents(self, left: Left) -> tuple[Contents, Offered | None]:
+    def contents(self, left: Left) -> tuple[Contents, ArrayOffer | None]:
         """The share's contents, and its offer if this process shares it. Adds received descriptors to `came`."""
         link, one = self.link, self.descriptor
         if self.is_here:
-            offer = server().find(one, False)
+            offer = server().find(one, ArrayOffer, attached=False)
             offer.check()
             return offer.contents, offer
         key = one.serial, one.token
@@ -139,12 +137,12 @@ class Lease(NoCopy):
         return known, None
 
     @system.locked
-    def turns(self, timeout: float | None) -> Reader:
+    def enrol(self, timeout: float | None) -> Reader:
         self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
 
     def _enrolled_here(self) -> Reader:
-        offer = server().find(self.descriptor, True)
+        offer = server().find(self.descriptor, ArrayOffer, attached=True)
         place = offer.take_place(server().me, self._number)
         writer = offer.writer()
         return self._reader(writer.page, writer.own, writer.leases[place], place, writer)
@@ -274,7 +272,7 @@ class AttachedArrays(Arrays):
         ...         np.asarray(array)
         array([0, 0], dtype=uint8)
         """
-        return Access(self, self, stream, timeout)
+        return Access(self, self._begin, stream, timeout)
 
     def wait(self, *, newer_than: int, timeout: float | None = None) -> int:
         """Block the calling thread until the writer has published a newer version.
@@ -312,7 +310,7 @@ class AttachedArrays(Arrays):
         """
         left = system.seconds_left(check_timeout(timeout))
         check_int(newer_than, "newer_than", minimum=-1)
-        page = self._turns(timeout).page
+        page = self._side(timeout).page
         spins = time.monotonic() + system.SPIN_S
         while True:
             over = self._over()  # first, so that the last version is found before the end
@@ -332,7 +330,7 @@ class AttachedArrays(Arrays):
         lease: Lease = self.lifetime.handle
         return self.lifetime.refusal() if self.closed else lease.over()
 
-    def _map(self, offer: Offered | None, left: Left) -> None:
+    def _map(self, offer: ArrayOffer | None, left: Left) -> None:
         lease: Lease = self.lifetime.handle
         regions, imports = self._contents.regions, list[Import]()
         addresses = offer.addresses if offer is not None else []
@@ -349,9 +347,9 @@ class AttachedArrays(Arrays):
                 for one in imports:
                     let_go(one)
 
-    def _turns(self, timeout: float | None = None) -> Reader:
+    def _side(self, timeout: float | None = None) -> Reader:
         lease: Lease = self.lifetime.handle
-        return lease.reader or self.lifetime.use(lambda lease: lease.turns(timeout))
+        return lease.reader or self.lifetime.use(lambda lease: lease.enrol(timeout))
 
 
 def attach(

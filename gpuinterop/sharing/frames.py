@@ -43,14 +43,13 @@ from .._core.layout import layout_of
 from .._core.lifetime import Lifetime, after_fork
 from .._core.memory import round_up
 from .._core.resource import Resource
-from .._core.stream import Stream
 from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ..timeline import take_lock
 from .arrays import Access
 from .attachments import AttachedArrays, attached
 from .loop import loop
-from .order import MAX_BUFFERS, FrameReader, FrameWriter
+from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn
 from .server import VARIABLE, folder, in_folder
 from .shares import ALIGNMENT, ArrayShare, share_described
 
@@ -89,7 +88,7 @@ class Publisher(Resource):
         super().__init__(Lifetime("Publisher", _Name.close, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
-        share._turns()  # raises if the device has no timelines
+        self._writer = cast(FrameWriter, share._side())  # raises if the device has no timelines
         self._views = [share[slot] for slot in share]
         self.shape, self.dtype = self._views[0].shape, self._views[0].dtype
         self.lifetime.create(lambda: file)
@@ -129,19 +128,14 @@ class Publisher(Resource):
         ...     with camera.write() as frame:
         ...         np.asarray(frame)[:] = 7
         """
-        return Access(self._share, self, stream, timeout)
+        return Access(self._share, self._begin, stream, timeout)
 
-    def _begin(self, stream: Stream, timeout: float | None) -> View:
+    def _begin(self, stream: object, timeout: float | None) -> tuple[View, Turn]:
+        bound = self._share._stream(stream)
         if problem := self.lifetime.handle.problem:
             raise ResourceBusyError(problem)
-        turns = cast(FrameWriter, self._share._turns())
-        turns.begin(stream, timeout)
-        return self._views[turns.taken]
-
-    def _end(self, stream: Stream, whole: bool) -> None:
-        if not self.closed:
-            cast(FrameWriter, self._share._turns()).whole = whole
-            self._share._end(stream, whole)
+        turn = self._writer.begin(bound, timeout)
+        return self._views[self._writer.buffer], turn
 
     def close(self, timeout: float | None = None) -> None:
         """End the frames, and free the name. Readers can still take the last frame.
@@ -402,7 +396,7 @@ class Subscription(NoCopy):
                 try:
                     found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
                     try:
-                        return found, cast(FrameReader, found._turns(limit))
+                        return found, cast(FrameReader, found._side(limit))
                     except BaseException:
                         found.close()
                         raise
@@ -483,27 +477,21 @@ class Frame(NotAnArray):
         PeerError
             The writer exited before its stream had written the frame.
         """
-        return Access(self._arrays, self, stream, timeout)
+        return Access(self._arrays, self._begin, stream, timeout)
 
-    def _begin(self, stream: Stream, timeout: float | None) -> View:
-        if not (reader := self._reader).claims(self._version):
+    def _begin(self, stream: object, timeout: float | None) -> tuple[View, Turn | None]:
+        bound, reader = self._arrays._stream(stream), self._reader
+        if not reader.claims(self._version):
             raise InvalidArgumentError(
                 "frame",
                 f"expected a frame to read, got {self.number}, which was read or passed over; take the next one.",
             )
         try:
-            reader.begin(stream, timeout)
+            return self._view, reader.begin(bound, timeout)
         except PeerError:
             if not reader.is_whole():
                 raise
-        return self._view
-
-    def _end(self, stream: Stream, whole: bool) -> None:
-        try:
-            if self._reader.failure is None:  # else no process writes the slot any more, or `close` has released it
-                self._arrays._end(stream, whole)
-        except PeerError:  # the writer has just exited
-            pass
+            return self._view, None  # no process writes the slot any more
 
     def __await__(self) -> Generator[Any, None, Frame]:
         gone = None

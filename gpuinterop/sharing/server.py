@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from multiprocessing.util import Finalize
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from typing import Final, TypeVar, TypeVarTuple, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int
@@ -51,6 +51,7 @@ from .messages import (
     boot_id,
 )
 
+SomeOffer = TypeVar("SomeOffer", bound="Offer")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -64,18 +65,33 @@ CLOSED: Final = "the share was closed; ask its process for a new descriptor."
 
 
 class Offer:
-    """An object with a slot. The loop calls `encoded`, if it can be attached, and `enrol`, if it has an order."""
+    """An object with a slot, which other processes can hold: all that the server calls.
+
+    The server enters and finds it under its lock, and calls the methods without that lock, except `poll`.
+    """
 
     token = secrets.token_bytes(16)
     serial = slot = 0
     users: Collection[int] = ()
     threaded = True
-    blocks: Sequence[Exported] = ()
+    blocks: Sequence[SharedBlock] = ()
 
-    def end(self) -> None: ...
+    def encoded(self) -> bytes:
+        """The `Contents`, for a process that attaches."""
+        raise PeerError("expected a share of arrays, got an object that cannot be attached.")
+
+    def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
+        """A reader's place in the order, and the handles for its process."""
+        raise PeerError("expected a share of arrays, got an object without an order.")
+
+    def poll(self) -> None:
+        """Drop the readers that have left. Called while readers are in the order."""
+
+    def end(self) -> None:
+        """No process holds the object any more."""
 
 
-class Exported:
+class SharedBlock:
     """A block that other processes can request."""
 
     def __init__(self, number: int, device: Device, block: Block) -> None:
@@ -95,7 +111,7 @@ class Exported:
         return cast(IpcMemHandle, self.export()).data if self.block.kind.handle_type is IpcMemHandle else b""
 
 
-def region_of(blocks: Sequence[Exported]) -> Region:
+def region_of(blocks: Sequence[SharedBlock]) -> Region:
     """Blocks at consecutive addresses, in the form that other processes receive."""
     kind, sizes = blocks[0].block.kind.handle_type, tuple(one.block.size for one in blocks)
     return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].data)
@@ -118,16 +134,16 @@ class Server(NoCopy):
 
     def __init__(self) -> None:
         self.nonce = secrets.token_bytes(16)
-        self.offers: dict[int, Any] = {}
-        self.ordered: dict[Any, None] = {}
+        self.offers: dict[int, Offer] = {}
+        self.ordered: dict[Offer, None] = {}
         """The offers that have readers in their order."""
         self._lock = threading.RLock()
         """Held to change offers, counts and blocks; only the loop changes the rest."""
         self._users: frozenset[int] = frozenset()
         self._serials = itertools.count(1)
         self._guests: dict[Guest, None] = {}
-        self._blocks: dict[tuple[Device, Block], Exported] = {}
-        self._numbers: dict[int, Exported] = {}
+        self._blocks: dict[tuple[Device, Block], SharedBlock] = {}
+        self._numbers: dict[int, SharedBlock] = {}
         self._name = f"gpuinterop-{secrets.token_hex(8)}.sock"
         _tidy(place := folder())
         self.me = Holds()
@@ -161,12 +177,13 @@ class Server(NoCopy):
             self._send(offer, messages)
 
     @system.locked
-    def find(self, one: Descriptor, attached: bool) -> Any:
+    def find(self, descriptor: Descriptor, kind: type[SomeOffer], *, attached: bool) -> SomeOffer:
         """The offer that a descriptor opens. If it is closed, only for a process that has attached."""
-        offer = self.offers.get(one.slot)
-        if offer is None or offer.serial != one.serial or not (attached or self.me.is_open(one.slot, one.serial)):
+        slot, serial = descriptor.slot, descriptor.serial
+        offer = self.offers.get(slot)
+        if not isinstance(offer, kind) or offer.serial != serial or not (attached or self.me.is_open(slot, serial)):
             raise ResourceClosedError(CLOSED)
-        if not hmac.compare_digest(one.token, offer.token):
+        if not hmac.compare_digest(descriptor.token, offer.token):
             raise PeerError("the token is not this share's; pass the descriptor unchanged.")
         return offer
 
@@ -213,25 +230,25 @@ class Server(NoCopy):
             shown(offer.end)
 
     @system.locked
-    def _over(self) -> list[Any]:
+    def _over(self) -> list[Offer]:
         for offer in list(self.ordered):
             offer.poll()
         return [self.offers.pop(slot) for slot in self._sums.over()]
 
     @system.locked
-    def use(self, device: Device, blocks: Iterable[Block]) -> list[Exported]:
+    def use(self, device: Device, blocks: Iterable[Block]) -> list[SharedBlock]:
         """Find or assign the numbers of blocks, which stay in use until `drop`."""
         found = []
         for block in blocks:
             if (one := self._blocks.get((device, block))) is None:
-                one = self._blocks[device, block] = Exported(next(self._serials), device, block)
+                one = self._blocks[device, block] = SharedBlock(next(self._serials), device, block)
                 self._numbers[one.number] = one
             one.uses += 1
             found.append(one)
         return found
 
     @system.locked
-    def drop(self, blocks: Iterable[Exported]) -> None:
+    def drop(self, blocks: Iterable[SharedBlock]) -> None:
         """Undo one `use` of blocks."""
         for one in blocks:
             one.uses -= 1
@@ -392,13 +409,14 @@ class Server(NoCopy):
         if message.kind not in (ATTACH, ENROL):
             raise PeerError(f"expected a request of this version, got one of kind {message.kind}.")
         serial, slot, token = SHARE.unpack_from(message.body)
-        offer = self.find(Descriptor(b"", self.nonce, serial, slot, token, ""), message.kind == ENROL)
+        descriptor = Descriptor(b"", self.nonce, serial, slot, token, "")
+        offer = self.find(descriptor, Offer, attached=message.kind == ENROL)
         check_peer(guest.connection.socket, offer.users)
         if message.kind == ENROL:
-            place, found = offer.enrol(guest, message.body[SHARE.size :])
-            handles.extend(found)
-            return int(place).to_bytes(4, "little")
-        contents: bytes = offer.encoded()
+            place, exported = offer.enrol(guest, message.body[SHARE.size :])
+            handles.extend(exported)
+            return place.to_bytes(4, "little")
+        contents = offer.encoded()
         numbers = [one.number for one in offer.blocks]
         if guest.blocks.isdisjoint(numbers):  # else it asks for the blocks that it lacks
             beside = [one for one in offer.blocks if one.block.kind.handle_type is not IpcMemHandle]

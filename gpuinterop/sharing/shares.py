@@ -29,7 +29,7 @@ from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
 from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
-from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
+from .order import LEFT, SLOTS, ControlPage, Entry, FrameWriter, Word, Writer
 from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
@@ -37,7 +37,7 @@ _LOOKS: Final = 8
 """Number of arrays that each acquire checks; more would slow it down."""
 
 
-class Offered(NoCopy, Offer):
+class ArrayOffer(NoCopy, Offer):
     """The part of a share that readers use. It ends when the share is closed and no process holds it."""
 
     def __init__(
@@ -88,13 +88,13 @@ class Offered(NoCopy, Offer):
         self.check()
         return self._encoded
 
-    def enrol(self, guest: Guest | Holds, number: bytes) -> tuple[int, Sequence[Handle]]:
+    def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
         place = self.take_place(guest, number)
         writer = self.writer()
         try:
             with ExitStack() as undo:
-                export = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
-                handles: list[Handle] = [undo.enter_context(one()) for one in export]
+                exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
+                handles: list[Handle] = [undo.enter_context(export()) for export in exports]
                 undo.pop_all()
                 return place, handles
         except BaseException:
@@ -108,17 +108,17 @@ class Offered(NoCopy, Offer):
             for place, (guest, _) in self._places.copy().items():
                 attached = not guest.ended and guest.counts is not None and guest.counts.holds(self.slot)
                 if writer.page.slots[place] == LEFT or not attached:
-                    self._let_go(writer, [place])
+                    self._drop_readers(writer, [place])
 
-    def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
+    def _drop_readers(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
             if self._places.pop(place, None) is not None:  # two threads can look at once
                 own = writer.leases.pop(place)
                 self._leaving.add(own)
-                loop().repeat(partial(self._lets_go, writer, own))
+                loop().repeat(partial(self._unblock, writer, own))
 
-    def _lets_go(self, writer: Writer, own: Word) -> bool:
-        if over := writer.lets_pass(own):
+    def _unblock(self, writer: Writer, own: Word) -> bool:
+        if over := writer.unblock(own):
             own.close()
             self._leaving.discard(own)
         return over
@@ -139,11 +139,9 @@ class Offered(NoCopy, Offer):
             self._writer = made  # last, so that no reader waits for a version that is never published
         return self._writer
 
+    @system.locked
     def take_place(self, guest: Guest | Holds, number: bytes) -> int:
         """A reader's place in the order. The loop calls this, and so do threads of this process that attach."""
-        return system.under(self._lock, self._take_place, guest, number)
-
-    def _take_place(self, guest: Guest | Holds, number: bytes) -> int:
         if self.is_over:
             raise ResourceClosedError(f"{self.label} is closed; share the arrays again.")
         writer = self.writer()
@@ -168,17 +166,19 @@ class Offered(NoCopy, Offer):
         if self._is_checked:  # not `_is_written`: an interrupt may end the check
             return
         self._is_written = True  # before the check, because another thread may check too
-        if rival := next(filter(self._is_rival, list(server().offers.values())), None):
-            self._is_written = False
-            raise InvalidArgumentError(
-                "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
-            )
+        for other in list(server().offers.values()):
+            if isinstance(other, ArrayOffer) and self._is_rival(other):
+                self._is_written = False
+                raise InvalidArgumentError(
+                    "arrays",
+                    f"expected bytes that one share writes, {other.label} writes some of them, too; close one.",
+                )
         self._is_checked = True
 
-    def _is_rival(self, other: Any) -> bool:
-        if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
+    def _is_rival(self, other: ArrayOffer) -> bool:
+        if other is self or not other._is_written or set(self.blocks).isdisjoint(other.blocks):
             return False
-        if not (other._is_written and server().me.is_open(other.slot, other.serial)):
+        if not server().me.is_open(other.slot, other.serial):
             return False
         ends = [0, 0]
         spans = [(*one.span, which) for which in (0, 1) for one in (self, other)[which].arrays.values()]
@@ -210,7 +210,7 @@ class Offered(NoCopy, Offer):
     def _has_ended(self) -> bool:
         """Free everything; False while a thread of the writer still works, or a reader may still wait."""
         if (writer := self._writer) is not None:
-            self._let_go(writer, list(self._places))  # includes places taken meanwhile
+            self._drop_readers(writer, list(self._places))  # includes places taken meanwhile
             if not writer.is_over() or self._places or self._leaving:
                 return False
             self._writer = None
@@ -251,10 +251,10 @@ class ArrayShare(Arrays):
 
     _instead = "send bytes(shared) or str(shared), and call gpuinterop.attach there."
 
-    def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
+    def __init__(self, offer: ArrayOffer, stream: Stream | None, label: str | None) -> None:
         device = offer.device
         noun = "Publisher" if offer.buffers else "ArrayShare"
-        super().__init__(Lifetime(noun, Offered.close, device=device.streams, label=label))
+        super().__init__(Lifetime(noun, ArrayOffer.close, device=device.streams, label=label))
         self.device, self._contents = device, offer.contents
         offer.label = self.label
         self._immutable = next((name for name, one in offer.contents.arrays.items() if one.read_only), None)
@@ -323,7 +323,7 @@ class ArrayShare(Arrays):
         ...         shared.serve(timeout=0)
         """
         limit = check_timeout(timeout)
-        offer: Offered = self.lifetime.use(lambda offer: offer)
+        offer: ArrayOffer = self.lifetime.use(lambda offer: offer)
         if offer.threaded:
             raise InvalidArgumentError("serve", "a thread of the library serves this share; share with threaded=False.")
         server().serve(limit)
@@ -355,7 +355,7 @@ class ArrayShare(Arrays):
         >>> attached.close()
         >>> shared.close(timeout=10)
         """
-        offer: Offered = self.lifetime.handle
+        offer: ArrayOffer = self.lifetime.handle
         limit = check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
             offer.leave()
@@ -391,29 +391,29 @@ class ArrayShare(Arrays):
         ...     shared.version
         1
         """
-        return Access(self, self, stream, timeout)
+        return Access(self, self._begin, stream, timeout)
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
         addresses = self.lifetime.use(lambda offer: offer.addresses)
         self._placed = placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
         return placed
 
-    def _turns(self, timeout: float | None = None) -> Writer:
+    def _side(self, timeout: float | None = None) -> Writer:
         if self._immutable is not None:
             raise InvalidArgumentError(
                 self._immutable or "array",
                 "its library treats it as immutable, so it cannot be written; share with copy=True.",
             )
-        offer: Offered = self.lifetime.handle
-        return offer._writer or self.lifetime.use(Offered.writer)
+        offer: ArrayOffer = self.lifetime.handle
+        return offer._writer or self.lifetime.use(ArrayOffer.writer)
 
-    def _side(self, stream: object, timeout: float | None) -> Side:
-        offer: Offered = self.lifetime.handle
+    def _entry(self, stream: object, timeout: float | None) -> Entry:
+        offer: ArrayOffer = self.lifetime.handle
         if offer.movable:
-            self.lifetime.use(Offered.check_some)
-        side = super()._side(stream, timeout)
+            self.lifetime.use(ArrayOffer.check_some)
+        entry = super()._entry(stream, timeout)
         offer.begin_to_write()
-        return side
+        return entry
 
 
 def share(
@@ -517,7 +517,7 @@ def share_described(
     users: Collection[int] = (), threaded: bool = True, buffers: int = 0,
 ) -> ArrayShare:  # fmt: skip
     """Share arrays, or the slots of frames."""
-    offer = Offered(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
+    offer = ArrayOffer(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
     try:
         return ArrayShare(offer, stream, label)
     except BaseException:

@@ -39,7 +39,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.multiprocessing import reductions
@@ -502,7 +502,7 @@ def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> A
     if is_here(descriptor.process):
         (slot, serial, *_), me, storage = place, server().me, None
         if me.receive(slot, serial):
-            storage = server().offers[slot].storage
+            storage = cast(_Sent, server().offers[slot]).storage
             me.drop(slot)  # this rings, because the message may be the last one missing
     else:
         if (theirs := _state.theirs.get(descriptor.process)) is None:
