@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
@@ -98,9 +97,8 @@ class Arrays(Resource):
         """
         if not self._contents.single:
             first, count = self.names[0], len(self.names)
-            raise InvalidArgumentError(
-                "view", f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
-            )
+            problem = f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
+            raise InvalidArgumentError("view", problem)
         return self[self.names[0]]
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -136,9 +134,8 @@ class Arrays(Resource):
         self._check_open()
         if (placed := self._contents.arrays.get(name)) is None:
             if self._contents.single:
-                raise InvalidArgumentError(
-                    "name", f"expected no name, because there is a single array, got {name!r}; use view."
-                )
+                problem = f"expected no name, because there is a single array, got {name!r}; use view."
+                raise InvalidArgumentError("name", problem)
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
             raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
         buffer, start = self._place(name)
@@ -172,12 +169,6 @@ class Arrays(Resource):
         return ", ".join(sorted({region.kind.__name__ for region in self._contents.regions}))
 
     @property
-    def way(self) -> str:
-        """The old name of `transport`, for one more version."""
-        warnings.warn("way is now transport; the old name will go.", DeprecationWarning, stacklevel=2)
-        return self.transport
-
-    @property
     def exposes(self) -> str:
         """A sentence about the memory that a reader can access: whole allocations, which the arrays are a part of.
 
@@ -193,10 +184,8 @@ class Arrays(Resource):
         """
         regions = self._contents.regions
         pieces, whole = sum(len(region.numbers) for region in regions), sum(region.size for region in regions)
-        spans = sorted(
-            (region, offset + layout.low, offset + layout.high)
-            for region, offset, layout, _ in self._contents.arrays.values()
-        )
+        arrays = self._contents.arrays.values()
+        spans = sorted((region, start + layout.low, start + layout.high) for region, start, layout, _ in arrays)
         spanned, reached = 0, (-1, 0)
         for region, start, end in spans:  # arrays may overlap
             first = max((region, start), reached)
@@ -307,7 +296,7 @@ class Arrays(Resource):
         if region < 0:
             return memory.buffer, 0
         if offset + layout.low < 0 or offset + layout.high > self._contents.regions[region].size:
-            raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it anew.")
+            raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it again.")
         return memory.buffer, starts[region] + offset
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
@@ -363,7 +352,6 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     locks = {key: side.page.lock for key, side in sides}
     kinds = {(key, type(side)) for key, side in sides}
     if len(kinds) > len(locks):
-        raise InvalidArgumentError(
-            "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
-        )
+        problem = "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
+        raise InvalidArgumentError("arrays", problem)
     acquire_all(entries, list(locks.values()), timeout)

@@ -482,10 +482,8 @@ class Frame(NotAnArray):
     def _begin(self, stream: object, timeout: float | None) -> tuple[View, Turn | None]:
         bound, reader = self._arrays._stream(stream), self._reader
         if not reader.claims(self._version):
-            raise InvalidArgumentError(
-                "frame",
-                f"expected a frame to read, got {self.number}, which was read or passed over; take the next one.",
-            )
+            problem = f"expected a frame to read, got {self.number}, which was read or passed over; take the next one."
+            raise InvalidArgumentError("frame", problem)
         try:
             return self._view, reader.begin(bound, timeout)
         except PeerError:

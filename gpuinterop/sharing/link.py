@@ -19,7 +19,7 @@ from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message
 from .counts import Holds, Words
 from .loop import loop
-from .messages import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
+from .messages import DONE, HELLO, Contents, Descriptor, failure_of
 from .server import HANG_UP, VARIABLE, check_peer, has_hung_up
 
 Left = Callable[[], "float | None"]
@@ -79,9 +79,7 @@ class Link(Holds):
         if message.kind == DONE:
             return message
         with message:
-            if not 0 <= message.kind - FAILED < len(ERRORS):
-                raise PeerError(f"expected an answer of this version, got one of kind {message.kind}.")
-            raise ERRORS[message.kind - FAILED](message.body.decode(errors="replace"))
+            raise failure_of(message.kind, message.body)
 
     def connect(self, descriptor: Descriptor, left: Left, users: Collection[int]) -> None:
         """Connect if not connected. The caller holds `_asking`, unless the time has passed."""
@@ -128,15 +126,15 @@ class Link(Holds):
     # -- imports -----------------------------------------------------------------------------------------------------
 
     @system.locked
-    def enter(self, one: Any) -> None:
+    def enter(self, imported: Any) -> None:
         """Register an import under the numbers of its blocks."""
-        for number in one.numbers:
-            self.imports.setdefault((one.device, number), []).append(one)
+        for number in imported.numbers:
+            self.imports.setdefault((imported.device, number), []).append(imported)
 
     @system.locked
-    def leave(self, one: Any) -> None:
-        for key in [(one.device, number) for number in one.numbers]:
-            if rest := [other for other in self.imports.pop(key, ()) if other is not one]:
+    def leave(self, imported: Any) -> None:
+        for key in [(imported.device, number) for number in imported.numbers]:
+            if rest := [other for other in self.imports.pop(key, ()) if other is not imported]:
                 self.imports[key] = rest
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -196,10 +194,8 @@ def _lost(error: OSError, path: str = "") -> PeerError:
     if isinstance(error, ConnectionRefusedError):
         return PeerError(f"the process that listened at {path} has ended; ask for a new descriptor.")
     if isinstance(error, FileNotFoundError):
-        return PeerError(
-            f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder "
-            f"is not mounted in this container; mount it, and name it in {VARIABLE}."
-        )
+        reasons = "the process has ended, or its folder is not mounted in this container; mount it, and name it in"
+        return PeerError(f"expected the sharing process's socket at {path}, it is not there: {reasons} {VARIABLE}.")
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
     if isinstance(error, PermissionError):
         return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")

@@ -56,7 +56,7 @@ from ..errors import (
 )
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
-from .link import ENDED
+from .link import ENDED, Left
 from .loop import loop
 
 Ts = TypeVarTuple("Ts")
@@ -205,7 +205,7 @@ class Side(NoCopy):
     def _note_acquire(self) -> Sequence[tuple[Word, int]]:
         """Note on the control page that this side acquires; return what its stream must wait for."""
 
-    def _wait(self, stream: Stream, word: Word, value: int, left: Callable[[], float | None]) -> None:
+    def _wait(self, stream: Stream, word: Word, value: int, left: Left) -> None:
         if (now := value_of(word)) < value:
             if left is not _NO_LIMIT or _is_here(stream):
                 now = self._wait_here(word, value, left)
@@ -216,17 +216,15 @@ class Side(NoCopy):
             raise again(self.failure)
         system.fence()  # later loads must follow the load of the value
 
-    def _wait_here(self, word: Word, value: int, left: Callable[[], float | None]) -> int:
+    def _wait_here(self, word: Word, value: int, left: Left) -> int:
         """Wait in the calling thread; check now and then whether another thread has ended this side."""
         while (now := value_of(word)) < value:
             if self.failure is not None:
                 raise again(self.failure)
             if (rest := left()) == 0:
                 who = "the writer" if word is self.writer else _name(word)
-                raise SemaphoreTimeoutError(
-                    f"{self.label} was not free in time: {who} is between acquire and release, or its stream is still "
-                    "working."
-                )
+                reason = f"{who} is between acquire and release, or its stream is still working."
+                raise SemaphoreTimeoutError(f"{self.label} was not free in time: {reason}")
             with contextlib.suppress(SemaphoreTimeoutError):
                 word.host_wait(value, timeout=system.SLICE if rest is None else min(system.SLICE, rest))
         return now
@@ -340,7 +338,7 @@ class FrameWriter(Writer):
         return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
     @system.locked
-    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
+    def _begin(self, stream: Stream, left: Left) -> None:
         known, queues = stream._known_as(), left is _NO_LIMIT and not _is_here(stream)
         if self.inside:
             self._check(known, enters=True)
@@ -349,7 +347,7 @@ class FrameWriter(Writer):
             self._wait_for_buffer(left, queues=queues)
         _acquire([(self, stream, known)], (), left)
 
-    def _wait_for_buffer(self, left: Callable[[], float | None], *, queues: bool) -> None:
+    def _wait_for_buffer(self, left: Left, *, queues: bool) -> None:
         """Block the calling thread until a buffer is free, or a stream can wait for one."""
         for pause in system.pauses():
             if (holders := self._choose_buffer(queues=queues)) is None:
@@ -374,12 +372,9 @@ class FrameWriter(Writer):
         holders = ", ".join(dict.fromkeys(_name(lease) for uses in used.values() for lease, _ in uses))
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"{self.label} has {len(others) + 1} slots, all in use; the writer waits for {holders}. Publish with "
-                "more slots: the readers that may read at once + 2.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            problem = f"{self.label} has {len(others) + 1} slots, all in use; the writer waits for {holders}."
+            way_out = "Publish with more slots: the readers that may read at once + 2."
+            warnings.warn(f"{problem} {way_out}", RuntimeWarning, stacklevel=2)
         for self.buffer, self._readers in reversed(used.items()):  # a slow reader holds an old one
             if queues and all(turn < POISON for _, turn in self._readers):  # a stream cannot wait for a claim
                 return None
@@ -421,15 +416,29 @@ class Reader(Side):
             and writer.inside
             and (writer._stream is stream if stream.pointer else writer.thread == threading.get_ident())
         ):
-            raise InvalidArgumentError(
-                "order",
-                f"expected {writer.label} to be released, but this thread or stream still writes it; release it, or "
-                f"{self.label} waits forever.",
-            )
+            problem = f"expected {writer.label} to be released, but this thread or stream still writes it"
+            raise InvalidArgumentError("order", f"{problem}; release it, or {self.label} waits forever.")
         self.page.slots[self._slot] = self._turn
         value = min((self.page.words[_TURN] + 1) // 2, POISON)
         self._version = value - 1
         return [(self.writer, value)]
+
+    def await_version(self, newer_than: int, left: Left, over: Callable[[], GpuInteropError | None]) -> int:
+        """Block the calling thread until there is a newer version, or `over` returns why there will be none."""
+        spins = time.monotonic() + system.SPIN_S
+        while True:
+            reason = over()  # first, so that the last version is found before the end
+            version, word = self.page.newest()
+            if version > newer_than:
+                return version
+            if reason is not None:
+                raise reason
+            if (rest := left()) == 0:
+                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} in time.")
+            if time.monotonic() < spins:
+                system.relax()
+            else:
+                self.page.sleep(word, system.SLICE if rest is None else min(system.SLICE, rest))
 
     def close_if_released(self) -> bool:
         """If the reader has released, leave the order, and close the words and the page."""
@@ -501,7 +510,7 @@ class FrameReader(Reader):
         return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
     @system.locked
-    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
+    def _begin(self, stream: Stream, left: Left) -> None:
         known = stream._known_as()
         if left is not _NO_LIMIT:  # first, so that after a time-out the frame is still claimed
             self._check(known, enters=True)
@@ -585,12 +594,12 @@ def _name(word: Word) -> str:
     return word.lifetime.naming[2] or word.label
 
 
-def _time_left(timeout: float | None) -> Callable[[], float | None]:
+def _time_left(timeout: float | None) -> Left:
     limit = check_timeout(timeout)
     return _NO_LIMIT if limit is None else system.seconds_left(limit)
 
 
-def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Callable[[], float | None]) -> None:
+def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Left) -> None:
     for side, _, known in entries:
         side._check(known, enters=True)
     try:

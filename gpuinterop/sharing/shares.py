@@ -1,4 +1,4 @@
-"""The sharing side: it holds arrays, describes them to readers, and publishes their versions."""
+"""Shares arrays: holds them, describes them to readers, and publishes their versions."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class ArrayOffer(NoCopy, Offer):
         try:
             blocks = iter(self.blocks)
             regions = [region_of(list(itertools.islice(blocks, len(run)))) for run in runs]
-            placed = {name: Placed(*places[name], one.layout, one.read_only) for name, one in arrays.items()}
+            placed = {name: Placed(*places[name], array.layout, array.read_only) for name, array in arrays.items()}
             self.contents = Contents(os.getpid(), single, device.identity, regions, placed)
             self._encoded = bytes(self.contents)
         except BaseException:
             server().drop(self.blocks)
             raise
-        self.movable = [name for name, one in arrays.items() if one.data_ptr is not None]
+        self.movable = [name for name, array in arrays.items() if array.data_ptr is not None]
         self._next = itertools.cycle(self.movable)
         self._lock = threading.RLock()
         self._writer: Writer | None = None
@@ -76,7 +76,7 @@ class ArrayOffer(NoCopy, Offer):
     def check(self) -> None:
         """Raise `ResourceClosedError` if an array's library has freed or moved its memory."""
         check_pointers(self.arrays)
-        if not all(cast(SharingBackend, self.device.driver).is_there(one.block) for one in self.blocks):
+        if not all(cast(SharingBackend, self.device.driver).is_there(shared.block) for shared in self.blocks):
             raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
 
     def check_some(self) -> None:
@@ -133,10 +133,10 @@ class ArrayOffer(NoCopy, Offer):
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
                 page = undo.enter_context(closing(ControlPage(buffers=max(1, self.buffers))))
                 arguments = page, own, self.label
-                made = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
-                made.publish_first(stream)
+                writer = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
+                writer.publish_first(stream)
                 undo.pop_all()
-            self._writer = made  # last, so that no reader waits for a version that is never published
+            self._writer = writer  # last, so that no reader waits for a version that is never published
         return self._writer
 
     @system.locked
@@ -148,7 +148,7 @@ class ArrayOffer(NoCopy, Offer):
         for taken, reader in self._places.items():
             if reader == (guest, number):  # it asks again after it gave up waiting for the answer
                 return taken
-        place = next((one for one in range(SLOTS) if one not in writer.leases), None)
+        place = next((slot for slot in range(SLOTS) if slot not in writer.leases), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
@@ -169,10 +169,8 @@ class ArrayOffer(NoCopy, Offer):
         for other in list(server().offers.values()):
             if isinstance(other, ArrayOffer) and self._is_rival(other):
                 self._is_written = False
-                raise InvalidArgumentError(
-                    "arrays",
-                    f"expected bytes that one share writes, {other.label} writes some of them, too; close one.",
-                )
+                problem = f"expected bytes that one share writes, {other.label} writes some of them, too; close one."
+                raise InvalidArgumentError("arrays", problem)
         self._is_checked = True
 
     def _is_rival(self, other: ArrayOffer) -> bool:
@@ -181,7 +179,7 @@ class ArrayOffer(NoCopy, Offer):
         if not server().me.is_open(other.slot, other.serial):
             return False
         ends = [0, 0]
-        spans = [(*one.span, which) for which in (0, 1) for one in (self, other)[which].arrays.values()]
+        spans = [(*array.span, which) for which in (0, 1) for array in (self, other)[which].arrays.values()]
         for start, end, which in sorted(spans):
             if start < min(end, ends[1 - which]):
                 return True
@@ -257,7 +255,7 @@ class ArrayShare(Arrays):
         super().__init__(Lifetime(noun, ArrayOffer.close, device=device.streams, label=label))
         self.device, self._contents = device, offer.contents
         offer.label = self.label
-        self._immutable = next((name for name, one in offer.contents.arrays.items() if one.read_only), None)
+        self._immutable = next((name for name, placed in offer.contents.arrays.items() if placed.read_only), None)
         if stream is not None:
             offer.writer(stream)
         server().enter(offer, 0)
@@ -400,10 +398,8 @@ class ArrayShare(Arrays):
 
     def _side(self, timeout: float | None = None) -> Writer:
         if self._immutable is not None:
-            raise InvalidArgumentError(
-                self._immutable or "array",
-                "its library treats it as immutable, so it cannot be written; share with copy=True.",
-            )
+            problem = "its library treats it as immutable, so it cannot be written; share with copy=True."
+            raise InvalidArgumentError(self._immutable or "array", problem)
         offer: ArrayOffer = self.lifetime.handle
         return offer._writer or self.lifetime.use(ArrayOffer.writer)
 
@@ -496,20 +492,20 @@ def share(
     given: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
     if not given:
         raise InvalidArgumentError("arrays", "expected an array or more, got none.")
-    found: dict[str, Described] = {}
+    described: dict[str, Described] = {}
     for name, array in given.items():
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
         if name.encode(errors="ignore").decode() != name:
             raise InvalidArgumentError("arrays", f"expected names that UTF-8 can encode, got {name!r}.")
-        found[name] = describe(array, name or "array", in_place=not copy)
+        described[name] = describe(array, name or "array", in_place=not copy)
     allowed = users_of(users)
     drain()
-    device = device_of(found)
+    device = device_of(described)
     order = None if stream is None else check_stream(device, stream)
     if copy:
-        found = _copied(device, found, order)
-    return share_described(device, found, order, label, single=single, users=allowed, threaded=threaded)
+        described = _copied(device, described, order)
+    return share_described(device, described, order, label, single=single, users=allowed, threaded=threaded)
 
 
 def share_described(
@@ -531,12 +527,12 @@ def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | No
     if not spans:
         return dict(arrays)
     sizes = [round_up(end - start, ALIGNMENT) for start, end in spans.values()]
-    found = dict(arrays)
+    copies = dict(arrays)
     with device.allocate(sum(sizes)) as allocation:
         for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):
             array, whole = arrays[name], allocation.buffer
             whole._copy_from(start, end - start, offset=offset, stream=stream)
-            found[name] = describe(whole._view(array.layout, offset + array.pointer - start), name or "array")
+            copies[name] = describe(whole._view(array.layout, offset + array.pointer - start), name or "array")
         if stream is not None:
             stream.synchronize()
-    return found
+    return copies
