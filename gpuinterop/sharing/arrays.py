@@ -17,6 +17,8 @@ from .messages import Contents
 from .order import Entry, Reader, Turn, Writer, acquire_all
 
 T = TypeVar("T")
+Begin = Callable[[object, float | None], tuple[T, Turn | None]]
+"""Acquires for a stream, within a time-out; returns what is accessed, and the turn."""
 
 
 class Access(Generic[T], NotAnArray):
@@ -24,10 +26,7 @@ class Access(Generic[T], NotAnArray):
 
     _as_array = "numpy.asarray(array) in a with: with frame.read() as array"
 
-    def __init__(
-        self, arrays: Arrays, begin: Callable[[object, float | None], tuple[T, Turn | None]], stream: object,
-        timeout: float | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, arrays: Arrays, begin: Begin[T], stream: object, timeout: float | None) -> None:
         self._arrays, self._begin, self._stream, self._timeout = arrays, begin, stream, timeout
 
     def __enter__(self) -> T:

@@ -113,8 +113,7 @@ class Lease(NoCopy):
         self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
-        self.buffers = 0
-        self.label: str
+        self.buffers, self.label = 0, ""
 
     def contents(self, left: Left) -> tuple[Contents, ArrayOffer | None]:
         """The share's contents, and its offer if this process shares it. Adds descriptors to `received`."""
@@ -211,7 +210,7 @@ class AttachedArrays(Arrays):
     def __init__(self, device: Device, contents: Contents, lease: Lease, label: str | None) -> None:
         noun = "Subscription" if lease.buffers else "AttachedArrays"
         super().__init__(Lifetime(noun, Lease.end, device=device.streams, label=label))
-        self.device, self._contents = device, contents
+        self.device, self._contents, self._lease = device, contents, lease
         self.key = lease.descriptor.process, lease.descriptor.serial
         lease.label, lease.device = self.label, device
         self.lifetime.create(lambda: lease)
@@ -222,10 +221,9 @@ class AttachedArrays(Arrays):
         Native calls, for the last attachment of the memory in this process: ``cuIpcCloseMemHandle``, or
         ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``).
         """
-        lease: Lease = self.lifetime.handle
         check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
-            lease.leave()
+            self._lease.leave()
         super().close(timeout)
 
     @property
@@ -242,8 +240,7 @@ class AttachedArrays(Arrays):
         True
         >>> attached.close()
         """
-        lease: Lease = self.lifetime.handle
-        return lease.over() is not None
+        return self._lease.over() is not None
 
     def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
@@ -308,12 +305,10 @@ class AttachedArrays(Arrays):
         return self._side(timeout).await_version(newer_than, left, self._over)
 
     def _over(self) -> GpuInteropError | None:
-        lease: Lease = self.lifetime.handle
-        return self.lifetime.refusal() if self.closed else lease.over()
+        return self.lifetime.refusal() if self.closed else self._lease.over()
 
     def _map(self, offer: ArrayOffer | None, left: Left) -> None:
-        lease: Lease = self.lifetime.handle
-        regions, imports = self._contents.regions, list[Import]()
+        lease, regions, imports = self._lease, self._contents.regions, list[Import]()
         addresses = offer.addresses if offer is not None else []
         while True:
             if offer is None:
@@ -329,8 +324,7 @@ class AttachedArrays(Arrays):
                     end_unused(imported)
 
     def _side(self, timeout: float | None = None) -> Reader:
-        lease: Lease = self.lifetime.handle
-        return lease.reader or self.lifetime.use(lambda lease: lease.enrol(timeout))
+        return self._lease.reader or self.lifetime.use(lambda lease: lease.enrol(timeout))
 
 
 def attach(

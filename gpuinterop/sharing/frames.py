@@ -29,7 +29,7 @@ import stat
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from fcntl import LOCK_UN, flock
 from functools import partial
 from glob import escape, glob
@@ -206,20 +206,15 @@ def publish(
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
     step = round_up(max(layout.high, 1), ALIGNMENT)
-    file = _Name(name, path)
-    try:
+    with ExitStack() as undo:
+        file = undo.enter_context(closing(_Name(name, path)))
         with device.allocate(step * count) as allocation:
             arrays = {str(slot): allocation.buffer._view(layout, step * slot)._described() for slot in range(count)}
-            share = share_described(device, arrays, None, name, buffers=count)
-        try:
-            file.write(bytes(share))
-            return Publisher(name, file, share)
-        except BaseException:
-            share.close()
-            raise
-    except BaseException:
-        file.close()
-        raise
+            share = undo.enter_context(share_described(device, arrays, None, name, buffers=count))
+        file.write(bytes(share))
+        publisher = Publisher(name, file, share)
+        undo.pop_all()
+        return publisher
 
 
 class Subscription(NoCopy):
@@ -383,7 +378,7 @@ class Subscription(NoCopy):
                 rest = frame._left()
                 self._join(self._timeout if rest is None else rest)
 
-    def _found(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
+    def _attach(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
         """Attach to the name's writer once there is one, and take a place in its order."""
         left = system.seconds_left(timeout)
         while True:
@@ -394,11 +389,11 @@ class Subscription(NoCopy):
             why = f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
             if descriptor := _published(self._path):
                 try:
-                    found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
+                    arrays = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
                     try:
-                        return found, cast(FrameReader, found._side(limit))
+                        return arrays, cast(FrameReader, arrays._side(limit))
                     except BaseException:
-                        found.close()
+                        arrays.close()
                         raise
                 except (PeerError, ResourceClosedError) as error:
                     why = f"{self.name!r} is published, but its writer cannot be read: {error}"
@@ -409,7 +404,7 @@ class Subscription(NoCopy):
     def _join(self, timeout: float | None) -> None:
         """Attach to the first writer, or to another one after it has exited."""
         before = getattr(self, "_arrays", None)
-        self._arrays, self._reader = self._found(timeout)
+        self._arrays, self._reader = self._attach(timeout)
         self._views = [self._arrays[slot] for slot in self._arrays]
         for view in self._views:
             view.read_only = True  # libraries see that they must not write

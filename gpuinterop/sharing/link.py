@@ -33,12 +33,10 @@ class Link(Holds):
 
     def __init__(self, process: bytes) -> None:
         super().__init__()
-        self.process = process
-        self._asking = threading.RLock()
-        """Held by the thread that connects, asks or closes."""
+        self.process, self._asking = process, threading.RLock()
+        """`_asking` is held by the thread that connects, asks or closes."""
         self._connection: Connection | None = None
-        self._owned = ExitStack()
-        self._number = 0
+        self._owned, self._number = ExitStack(), 0
         self.importing = threading.RLock()
         """Held while blocks are found and imported, so that each is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}

@@ -30,9 +30,8 @@ class Loop(NoCopy):
     """Calls the callbacks of ready descriptors, and the repeated checks."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._passing = threading.RLock()
-        """Held by the thread that makes the passes."""
+        self._lock, self._passing = threading.RLock(), threading.RLock()
+        """`_passing` is held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
         self._repeated: deque[Callable[[], object]] = deque()

@@ -126,17 +126,13 @@ class Side(NoCopy):
     """One side's acquires and releases, alternately and by one thread at a time. Any thread can end it at any time."""
 
     def __init__(self, page: ControlPage, writer: Word, own: Word, label: str) -> None:
-        self.page = page
-        self.writer = writer
-        self.own = own
-        """The timeline that a release signals: it reaches n when turn n is over."""
-        self.label = label
+        self.page, self.writer, self.own, self.label = page, writer, own, label
+        """A release signals the timeline `own`, which reaches n when turn n is over."""
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
         writer.lifetime.unsignalled = unsignalled
         self.failure: GpuInteropError | None = None
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
-        self.inside = False
-        self._turn = 0  # number of the last turn
+        self.inside, self._turn = False, 0  # the number of the last turn
         self.abandoned = 0  # the turn whose `with` an interrupt has ended
         _sides.add(self)
         self._stream: KnownStream | None = None
@@ -327,11 +323,10 @@ class FrameWriter(Writer):
 
     def __init__(self, page: ControlPage, own: Word, label: str, buffers: int) -> None:
         super().__init__(page, own, label)
-        self._written = [0] * buffers
-        """The turn in which each buffer was last published."""
+        self._written, self._warned = [0] * buffers, False
+        """The turn in which each buffer was last published; whether the user knows that there are too few."""
         self._readers: list[tuple[Word, int]] = []
         """The readers of `buffer`, whose releases the stream waits for."""
-        self._warned = False
 
     def begin(self, stream: Stream, timeout: float | None) -> Turn:
         """Acquire a buffer, `buffer`: a free one, or one that its readers' streams will release."""
@@ -400,10 +395,8 @@ class Reader(Side):
         super().__init__(page, writer, own, label)
         if slot >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {slot!r}.")
-        self._slot = slot
-        self._lender = lender
-        """The writer, if it is in this process. It owns and closes the words and the page."""
-        self._version = 0
+        self._slot, self._version, self._lender = slot, 0, lender
+        """The lender is the writer, if it is in this process. It owns and closes the words and the page."""
 
     @property
     def version(self) -> int:
@@ -463,9 +456,8 @@ class FrameReader(Reader):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.buffer = 0
-        self._replaced: int | None = None
-        """What the claim replaced in the slot; None without a claim."""
+        self.buffer, self._replaced = 0, cast("int | None", None)
+        """The claimed buffer, and what the claim replaced in its slot; None without a claim."""
 
     @property
     def number(self) -> int:

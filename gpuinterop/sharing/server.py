@@ -82,8 +82,7 @@ class SharedBlock:
     """A block that other processes can request."""
 
     def __init__(self, number: int, device: Device, block: Block) -> None:
-        self.number, self.device, self.block = number, device, block
-        self.uses = 0
+        self.number, self.device, self.block, self.uses = number, device, block, 0
 
     def export(self) -> Handle:
         """Make a handle for another process."""
@@ -108,33 +107,30 @@ class Guest(NoCopy):
     """Another process with a link to this one."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.connection = Connection(link)
+        self.connection, self.ended = Connection(link), False
         self.pid, self.user = peer(link)
         self.counts: Words | None = None
-        self.blocks: set[int] = set()
+        self.blocks = set[int]()
         """The blocks of the shares it has attached; a process of another user can request only these."""
-        self.ended = False
 
 
 class Server(NoCopy):
     """The socket, the links of other processes, and the counts of this process."""
 
     def __init__(self) -> None:
-        self.nonce = secrets.token_bytes(16)
+        self.nonce, self._name = secrets.token_bytes(16), f"gpuinterop-{secrets.token_hex(8)}.sock"
         self.offers: dict[int, Offer] = {}
         self.ordered: dict[Offer, None] = {}
         """The offers that have readers in their order."""
         self._lock = threading.RLock()
         """Held to change offers, counts and blocks; only the loop changes the rest."""
-        self._users: frozenset[int] = frozenset()
-        self._serials = itertools.count(1)
+        self._users, self._serials = frozenset[int](), itertools.count(1)
         self._guests: dict[Guest, None] = {}
         self._blocks: dict[tuple[Device, Block], SharedBlock] = {}
         self._numbers: dict[int, SharedBlock] = {}
-        self._name = f"gpuinterop-{secrets.token_hex(8)}.sock"
-        _tidy(place := folder())
         self.me = Holds()
         """The slots of its own that this process holds."""
+        _tidy(place := folder())
         with ExitStack() as undo:
             self.me.counts = self.me.theirs = page = Words()
             undo.callback(page.handle.close)

@@ -47,7 +47,7 @@ class ArrayOffer(NoCopy, Offer):
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.buffers = buffers
         """Number of slots, if the share has frames."""
-        self._is_written = self._is_checked = False
+        self._is_written = self._is_checked = self.is_over = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
@@ -69,7 +69,6 @@ class ArrayOffer(NoCopy, Offer):
         """The process and the number of each reader that has a place in the order."""
         self._leaving: set[Word] = set()
         """Timelines of readers that have left. Streams may still wait for them."""
-        self.is_over = False
 
     # -- the server --------------------------------------------------------------------------------------------------
 
@@ -253,8 +252,7 @@ class ArrayShare(Arrays):
         device = offer.device
         noun = "Publisher" if offer.buffers else "ArrayShare"
         super().__init__(Lifetime(noun, ArrayOffer.close, device=device.streams, label=label))
-        self.device, self._contents = device, offer.contents
-        offer.label = self.label
+        self.device, self._contents, self._offer, offer.label = device, offer.contents, offer, self.label
         self._immutable = next((name for name, placed in offer.contents.arrays.items() if placed.read_only), None)
         if stream is not None:
             offer.writer(stream)
@@ -321,8 +319,7 @@ class ArrayShare(Arrays):
         ...         shared.serve(timeout=0)
         """
         limit = check_timeout(timeout)
-        offer: ArrayOffer = self.lifetime.use(lambda offer: offer)
-        if offer.threaded:
+        if self.lifetime.use(lambda offer: offer).threaded:
             raise InvalidArgumentError("serve", "a thread of the library serves this share; share with threaded=False.")
         server().serve(limit)
 
@@ -353,13 +350,12 @@ class ArrayShare(Arrays):
         >>> attached.close()
         >>> shared.close(timeout=10)
         """
-        offer: ArrayOffer = self.lifetime.handle
         limit = check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
-            offer.leave()
+            self._offer.leave()
         super().close(timeout)
-        if timeout is not None and not system.until(offer.serves_out, limit):
-            count = server().holders(offer.slot)
+        if timeout is not None and not system.until(self._offer.serves_out, limit):
+            count = server().holders(self._offer.slot)
             raise ResourceBusyError(
                 f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
             )
@@ -400,15 +396,13 @@ class ArrayShare(Arrays):
         if self._immutable is not None:
             problem = "its library treats it as immutable, so it cannot be written; share with copy=True."
             raise InvalidArgumentError(self._immutable or "array", problem)
-        offer: ArrayOffer = self.lifetime.handle
-        return offer._writer or self.lifetime.use(ArrayOffer.writer)
+        return self._offer._writer or self.lifetime.use(ArrayOffer.writer)
 
     def _entry(self, stream: object, timeout: float | None) -> Entry:
-        offer: ArrayOffer = self.lifetime.handle
-        if offer.movable:
+        if self._offer.movable:
             self.lifetime.use(ArrayOffer.check_some)
         entry = super()._entry(stream, timeout)
-        offer.begin_to_write()
+        self._offer.begin_to_write()
         return entry
 
 

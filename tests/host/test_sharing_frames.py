@@ -179,7 +179,7 @@ def test_a_close_while_it_waits_for_another_writer(writer: Shell, reader: Shell)
         reader("camera.next(timeout=0.01)")
     reader("""def looks_for_one():
         frame = sys._current_frames()[thread.ident]
-        while frame is not None and frame.f_code.co_name != "_found":
+        while frame is not None and frame.f_code.co_name != "_attach":
             frame = frame.f_back
         return frame is not None
     """)

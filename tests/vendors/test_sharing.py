@@ -144,8 +144,6 @@ def test_transports_mix(simulator: Simulator, reader: Side) -> None:
         mine = ours.buffer.view(4096)
         with gi.share({"theirs": it.part(64, 64), "ours": mine}) as shared:
             assert shared.transport == "IpcMemHandle, VmmFd"
-            with pytest.warns(DeprecationWarning, match="way is now transport"):
-                assert shared.way == shared.transport
             assert len(reader.attach(shared)[0]) == 2
             assert ctypes.string_at(mine.ptr, 1) == ctypes.string_at(it.ptr + 64, 1) == b"\xab"
         shared.close(timeout=LIMIT)
