@@ -71,8 +71,12 @@ class Loop(NoCopy):
             system.under(self._passing, self._poll, limit=0)
         self.wake()
 
-    @system.locked
     def start(self) -> None:
+        if self._thread is None:
+            self._start()
+
+    @system.locked
+    def _start(self) -> None:
         self._thread = self._thread or system.start_thread(self._run, self._stop)
 
     def wake(self) -> None:
