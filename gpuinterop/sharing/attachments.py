@@ -20,13 +20,7 @@ from .._core.release import drain, once_default_is_free
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import (
-    GpuInteropError,
-    InvalidArgumentError,
-    PeerError,
-    ResourceClosedError,
-    UnsupportedError,
-)
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS, Message
 from .arrays import Access, Arrays
@@ -100,16 +94,14 @@ class Lease(NoCopy):
     """A hold on a share, until its reader has released and its arrays are gone."""
 
     def __init__(self, descriptor: Descriptor, timeout: float | None, users: frozenset[int]) -> None:
-        self.descriptor, self.timeout = descriptor, timeout
-        left = system.seconds_left(timeout)
+        self.descriptor, self.timeout, left = descriptor, timeout, system.seconds_left(timeout)
         self.is_here = is_here(descriptor.process)
         # In the sharing process itself, the link only counts.
         self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
         self._is_known = self.link.hold(descriptor.slot)  # if held before, the memory has not changed
         self._number = next(_numbers).to_bytes(8, "little")
         """Identifies the reader, so that it gets one place even if it asks again."""
-        self.received: dict[int, FdHandle] = {}
-        """Received descriptors of blocks, by number, until they are mapped."""
+        self.received: Received = {}
         self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
@@ -431,20 +423,22 @@ def attached(
     return arrays
 
 
-def import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
-) -> list[tuple[Import, int]]:
-    """The import of each region, and the region's address in it; imports what is missing. Closes `received`."""
+Received = dict[int, FdHandle]
+"""Received descriptors of blocks, by number, until they are mapped."""
+Mapped = tuple[Import, int]
+"""An import that contains a region, and the region's address in it."""
+
+
+def import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
+    """The import of each region; imports what is missing. Closes `received`."""
     limit = -1 if (rest := left()) is None else rest
     return system.under(link.importing, _import_all, link, device, regions, left, received, limit=limit)
 
 
-def _import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
-) -> list[tuple[Import, int]]:
+def _import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
     if not system.holds(link.importing):
         raise PeerError("another thread waits for that process, which did not answer within the time-out.")
-    mapped = list[tuple[Import, int]]()
+    mapped = list[Mapped]()
     try:
         for at, region in enumerate(regions):
             existing = import_of(link, device, region)
@@ -459,17 +453,15 @@ def _import_all(
     return mapped
 
 
-def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
-    """The import that contains a region, and the region's address in it."""
+def import_of(link: Link, device: Device, region: Region) -> Mapped | None:
+    """The existing import that contains a region."""
     for imported in link.imports.get((device.streams, region.numbers[0]), ()):
         if (address := imported.find(region)) is not None:
             return imported, address
     return None
 
 
-def _handles(
-    link: Link, regions: Sequence[Region], at: int, left: Left, received: dict[int, FdHandle]
-) -> Sequence[Handle]:
+def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, received: Received) -> Sequence[Handle]:
     """The handles of a region. Asks for missing descriptors, and for those of the regions after it."""
     region = regions[at]
     if region.kind is IpcMemHandle:
@@ -487,7 +479,7 @@ def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHand
     return ((number, kind) for kind, numbers, *_ in regions if issubclass(kind, FdHandle) for number in numbers)
 
 
-def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], received: dict[int, FdHandle]) -> None:
+def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], received: Received) -> None:
     for number, kind in blocks:
         received[number] = answer.take(kind)
 
@@ -502,7 +494,7 @@ def _close_later(handles: Sequence[Handle]) -> None:
     loop().repeat(close) if any(isinstance(handle, VmmFd) for handle in handles) else close()
 
 
-def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> tuple[Import, int]:
+def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> Mapped:
     backend, imported = device.driver, Import(device, region, link)
     attach = partial(imported.attach, device, handles, region.sizes)
     if isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd:

@@ -40,7 +40,7 @@ def describe(array: object, name: str, *, in_place: bool = True, empty: bool = T
 
 
 def device_of(arrays: Mapping[str, Described]) -> Device:
-    """The one device that has the arrays. If only an address identifies it, `locate` checks each block."""
+    """The device that has all the arrays. If only an address identifies it, `locate` checks each block."""
     devices: dict[object, Device] = {}
     # An array without bytes can have any address.
     located = {name: a for name, a in arrays.items() if isinstance(a.place, tuple) or 0 not in a.layout.shape}

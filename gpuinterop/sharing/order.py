@@ -45,15 +45,7 @@ from .._core.own_timeline import refuse_capture
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.streams import CapturedError, KnownStream, awaited, fail_waits
-from ..errors import (
-    GpuInteropError,
-    HandleError,
-    InvalidArgumentError,
-    PeerError,
-    ResourceClosedError,
-    SemaphoreTimeoutError,
-    again,
-)
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, SemaphoreTimeoutError, again
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
 from .link import ENDED, Left
@@ -62,7 +54,7 @@ from .loop import loop
 Ts = TypeVarTuple("Ts")
 Word = ExternalSemaphore[Timeline]
 
-_HEAD: Final = [int.from_bytes(b"GIPORDER", "little"), 1]
+_HEAD: Final = b"GIPORDER" + (1).to_bytes(8, "little")
 _TURN, _ASLEEP, _SLOTS = 2, 4, 8
 _BUFFER: Final = 56
 """Lowest bit of the buffer's number in `turn`."""
@@ -87,10 +79,7 @@ class ControlPage(NoCopy):
             self.numbers = memory.words(ctypes.c_uint64, buffers, _SLOTS + SLOTS * buffers)
         self._futex = ctypes.addressof(self.words) + 8 * _TURN
         self.wake = system.futex_waker(self._futex)
-        if handle is None:
-            self.words[:2] = _HEAD
-        elif self.words[:2] != _HEAD:
-            raise HandleError("handle: expected the control page of a share of this version, got another page.")
+        memory.begin_with(_HEAD, "the control page of a share of this version")
         self.lock = timeline.Lock(self.handle.fd, "a share's control page")
 
     def newest(self) -> tuple[int, int]:

@@ -355,10 +355,8 @@ class ArrayShare(Arrays):
             self._offer.leave()
         super().close(timeout)
         if timeout is not None and not system.until(self._offer.serves_out, limit):
-            count = server().holders(self._offer.slot)
-            raise ResourceBusyError(
-                f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
-            )
+            readers = f"{server().holders(self._offer.slot)} reader(s) are attached."
+            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {readers}")
 
     def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
