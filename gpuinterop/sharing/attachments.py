@@ -22,7 +22,7 @@ from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from ..ipc import MAX_FDS, Message
+from ..ipc import MAX_FDS
 from .arrays import Access, Arrays
 from .link import ENDED, Left, Link, link_to
 from .loop import loop
@@ -119,7 +119,8 @@ class Lease(NoCopy):
         if known is None or not link.is_open(descriptor.slot, descriptor.serial):
             with link.ask(ATTACH, descriptor.request, left) as answer:
                 known = Contents.parse(answer.body)
-                _take(answer, islice(_by_descriptor(known.regions), len(answer.fds)), self.received)
+                blocks = islice(_by_descriptor(known.regions), len(answer.fds))
+                self.received.update((number, answer.take(kind)) for number, kind in blocks)
             link.known[key] = known
         return known, None
 
@@ -164,10 +165,7 @@ class Lease(NoCopy):
         for handle in self.received.values():
             handle.close()
         self.leave()
-        if self.reader is None:
-            self.link.drop(self.descriptor.slot)
-        else:
-            loop().repeat(self._is_over)
+        self.link.drop(self.descriptor.slot) if self.reader is None else loop().repeat(self._is_over)
 
     def _is_over(self) -> bool:
         reader = cast(Reader, self.reader)
@@ -470,18 +468,13 @@ def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, receive
         missing = (block for block in _by_descriptor(islice(regions, at, None)) if block[0] not in received)
         asked = list(islice(missing, MAX_FDS))
         with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *(number for number, _ in asked)), left) as answer:
-            _take(answer, asked, received)
+            received.update((number, answer.take(kind)) for number, kind in asked)
     return [received.pop(number) for number in region.numbers]
 
 
 def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
     """Number and type of each block that is sent as a descriptor."""
     return ((number, kind) for kind, numbers, *_ in regions if issubclass(kind, FdHandle) for number in numbers)
-
-
-def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], received: Received) -> None:
-    for number, kind in blocks:
-        received[number] = answer.take(kind)
 
 
 def _close_later(handles: Sequence[Handle]) -> None:

@@ -54,10 +54,10 @@ from .server import VARIABLE, folder, in_folder
 from .shares import ALIGNMENT, ArrayShare, share_described
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_LOOK_S: Final = 0.02
+_CHECK_S: Final = 0.02
 """Seconds between two checks whether a process publishes a name."""
 _PATIENCE_S: Final = 10.0
-"""Seconds between two looks for another file, while readers look at the lock of this one."""
+"""Seconds until a file is opened again, while readers check the lock of this one."""
 _ANSWER_S: Final = 0.05
 """Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
@@ -347,11 +347,8 @@ class Subscription(NoCopy):
         over = None
         while True:
             reader, before, views = self._reader, self._number, self._views
-            if (
-                views  # empty after `close`
-                and (version := reader.claim(self._last)) is not None
-                and (reader.failure is None or reader.is_whole())
-            ):
+            version = reader.claim(self._last) if views else None  # empty after `close`
+            if version is not None and (reader.failure is None or reader.is_whole()):
                 frame.number = number = reader.number
                 frame._version = version
                 frame.dropped = number - before - 1 if before else 0
@@ -389,17 +386,18 @@ class Subscription(NoCopy):
             why = f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
             if descriptor := _published(self._path):
                 try:
-                    arrays = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
-                    try:
-                        return arrays, cast(FrameReader, arrays._side(limit))
-                    except BaseException:
-                        arrays.close()
-                        raise
+                    with ExitStack() as undo:
+                        arrays = undo.enter_context(
+                            attached(descriptor, limit, self._wanted, (), self.name, frames=True)
+                        )
+                        reader = cast(FrameReader, arrays._side(limit))
+                        undo.pop_all()
+                        return arrays, reader
                 except (PeerError, ResourceClosedError) as error:
                     why = f"{self.name!r} is published, but its writer cannot be read: {error}"
             if rest == 0:
                 raise PeerError(why)
-            time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
+            time.sleep(_CHECK_S if rest is None else min(_CHECK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
         """Attach to the first writer, or to another one after it has exited."""
@@ -487,15 +485,15 @@ class Frame(NotAnArray):
             return self._view, None  # no process writes the slot any more
 
     def __await__(self) -> Generator[Any, None, Frame]:
-        gone = None
+        patience = None
         while True:
             try:
                 if "number" in self.__dict__ or self._camera._takes(self):
                     return self
-                gone = None  # there is a writer
+                patience = None  # there is a writer
             except PeerError:
-                gone = gone or system.seconds_left(self._camera._timeout)
-                if gone() == 0:
+                patience = patience or system.seconds_left(self._camera._timeout)
+                if patience() == 0:
                     raise
             if self._left() == 0:
                 raise SemaphoreTimeoutError(f"{self._camera.name!r} has no newer frame; is its writer alive?")
@@ -568,10 +566,10 @@ class _Name(NoCopy):
     """Why the name is another process's now."""
 
     def __init__(self, name: str, path: str) -> None:
-        self._name, self._path, self._descriptor = name, path, b""
-        self._lock, passes = threading.RLock(), loop().on_pass
+        self._name, self._path, self._descriptor, self._lock = name, path, b"", threading.RLock()
+        on_pass = loop().on_pass  # first, because the loop can fail
         self._file = self._locked()
-        passes[self._check_file] = None
+        on_pass[self._check_file] = None
 
     def write(self, descriptor: bytes) -> None:
         self._write(self._file, descriptor)
@@ -609,7 +607,7 @@ class _Name(NoCopy):
             _close(file)  # another process has just removed it
 
     def _takes(self, file: int) -> bool:
-        """Lock the file; False while others look at its lock. Raise if a writer has locked it."""
+        """Lock the file; False while others check its lock. Raise if a writer has locked it."""
         if not (taken := take_lock(file)):
             if not take_lock(file, shared=True):
                 raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
@@ -618,7 +616,7 @@ class _Name(NoCopy):
 
     @system.locked
     def close(self) -> None:
-        self._descriptor = b""  # the loop may be about to look
+        self._descriptor = b""  # the loop may be about to check the file
         loop().on_pass.pop(self._check_file, None)
         _unlock(self._file, self._path)
 
@@ -626,11 +624,11 @@ class _Name(NoCopy):
 def _opened(path: str, flags: int = os.O_RDONLY) -> int:
     """Open a name's file. Raise if it is not a file that this user has made."""
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    _files[file], found = None, os.fstat(file)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+    _files[file], status = None, os.fstat(file)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return file
     _close(file)
-    got = f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+    got = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
     raise InvalidArgumentError("name", f"expected {path} to be a file of user {os.geteuid()}, got {got}; remove it.")
 
 

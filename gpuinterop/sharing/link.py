@@ -1,4 +1,4 @@
-"""The link to a sharing process: the connection for this process's requests, and the counts that it writes."""
+"""Links this process to one that shares: the connection for its requests, and the counts that it writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Link(Holds):
         self._connection: Connection | None = None
         self._owned, self._number = ExitStack(), 0
         self.importing = threading.RLock()
-        """Held while blocks are found and imported, so that each is imported once."""
+        """Held while imports are looked up and made, so that each block is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}
         self.known: WeakValueDictionary[tuple[int, bytes], Contents] = WeakValueDictionary()
         """The contents of attached shares, by serial and token."""
@@ -94,7 +94,8 @@ class Link(Holds):
                 raise
 
     def _connect(self, path: str, left: Left, users: Collection[int]) -> None:
-        place = os.path.join(given, os.path.basename(path)) if (given := os.environ.get(VARIABLE)) else path
+        folder = os.environ.get(VARIABLE)
+        place = os.path.join(folder, os.path.basename(path)) if folder else path
         loop().start()  # it notices when the other process exits
         link = system.call("socket", socket.socket, socket.AF_UNIX)
         self._owned.callback(link.close)

@@ -72,8 +72,7 @@ class ControlPage(NoCopy):
 
     def __init__(self, handle: OpaqueFd | None = None, buffers: int = 1) -> None:
         memory = Memfd("gpuinterop.control", system.PAGE * buffers, handle)
-        self.handle = memory.handle
-        self.words = memory.words(ctypes.c_uint64, 5)
+        self.handle, self.words = memory.handle, memory.words(ctypes.c_uint64, 5)
         self.slots = memory.words(ctypes.c_uint64, SLOTS * buffers, _SLOTS)
         if buffers > 1:
             self.numbers = memory.words(ctypes.c_uint64, buffers, _SLOTS + SLOTS * buffers)
@@ -273,10 +272,7 @@ class Writer(Side):
     def publish_first(self, stream: Stream | None) -> None:
         """Publish version 0, after the stream's queued work."""
         self._turn = 1
-        if stream is None:
-            self.own.host_signal(1)
-        else:
-            self.own.signal(stream, 1)
+        self.own.host_signal(1) if stream is None else self.own.signal(stream, 1)
         self._note_release(None if stream is None else stream._known_as(), whole=False)
 
     def _note_acquire(self) -> Sequence[tuple[Word, int]]:
@@ -409,7 +405,7 @@ class Reader(Side):
         """Block the calling thread until there is a newer version, or `over` returns why there will be none."""
         spins = time.monotonic() + system.SPIN_S
         while True:
-            reason = over()  # first, so that the last version is found before the end
+            reason = over()  # first, so that the last version is seen before the end
             version, word = self.page.newest()
             if version > newer_than:
                 return version
@@ -461,7 +457,8 @@ class FrameReader(Reader):
             version, word = self.page.newest()
             if version <= newer_than:
                 return None
-            self.unclaim()
+            if self._replaced is not None:
+                self.unclaim()
             self.buffer = word >> _BUFFER
             at = SLOTS * self.buffer + self._slot
             self._replaced = slots[at]
@@ -551,8 +548,7 @@ def acquire_all(entries: Sequence[Entry], locks: Sequence[timeline.Lock], timeou
     A stream acquires long before it has waited. If two streams acquired pages one by one, each could be first at
     one page, and then they would wait for each other.
     """
-    left = _time_left(timeout)
-    held: list[threading.RLock] = []
+    left, held = _time_left(timeout), list[threading.RLock]()
     try:
         for side, *_ in entries:
             held.append(side._lock)

@@ -296,11 +296,11 @@ class Server(NoCopy):
     def _check_socket(self) -> None:
         """Make the socket again if it was removed, for example by a cleaner of /tmp: descriptors contain its path."""
         if not os.path.exists(self._path):
-            gone, place = self._listener, os.path.dirname(self._path)
+            removed, place = self._listener, os.path.dirname(self._path)
             in_folder(VARIABLE, f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
             self._listener, _ = self._listen(place)
-            loop().unwatch(gone.fileno())
-            gone.close()
+            loop().unwatch(removed.fileno())
+            removed.close()
             if self._users:
                 _open_to_all(self._path)
 
@@ -312,10 +312,9 @@ class Server(NoCopy):
     def _welcome(self, _events: int) -> None:
         try:
             link, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # out of descriptors; meanwhile other threads can close some
-            time.sleep(TICK_S)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # out of descriptors; meanwhile other threads can close some
+                time.sleep(TICK_S)
             return
         link.settimeout(None)  # else Python waits for the program's default time-out
         guest = Guest(link)
@@ -438,10 +437,10 @@ def users_of(users: Iterable[int]) -> frozenset[int]:
 def folder() -> str:
     """The folder of this process's socket and names, which no other user can write."""
     for name in (VARIABLE, "XDG_RUNTIME_DIR"):
-        if given := os.environ.get(name):
-            if not os.path.isdir(given):
-                raise InvalidArgumentError(name, f"expected a folder, got {given!r}; make it, or set {VARIABLE}.")
-            return _checked(VARIABLE, os.path.realpath(given))
+        if path := os.environ.get(name):
+            if not os.path.isdir(path):
+                raise InvalidArgumentError(name, f"expected a folder, got {path!r}; make it, or set {VARIABLE}.")
+            return _checked(VARIABLE, os.path.realpath(path))
     return private_folder(VARIABLE)
 
 

@@ -33,7 +33,7 @@ from .order import LEFT, SLOTS, ControlPage, Entry, FrameWriter, Word, Writer
 from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
-_LOOKS: Final = 8
+_CHECKS: Final = 8
 """Number of arrays that each acquire checks; more would slow it down."""
 
 
@@ -62,8 +62,7 @@ class ArrayOffer(NoCopy, Offer):
             server().drop(self.blocks)
             raise
         self.movable = [name for name, array in arrays.items() if array.data_ptr is not None]
-        self._next = itertools.cycle(self.movable)
-        self._lock = threading.RLock()
+        self._next, self._lock = itertools.cycle(self.movable), threading.RLock()
         self._writer: Writer | None = None
         self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
         """The process and the number of each reader that has a place in the order."""
@@ -80,7 +79,7 @@ class ArrayOffer(NoCopy, Offer):
 
     def check_some(self) -> None:
         """Raise if one of the next few arrays has moved to other memory: readers would not see what is written."""
-        names = itertools.islice(self._next, min(_LOOKS, len(self.movable)))
+        names = itertools.islice(self._next, min(_CHECKS, len(self.movable)))
         check_pointers({name: self.arrays[name] for name in names})
 
     def encoded(self) -> bytes:
@@ -88,8 +87,7 @@ class ArrayOffer(NoCopy, Offer):
         return self._encoded
 
     def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
-        place = self.take_place(guest, number)
-        writer = self.writer()
+        place, writer = self.take_place(guest, number), self.writer()
         try:
             with ExitStack() as undo:
                 exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
@@ -111,7 +109,7 @@ class ArrayOffer(NoCopy, Offer):
 
     def _drop_readers(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
-            if self._places.pop(place, None) is not None:  # two threads can look at once
+            if self._places.pop(place, None) is not None:  # two threads can do this at once
                 own = writer.leases.pop(place)
                 self._leaving.add(own)
                 loop().repeat(partial(self._unblock, writer, own))
@@ -200,7 +198,7 @@ class ArrayOffer(NoCopy, Offer):
 
     def end(self) -> None:
         """End the offer: it is withdrawn, and no process holds it, not even one that gave up while it enrolled."""
-        if not self._has_ended():  # the server has just looked, and looks again for each reader that leaves
+        if not self._has_ended():  # else the loop asks again, as readers may still wait
             loop().repeat(self._has_ended)
 
     @system.locked
@@ -221,10 +219,7 @@ class ArrayOffer(NoCopy, Offer):
 
     def serves_out(self) -> bool:
         """Whether the share has ended. Without a thread, this call serves the readers that are left."""
-        if self.threaded:
-            server().poll()
-        else:
-            server().serve(0.0)
+        server().poll() if self.threaded else server().serve(0.0)
         return self.is_over
 
 
@@ -481,11 +476,11 @@ def share(
         got = f"a {type(arrays).__name__}; pass a mapping of names to arrays, or numpy.asarray(...) of numbers"
         raise ArgumentTypeError("arrays", f"expected an array, or several by name, got {got}.")
     single = not isinstance(arrays, Mapping)
-    given: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
-    if not given:
+    by_name: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
+    if not by_name:
         raise InvalidArgumentError("arrays", "expected an array or more, got none.")
     described: dict[str, Described] = {}
-    for name, array in given.items():
+    for name, array in by_name.items():
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
         if name.encode(errors="ignore").decode() != name:

@@ -281,8 +281,7 @@ class _Clock(Offer):
         """Return a number that the timeline reaches after the stream's work so far."""
         if not self.descriptor:
             self.device = _place(device).device
-            self.stream = self.device.wrap_stream(self.torchs)
-            self.word = self.device.create_semaphore(TimelineFd)
+            self.stream, self.word = self.device.wrap_stream(self.torchs), self.device.create_semaphore(TimelineFd)
             self.word.lifetime.warns = False
             server().enter(self, 0)
             self.descriptor = server().descriptor(self)

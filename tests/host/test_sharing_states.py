@@ -177,7 +177,7 @@ def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
         """)
         reader("thread = threading.Thread(target=forks)")
         reader("from gpuinterop.sharing.server import server")
-        reader("with driver_lock, server.lock, loop.lock: thread.start(); thread.join()")
+        reader("with driver_lock, server._lock, loop._lock: thread.start(); thread.join()")
         assert reader("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 7
 
 
