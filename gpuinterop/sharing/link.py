@@ -67,10 +67,8 @@ class Link(Holds):
             while (message := connection.receive(left)).number != number:
                 with message:  # the answer to a call that gave up
                     pass
-        except TimeoutError as error:
-            raise _lost(error) from None
         except (OSError, PeerError) as error:
-            has_ended = self._poll()
+            has_ended = not isinstance(error, TimeoutError) and self._poll()
             if isinstance(error, PeerError) and not connection.has_ended:
                 raise
             raise PeerError(ENDED) if has_ended else _lost(error) from None
