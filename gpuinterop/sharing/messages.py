@@ -233,6 +233,5 @@ class Contents:
             raise PeerError(f"the sharing process's answer is invalid: {str(error)[:200]}.") from None
         uuid, luid = (identifier if any(identifier) else None for identifier in (uuid, luid))
         bus = pci.rstrip(b"\0").decode("ascii", "replace") or None
-        name = "a device of another process"
-        device = DeviceIdentity(name=name, uuid=uuid, luid=luid, pci_bus_id=bus, is_cpu=is_cpu)
+        device = DeviceIdentity(name="a device of another process", uuid=uuid, luid=luid, pci_bus_id=bus, is_cpu=is_cpu)
         return cls(pid, single, device, regions, placed)

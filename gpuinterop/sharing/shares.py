@@ -52,15 +52,14 @@ class ArrayOffer(NoCopy, Offer):
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
         self.blocks = server().use(device, itertools.chain.from_iterable(runs))
-        try:
+        with ExitStack() as undo:
+            undo.callback(server().drop, self.blocks)
             blocks = iter(self.blocks)
             regions = [region_of(list(itertools.islice(blocks, len(run)))) for run in runs]
             placed = {name: Placed(*places[name], array.layout, array.read_only) for name, array in arrays.items()}
             self.contents = Contents(os.getpid(), single, device.identity, regions, placed)
             self._encoded = bytes(self.contents)
-        except BaseException:
-            server().drop(self.blocks)
-            raise
+            undo.pop_all()
         self.movable = [name for name, array in arrays.items() if array.data_ptr is not None]
         self._next, self._lock = itertools.cycle(self.movable), threading.RLock()
         self._writer: Writer | None = None
@@ -88,16 +87,13 @@ class ArrayOffer(NoCopy, Offer):
 
     def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
         place, writer = self.take_place(guest, number), self.writer()
-        try:
-            with ExitStack() as undo:
-                exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
-                handles: list[Handle] = [undo.enter_context(export()) for export in exports]
-                undo.pop_all()
-                return place, handles
-        except BaseException:
-            self._places.pop(place)
-            writer.leases.pop(place).close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(lambda: writer.leases.pop(place).close())
+            undo.callback(self._places.pop, place)
+            exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
+            handles: list[Handle] = [undo.enter_context(export()) for export in exports]
+            undo.pop_all()
+            return place, handles
 
     def poll(self) -> None:
         """Drop the readers that have left the order or detached, or whose process has exited."""
@@ -171,9 +167,8 @@ class ArrayOffer(NoCopy, Offer):
         self._is_checked = True
 
     def _is_rival(self, other: ArrayOffer) -> bool:
-        if other is self or not other._is_written or set(self.blocks).isdisjoint(other.blocks):
-            return False
-        if not server().me.is_open(other.slot, other.serial):
+        unrelated = other is self or set(self.blocks).isdisjoint(other.blocks)
+        if unrelated or not (other._is_written and server().me.is_open(other.slot, other.serial)):
             return False
         ends = [0, 0]
         spans = [(*array.span, which) for which in (0, 1) for array in (self, other)[which].arrays.values()]
