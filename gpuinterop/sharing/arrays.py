@@ -63,14 +63,7 @@ class Arrays(Resource):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, in the order in which they were shared; ``("",)`` for a single array.
-
-        Examples
-        --------
-        >>> with gi.share({"weight": buffer.view(8), "bias": buffer.view(2, offset=256)}) as shared:
-        ...     shared.names
-        ('weight', 'bias')
-        """
+        """Names of the arrays, in the order in which they were shared; ``("",)`` for a single array."""
         return tuple(self._contents.arrays)
 
     @property
@@ -87,12 +80,6 @@ class Arrays(Resource):
             The arrays have names: use ``arrays[name]``.
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view((2, 3), "int16")) as shared, gi.attach(bytes(shared)) as attached:
-        ...     attached.view.shape, attached.view.strides
-        ((2, 3), (6, 2))
         """
         if not self._contents.single:
             first, count = self.names[0], len(self.names)
@@ -123,12 +110,6 @@ class Arrays(Resource):
             No array has that name.
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share({"bias": buffer.view(2, "float32")}) as shared, gi.attach(bytes(shared)) as attached:
-        ...     np.asarray(attached["bias"])
-        array([0., 0.], dtype=float32)
         """
         self._check_open()
         if (placed := self._contents.arrays.get(name)) is None:
@@ -158,12 +139,6 @@ class Arrays(Resource):
         - ``OpaqueFd``: memfds, on the host backend.
 
         If the arrays need several types, the string lists them, separated by commas.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(8)) as shared:
-        ...     shared.transport
-        'OpaqueFd'
         """
         return ", ".join(sorted({region.kind.__name__ for region in self._contents.regions}))
 
@@ -255,14 +230,6 @@ class Arrays(Resource):
             Nothing is acquired: call `acquire` first.
         ArgumentTypeError, PeerError, ResourceClosedError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     for step in range(3):
-        ...         shared.acquire(stream)
-        ...         buffer.fill(step, stream=stream)
-        ...         shared.release(stream)  # versions 1, 2, 3
         """
         bound = self._stream(stream)
         self._side().release(bound)  # if the stream is closed by now, the host releases instead
@@ -272,14 +239,6 @@ class Arrays(Resource):
         """Number of the newest published version, or of the version that this side is reading.
 
         The writer's stream may still be working on it. A reader's first use asks for a place, as `acquire` does.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     with shared.write():
-        ...         buffer.fill(7)
-        ...     shared.version
-        1
         """
         return self._side().version
 

@@ -218,18 +218,7 @@ class AttachedArrays(Arrays):
 
     @property
     def ended(self) -> bool:
-        """Whether the writer has closed the share or exited, so that no newer version will arrive.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     attached = gi.attach(bytes(shared))
-        ...     attached.ended
-        False
-        >>> attached.ended
-        True
-        >>> attached.close()
-        """
+        """Whether the writer has closed the share or exited, so that no newer version will arrive."""
         return self._lease.over() is not None
 
     def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
@@ -246,13 +235,6 @@ class AttachedArrays(Arrays):
         ------
         GpuInteropError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(2)) as shared, gi.attach(bytes(shared)) as attached:
-        ...     with attached.read() as array:
-        ...         np.asarray(array)
-        array([0, 0], dtype=uint8)
         """
         return Access(self, self._begin, stream, timeout)
 

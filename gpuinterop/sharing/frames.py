@@ -121,12 +121,6 @@ class Publisher(Resource):
         -----
         RuntimeWarning
             All slots are in use, so the writer waits for a reader. The warning is given once.
-
-        Examples
-        --------
-        >>> with gi.publish("doc-camera", shape=4, dtype="uint8", device=device) as camera:
-        ...     with camera.write() as frame:
-        ...         np.asarray(frame)[:] = 7
         """
         return Access(self._share, self._begin, stream, timeout)
 

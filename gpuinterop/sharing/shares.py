@@ -260,12 +260,6 @@ class ArrayShare(Arrays):
         ------
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     len(bytes(shared)) < 250
-        True
         """
         return self.lifetime.use(lambda offer: server().descriptor(offer))
 
@@ -273,12 +267,6 @@ class ArrayShare(Arrays):
         """Return the descriptor as text: letters, digits, ``-`` and ``_``, for a command line, a URL or JSON.
 
         The text is as secret as the bytes, so do not log it. Log the `repr` instead.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared, gi.attach(str(shared)) as attached:
-        ...     attached.view.shape
-        (4,)
         """
         return base64.urlsafe_b64encode(bytes(self)).decode().rstrip("=")
 
@@ -364,14 +352,6 @@ class ArrayShare(Arrays):
         ------
         GpuInteropError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share({"weight": buffer.view(4), "bias": buffer.view(4, offset=4)}) as shared:
-        ...     with shared.write() as arrays:  # a GPU: write(torch.cuda.current_stream())
-        ...         np.asarray(arrays["bias"])[:] = 7
-        ...     shared.version
-        1
         """
         return Access(self, self._begin, stream, timeout)
 
