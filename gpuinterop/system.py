@@ -292,12 +292,14 @@ def driver_error(call: str, code: int, meaning: str = "") -> DriverError:
     return kind(call, code, errno.errorcode.get(code, "UNKNOWN"), meaning or os.strerror(code))
 
 
-def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
-    """Make a system call; if it fails, raise a `DriverError` with that name."""
+def call(name: str, function: Callable[[*Ts], T], *arguments: *Ts, advice: str = "") -> T:
+    """Make a system call; if it fails, raise a `DriverError` with that name, and the advice unless descriptors lack."""
     try:
         return function(*arguments)
     except OSError as error:
-        raise driver_error(name, error.errno or 0) from error
+        code = error.errno or 0
+        advises = advice and code not in (errno.EMFILE, errno.ENFILE)
+        raise driver_error(name, code, f"{os.strerror(code)}; {advice}" if advises else "") from error
 
 
 def opened(name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:

@@ -364,8 +364,8 @@ def import_array(
     ...     shared = gi.opengl.share_buffer(device, 12000)
     >>> shared.close()
     """
-    from ..sharing.attachments import SharedMemory
     from ..sharing.find_memory import describe, device_of
+    from ..sharing.memory import SharedMemory
 
     context = current_context(get_proc_address)
     context.capabilities.require((Operation.MAP_BUFFER, OpaqueFd))

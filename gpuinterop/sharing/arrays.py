@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Self, TypeVar
 
 from .._arguments import NotAnArray, check_timeout
 from .._core.device import Device
@@ -13,14 +12,13 @@ from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
 from .._core.view import View
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
-from .loop import loop
+from .memory import SharedMemory
 from .messages import Contents
-from .order import Reader, Side, Writer, acquire_all
-
-if TYPE_CHECKING:
-    from .attachments import SharedMemory
+from .order import Entry, Reader, Turn, Writer, acquire_all
 
 T = TypeVar("T")
+Begin = Callable[[object, float | None], tuple[T, Turn | None]]
+"""Acquires for a stream, within a time-out; returns what is accessed, and the turn."""
 
 
 class Access(Generic[T], NotAnArray):
@@ -28,32 +26,21 @@ class Access(Generic[T], NotAnArray):
 
     _as_array = "numpy.asarray(array) in a with: with frame.read() as array"
 
-    def __init__(self, arrays: Arrays, accessed: Any, stream: object, timeout: float | None) -> None:
-        self._arrays, self._accessed, self._stream, self._timeout = arrays, accessed, stream, timeout
+    def __init__(self, arrays: Arrays, begin: Begin[T], stream: object, timeout: float | None) -> None:
+        self._arrays, self._begin, self._stream, self._timeout = arrays, begin, stream, timeout
 
     def __enter__(self) -> T:
-        self._stream = stream = self._arrays._stream(self._stream)
-        self._turns = turns = self._arrays._turns()
-        self._turn = turns._turn + 1
-        try:
-            found: T = self._accessed._begin(stream, self._timeout)
-        except Exception:  # nothing is acquired, or it is released already
-            del self._turns
-            raise
-        return found
+        accessed, self._turn = self._begin(self._stream, self._timeout)
+        return accessed
 
     def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
+        if self._turn is None or self._arrays.closed:  # `close` has released
+            return
         try:
-            self._accessed._end(self._stream, error is None)
+            self._turn.publish() if error is None else self._turn.drop()
         except GpuInteropError:
             if error is None:
                 raise
-
-    def __del__(self) -> None:
-        turns = getattr(self, "_turns", None)
-        if turns is not None and turns.inside and turns._turn == self._turn:  # an interrupt struck in these methods
-            turns.abandoned = self._turn
-            loop().repeat(partial(turns.drop, self._turn))
 
 
 class Arrays(Resource):
@@ -76,14 +63,7 @@ class Arrays(Resource):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the arrays, in the order in which they were shared; ``("",)`` for a single array.
-
-        Examples
-        --------
-        >>> with gi.share({"weight": buffer.view(8), "bias": buffer.view(2, offset=256)}) as shared:
-        ...     shared.names
-        ('weight', 'bias')
-        """
+        """Names of the arrays, in the order in which they were shared; ``("",)`` for a single array."""
         return tuple(self._contents.arrays)
 
     @property
@@ -100,18 +80,11 @@ class Arrays(Resource):
             The arrays have names: use ``arrays[name]``.
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view((2, 3), "int16")) as shared, gi.attach(bytes(shared)) as attached:
-        ...     attached.view.shape, attached.view.strides
-        ((2, 3), (6, 2))
         """
         if not self._contents.single:
             first, count = self.names[0], len(self.names)
-            raise InvalidArgumentError(
-                "view", f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
-            )
+            problem = f"expected a single array, got {count} with names; take each by its own, as [{first!r}]."
+            raise InvalidArgumentError("view", problem)
         return self[self.names[0]]
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -137,19 +110,12 @@ class Arrays(Resource):
             No array has that name.
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share({"bias": buffer.view(2, "float32")}) as shared, gi.attach(bytes(shared)) as attached:
-        ...     np.asarray(attached["bias"])
-        array([0., 0.], dtype=float32)
         """
         self._check_open()
         if (placed := self._contents.arrays.get(name)) is None:
             if self._contents.single:
-                raise InvalidArgumentError(
-                    "name", f"expected no name, because there is a single array, got {name!r}; use view."
-                )
+                problem = f"expected no name, because there is a single array, got {name!r}; use view."
+                raise InvalidArgumentError("name", problem)
             known, more = ", ".join(map(repr, self.names[:8])), ", ..." if len(self.names) > 8 else ""
             raise InvalidArgumentError("name", f"expected one of {known}{more}, got {name!r}.")
         buffer, start = self._place(name)
@@ -173,12 +139,6 @@ class Arrays(Resource):
         - ``OpaqueFd``: memfds, on the host backend.
 
         If the arrays need several types, the string lists them, separated by commas.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(8)) as shared:
-        ...     shared.transport
-        'OpaqueFd'
         """
         return ", ".join(sorted({region.kind.__name__ for region in self._contents.regions}))
 
@@ -198,9 +158,8 @@ class Arrays(Resource):
         """
         regions = self._contents.regions
         pieces, whole = sum(len(region.numbers) for region in regions), sum(region.size for region in regions)
-        spans = sorted(
-            (at, offset + one.low, offset + one.high) for at, offset, one, _ in self._contents.arrays.values()
-        )
+        arrays = self._contents.arrays.values()
+        spans = sorted((region, start + layout.low, start + layout.high) for region, start, layout, _ in arrays)
         spanned, reached = 0, (-1, 0)
         for region, start, end in spans:  # arrays may overlap
             first = max((region, start), reached)
@@ -251,8 +210,8 @@ class Arrays(Resource):
         ...     shared.acquire(timeout=10)  # this thread waits for that reader
         ...     shared.release()
         """
-        side = self._side(stream, timeout)
-        acquire_all([side], [side[0].page.lock], timeout)
+        entry = self._entry(stream, timeout)
+        acquire_all([entry], [entry[0].page.lock], timeout)
 
     def release(self, stream: Stream | object = None) -> None:
         """Release once a stream's queued work is done (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
@@ -271,41 +230,22 @@ class Arrays(Resource):
             Nothing is acquired: call `acquire` first.
         ArgumentTypeError, PeerError, ResourceClosedError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     for step in range(3):
-        ...         shared.acquire(stream)
-        ...         buffer.fill(step, stream=stream)
-        ...         shared.release(stream)  # versions 1, 2, 3
         """
         bound = self._stream(stream)
-        self._turns().release(bound)
+        self._side().release(bound)  # if the stream is closed by now, the host releases instead
 
     @property
     def version(self) -> int:
         """Number of the newest published version, or of the version that this side is reading.
 
         The writer's stream may still be working on it. A reader's first use asks for a place, as `acquire` does.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     with shared.write():
-        ...         buffer.fill(7)
-        ...     shared.version
-        1
         """
-        return self._turns().version
+        return self._side().version
 
-    def _begin(self, stream: Stream, timeout: float | None) -> View | Self:
-        self.acquire(stream, timeout=timeout)
-        return self.view if self._contents.single else self
-
-    def _end(self, stream: Stream, whole: bool) -> None:
-        if not self.closed:  # else `close` has released
-            self._turns().release(stream)  # if the stream is closed by now, the host releases instead
+    def _begin(self, stream: object, timeout: float | None) -> tuple[View | Self, Turn]:
+        side, bound, _ = entry = self._entry(stream, timeout)
+        turn = Turn(side, bound).begin(acquire_all, [entry], [side.page.lock], timeout)
+        return self.view if self._contents.single else self, turn
 
     def _place(self, name: str) -> tuple[Buffer, int]:
         """The buffer that an array lies in, and the offset of its first element."""
@@ -314,21 +254,21 @@ class Arrays(Resource):
         if region < 0:
             return memory.buffer, 0
         if offset + layout.low < 0 or offset + layout.high > self._contents.regions[region].size:
-            raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it anew.")
+            raise PeerError(f"expected array {name!r} within its memory, got bytes beyond it; attach it again.")
         return memory.buffer, starts[region] + offset
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
         """Set `_placed`, if the first view does that."""
         raise NotImplementedError
 
-    def _turns(self, timeout: float | None = None) -> Writer | Reader:
-        """The place in the order. The first call takes it, within `timeout` seconds."""
+    def _side(self, timeout: float | None = None) -> Writer | Reader:
+        """The side in the order. The first call takes it, within `timeout` seconds."""
         raise NotImplementedError
 
-    def _side(self, stream: object, timeout: float | None) -> Side:
+    def _entry(self, stream: object, timeout: float | None) -> Entry:
         """The side that acquires, and its stream."""
         bound = self._stream(stream)
-        return self._turns(check_timeout(timeout)), bound, bound._known_as()
+        return self._side(check_timeout(timeout)), bound, bound._known_as()
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()
@@ -364,12 +304,12 @@ def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float |
     """
     if isinstance(arrays, Resource):
         raise ArgumentTypeError("arrays", "expected several, got one; call shared.acquire(stream), or pass [shared].")
-    ordered = sorted(dict.fromkeys(arrays), key=lambda one: (one.key, id(one)))
-    sides = [one._side(stream, timeout) for one in ordered]
-    locks = {one.key: turns.page.lock for one, (turns, *_) in zip(ordered, sides, strict=True)}
-    kinds = {(one.key, type(turns)) for one, (turns, *_) in zip(ordered, sides, strict=True)}
+    ordered = sorted(dict.fromkeys(arrays), key=lambda shared: (shared.key, id(shared)))
+    entries = [shared._entry(stream, timeout) for shared in ordered]
+    sides = [(shared.key, side) for shared, (side, *_) in zip(ordered, entries, strict=True)]
+    locks = {key: side.page.lock for key, side in sides}
+    kinds = {(key, type(side)) for key, side in sides}
     if len(kinds) > len(locks):
-        raise InvalidArgumentError(
-            "arrays", "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
-        )
-    acquire_all(sides, list(locks.values()), timeout)
+        problem = "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
+        raise InvalidArgumentError("arrays", problem)
+    acquire_all(entries, list(locks.values()), timeout)

@@ -1,46 +1,36 @@
-"""The receiving side: an attachment's hold on a share, imports of the shared memory, and views on it."""
+"""Attaches the arrays of another process: holds its share, imports the memory, and takes a place in the order."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from itertools import accumulate, count, islice
 from struct import pack
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int, check_timeout
 from .._core.device import Device, check_access, check_device
 from .._core.discovery import get_backend, search
 from .._core.lifetime import LIVE, Lifetime, locked, retire
-from .._core.memory import Buffer, Mappable, Mapping as Mapped
 from .._core.release import drain, once_default_is_free
 from .._core.stream import Stream
 from ..backend import AllocationBackend, DriverHandle, SharingBackend
 from ..capabilities import Cell, Operation, Scope
-from ..errors import (
-    GpuInteropError,
-    InvalidArgumentError,
-    PeerError,
-    ResourceClosedError,
-    SemaphoreTimeoutError,
-    UnsupportedError,
-)
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
-from ..ipc import MAX_FDS, Message
+from ..ipc import MAX_FDS
 from .arrays import Access, Arrays
 from .link import ENDED, Left, Link, link_to
 from .loop import loop
+from .memory import memory_of
 from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
 from .order import ControlPage, FrameReader, Reader, Word, Writer
 from .server import driver_lock, is_here, server, users_of
-
-if TYPE_CHECKING:
-    from .shares import Offered
+from .shares import ArrayOffer
 
 
 class Import(Lifetime):
@@ -56,10 +46,8 @@ class Import(Lifetime):
         self.ends_with_children = True
         self.link, self.numbers = link, region.numbers
         self.starts = tuple(accumulate(region.sizes, initial=0))
-        self.address = 0
-        self.count = 0
-
-    """Number of torch tensors in it. Like attachments, they keep it."""
+        self.address = self.count = 0
+        """Where it is mapped; the number of torch tensors in it, which keep it as attachments do."""
 
     def find(self, region: Region) -> int | None:
         """Address of a region that begins with one of these blocks; None if this import does not contain all of it."""
@@ -69,11 +57,11 @@ class Import(Lifetime):
 
     def attach(self, device: Device, handles: Sequence[Handle], sizes: Sequence[int]) -> None:
         """Map the region; the caller keeps the handles."""
-        backend, native = cast(SharingBackend, device.driver), device._handle
+        backend = cast(SharingBackend, device.driver)
 
         def attach() -> DriverHandle:
-            made, self.address = system.under(driver_lock, lambda: backend.attach_blocks(native, handles, sizes))
-            return made
+            attached, self.address = system.under(driver_lock, backend.attach_blocks, device._handle, handles, sizes)
+            return attached
 
         self.create(attach)
         self.link.enter(self)
@@ -84,58 +72,19 @@ class Import(Lifetime):
 
 
 @locked
-def keep(mapped: Import) -> bool:
+def keep(imported: Import) -> bool:
     """Count one more torch tensor in an import; False if the import has ended."""
-    if mapped.state is LIVE:
-        mapped.count += 1
-        mapped.ends_with_children = False
-    return mapped.state is LIVE
+    if imported.state is LIVE:
+        imported.count += 1
+        imported.ends_with_children = False
+    return imported.state is LIVE
 
 
 @locked
-def let_go(mapped: Import) -> None:
+def end_unused(imported: Import) -> None:
     """End an import that nothing uses."""
-    if not (mapped.dependents or mapped.count):
-        retire(mapped)
-
-
-class SharedMemory(Mappable):
-    """The memory of one share or attachment, from the first byte of its regions to the last.
-
-    Its arrays keep only this object. `keep` holds memory that belongs to this process.
-    """
-
-    def __init__(
-        self, device: Device, address: int, size: int, parents: Sequence[Lifetime] = (), *, keep: object = None,
-        noun: str = "", label: str | None = None,
-    ) -> None:  # fmt: skip
-        noun, streams = noun or "shared memory", device.streams
-        super().__init__(Lifetime(noun, parents=parents, keep=keep, device=streams, label=label, size=size))
-        self.lifetime.warns = not parents  # a share or an attachment gives its own warning
-        self.device, self.driver, self._size, self._address = device, device.driver, size, address
-        self.lifetime.open()
-        self.buffer: Buffer = self._buffer(0, size, device, label)
-        self.buffer.lifetime.warns = False
-
-    def _new_mapping(self) -> Mapped:
-        return Mapped(self, (self.device,), _nothing, blocks=False, waits=False)
-
-    def _map(self, mapping: Mapped) -> DriverHandle:
-        mapping.address = self._address
-        return self._address
-
-
-def _nothing(_: object) -> None:
-    """Unmap nothing: an import or another library does."""
-
-
-def memory_of(
-    device: Device, regions: Sequence[Region], addresses: Sequence[int], parents: Sequence[Lifetime]
-) -> tuple[SharedMemory, list[int]]:
-    """The memory that contains regions at these addresses, and the offset of each."""
-    first = min(addresses, default=0)
-    end = max((at + region.size for at, region in zip(addresses, regions, strict=True)), default=first)
-    return SharedMemory(device, first, end - first, parents), [at - first for at in addresses]
+    if not (imported.dependents or imported.count):
+        retire(imported)
 
 
 _numbers: Final = count()
@@ -145,62 +94,59 @@ class Lease(NoCopy):
     """A hold on a share, until its reader has released and its arrays are gone."""
 
     def __init__(self, descriptor: Descriptor, timeout: float | None, users: frozenset[int]) -> None:
-        self.descriptor, self.timeout = descriptor, timeout
-        left = system.seconds_left(timeout)
+        self.descriptor, self.timeout, left = descriptor, timeout, system.seconds_left(timeout)
         self.is_here = is_here(descriptor.process)
         # In the sharing process itself, the link only counts.
         self.link = cast(Link, server().me) if self.is_here else link_to(descriptor, left, users)
         self._is_known = self.link.hold(descriptor.slot)  # if held before, the memory has not changed
         self._number = next(_numbers).to_bytes(8, "little")
         """Identifies the reader, so that it gets one place even if it asks again."""
-        self.received: dict[int, FdHandle] = {}
-        """Received descriptors of blocks, by number, until they are mapped."""
+        self.received: Received = {}
         self._lock = threading.RLock()
         self.device: Device
         self.reader: Reader | None = None
-        self.buffers = 0
-        self.label: str
+        self.buffers, self.label = 0, ""
 
-    def contents(self, left: Left) -> tuple[Contents, Offered | None]:
-        """The share's contents, and its offer if this process shares it. Adds received descriptors to `came`."""
-        link, one = self.link, self.descriptor
+    def contents(self, left: Left) -> tuple[Contents, ArrayOffer | None]:
+        """The share's contents, and its offer if this process shares it. Adds descriptors to `received`."""
+        link, descriptor = self.link, self.descriptor
         if self.is_here:
-            offer = server().find(one, False)
+            offer = server().find(descriptor, ArrayOffer, attached=False)
             offer.check()
             return offer.contents, offer
-        key = one.serial, one.token
+        key = descriptor.serial, descriptor.token
         known = link.known.get(key) if self._is_known and not link.ended else None
-        if known is None or not link.is_open(one.slot, one.serial):
-            with link.ask(ATTACH, one.request, left) as answer:
+        if known is None or not link.is_open(descriptor.slot, descriptor.serial):
+            with link.ask(ATTACH, descriptor.request, left) as answer:
                 known = Contents.parse(answer.body)
-                _take(answer, islice(_by_descriptor(known.regions), len(answer.fds)), self.received)
+                blocks = islice(_by_descriptor(known.regions), len(answer.fds))
+                self.received.update((number, answer.take(kind)) for number, kind in blocks)
             link.known[key] = known
         return known, None
 
     @system.locked
-    def turns(self, timeout: float | None) -> Reader:
+    def enrol(self, timeout: float | None) -> Reader:
+        """Take a place in the order."""
         self.reader = self.reader or (self._enrolled_here() if self.is_here else self._enrolled(timeout))
         return self.reader
 
     def _enrolled_here(self) -> Reader:
-        offer = server().find(self.descriptor, True)
-        place = offer.take_place(server().me, self._number)
-        writer = offer.writer()
+        offer = server().find(self.descriptor, ArrayOffer, attached=True)
+        place, writer = offer.take_place(server().me, self._number), offer.writer()
         return self._reader(writer.page, writer.own, writer.leases[place], place, writer)
 
     def _enrolled(self, timeout: float | None) -> Reader:
         left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
         with self.link.ask(ENROL, self.descriptor.request + self._number, left) as answer, ExitStack() as undo:
-            place = int.from_bytes(answer.body, "little")
             with answer.take(TimelineFd) as first, answer.take(TimelineFd) as second:
                 control = ControlPage(undo.enter_context(answer.take(OpaqueFd)), max(1, self.buffers))
-                writer, own = (undo.enter_context(self.device.import_semaphore(one)) for one in (first, second))
-            reader = self._reader(control, writer, own, place, None)
+                writer, own = (undo.enter_context(self.device.import_semaphore(fd)) for fd in (first, second))
+            reader = self._reader(control, writer, own, int.from_bytes(answer.body, "little"))
             self.link.watch(reader)
             undo.pop_all()
             return reader
 
-    def _reader(self, page: ControlPage, writer: Word, own: Word, place: int, lender: Writer | None) -> Reader:
+    def _reader(self, page: ControlPage, writer: Word, own: Word, place: int, lender: Writer | None = None) -> Reader:
         return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
 
     def over(self) -> GpuInteropError | None:
@@ -219,10 +165,7 @@ class Lease(NoCopy):
         for handle in self.received.values():
             handle.close()
         self.leave()
-        if self.reader is None:
-            self.link.drop(self.descriptor.slot)
-        else:
-            loop().repeat(self._is_over)
+        self.link.drop(self.descriptor.slot) if self.reader is None else loop().repeat(self._is_over)
 
     def _is_over(self) -> bool:
         reader = cast(Reader, self.reader)
@@ -257,7 +200,7 @@ class AttachedArrays(Arrays):
     def __init__(self, device: Device, contents: Contents, lease: Lease, label: str | None) -> None:
         noun = "Subscription" if lease.buffers else "AttachedArrays"
         super().__init__(Lifetime(noun, Lease.end, device=device.streams, label=label))
-        self.device, self._contents = device, contents
+        self.device, self._contents, self._lease = device, contents, lease
         self.key = lease.descriptor.process, lease.descriptor.serial
         lease.label, lease.device = self.label, device
         self.lifetime.create(lambda: lease)
@@ -268,28 +211,15 @@ class AttachedArrays(Arrays):
         Native calls, for the last attachment of the memory in this process: ``cuIpcCloseMemHandle``, or
         ``cuMemUnmap`` and ``cuMemAddressFree`` (``hip...``).
         """
-        lease: Lease = self.lifetime.handle
         check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
-            lease.leave()
+            self._lease.leave()
         super().close(timeout)
 
     @property
     def ended(self) -> bool:
-        """Whether the writer has closed the share or exited, so that no newer version will arrive.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     attached = gi.attach(bytes(shared))
-        ...     attached.ended
-        False
-        >>> attached.ended
-        True
-        >>> attached.close()
-        """
-        lease: Lease = self.lifetime.handle
-        return lease.over() is not None
+        """Whether the writer has closed the share or exited, so that no newer version will arrive."""
+        return self._lease.over() is not None
 
     def read(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
@@ -305,15 +235,8 @@ class AttachedArrays(Arrays):
         ------
         GpuInteropError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(2)) as shared, gi.attach(bytes(shared)) as attached:
-        ...     with attached.read() as array:
-        ...         np.asarray(array)
-        array([0, 0], dtype=uint8)
         """
-        return Access(self, self, stream, timeout)
+        return Access(self, self._begin, stream, timeout)
 
     def wait(self, *, newer_than: int, timeout: float | None = None) -> int:
         """Block the calling thread until the writer has published a newer version.
@@ -351,46 +274,29 @@ class AttachedArrays(Arrays):
         """
         left = system.seconds_left(check_timeout(timeout))
         check_int(newer_than, "newer_than", minimum=-1)
-        page = self._turns(timeout).page
-        spins = time.monotonic() + system.SPIN_S
-        while True:
-            over = self._over()  # first, so that the last version is found before the end
-            found, seen = page.newest()
-            if found > newer_than:
-                return found
-            if over is not None:
-                raise over
-            if (rest := left()) == 0:
-                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} in time.")
-            if time.monotonic() < spins:
-                system.relax()
-            else:
-                page.sleep(seen, system.SLICE if rest is None else min(system.SLICE, rest))
+        return self._side(timeout).await_version(newer_than, left, self._over)
 
     def _over(self) -> GpuInteropError | None:
-        lease: Lease = self.lifetime.handle
-        return self.lifetime.refusal() if self.closed else lease.over()
+        return self.lifetime.refusal() if self.closed else self._lease.over()
 
-    def _map(self, offer: Offered | None, left: Left) -> None:
-        lease: Lease = self.lifetime.handle
-        regions, imports = self._contents.regions, list[Import]()
+    def _map(self, offer: ArrayOffer | None, left: Left) -> None:
+        lease, regions, imports = self._lease, self._contents.regions, list[Import]()
         addresses = offer.addresses if offer is not None else []
         while True:
             if offer is None:
-                found = import_all(lease.link, self.device, regions, left, lease.received)
-                imports, addresses = [one for one, _ in found], [address for _, address in found]
+                mapped = import_all(lease.link, self.device, regions, left, lease.received)
+                imports, addresses = [imported for imported, _ in mapped], [address for _, address in mapped]
             try:
                 self._placed = memory_of(self.device, regions, addresses, (*imports, self.lifetime))
                 return
             except ResourceClosedError:  # an import's last attachment has just ended, or this attachment was closed
                 self._check_open()
             finally:
-                for one in imports:
-                    let_go(one)
+                for imported in imports:
+                    end_unused(imported)
 
-    def _turns(self, timeout: float | None = None) -> Reader:
-        lease: Lease = self.lifetime.handle
-        return lease.reader or self.lifetime.use(lambda lease: lease.turns(timeout))
+    def _side(self, timeout: float | None = None) -> Reader:
+        return self._lease.reader or self.lifetime.use(lambda lease: lease.enrol(timeout))
 
 
 def attach(
@@ -466,17 +372,16 @@ def attached(
     frames: bool = False,
 ) -> AttachedArrays:  # fmt: skip
     """Attach a share, or the slots of frames."""
-    found = Descriptor.parse(descriptor)
-    if found.boot != boot_id():
-        raise PeerError(
-            "the share was made on another host, or before a restart of this one; attach it where its process runs."
-        )
+    parsed = Descriptor.parse(descriptor)
+    if parsed.boot != boot_id():
+        problem = "the share was made on another host, or before a restart of this one"
+        raise PeerError(f"{problem}; attach it where its process runs.")
     limit, allowed = check_timeout(timeout), users_of(users)
     left = system.seconds_left(limit)
     if device is not None:
         check_device(device, "device")
     drain()
-    lease = Lease(found, limit, allowed)
+    lease = Lease(parsed, limit, allowed)
     try:
         contents, offer = lease.contents(left)
         lease.buffers = len(contents.arrays) if frames else 0
@@ -498,66 +403,60 @@ def attached(
     return arrays
 
 
-def import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
-) -> list[tuple[Import, int]]:
-    """The import of each region, and the region's address in it; imports what is missing, and closes `came`."""
+Received = dict[int, FdHandle]
+"""Received descriptors of blocks, by number, until they are mapped."""
+Mapped = tuple[Import, int]
+"""An import that contains a region, and the region's address in it."""
+
+
+def import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
+    """The import of each region; imports what is missing. Closes `received`."""
     limit = -1 if (rest := left()) is None else rest
     return system.under(link.importing, _import_all, link, device, regions, left, received, limit=limit)
 
 
-def _import_all(
-    link: Link, device: Device, regions: Sequence[Region], left: Left, received: dict[int, FdHandle]
-) -> list[tuple[Import, int]]:
+def _import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
     if not system.holds(link.importing):
         raise PeerError("another thread waits for that process, which did not answer within the time-out.")
-    found = list[tuple[Import, int]]()
+    mapped = list[Mapped]()
     try:
         for at, region in enumerate(regions):
-            if (one := import_of(link, device, region)) is None:
-                one = _imported(link, device, region, _handles(link, regions, at, left, received))
-            found.append(one)
+            existing = import_of(link, device, region)
+            mapped.append(existing or _imported(link, device, region, _handles(link, regions, at, left, received)))
     except BaseException:
-        for imported, _ in found:
-            let_go(imported)
+        for imported, _ in mapped:
+            end_unused(imported)
         raise
     finally:
         _close_later(list(received.values()))
         received.clear()
-    return found
+    return mapped
 
 
-def import_of(link: Link, device: Device, region: Region) -> tuple[Import, int] | None:
-    """The import that contains a region, and the region's address in it."""
-    for one in link.imports.get((device.streams, region.numbers[0]), ()):
-        if (address := one.find(region)) is not None:
-            return one, address
+def import_of(link: Link, device: Device, region: Region) -> Mapped | None:
+    """The existing import that contains a region."""
+    for imported in link.imports.get((device.streams, region.numbers[0]), ()):
+        if (address := imported.find(region)) is not None:
+            return imported, address
     return None
 
 
-def _handles(
-    link: Link, regions: Sequence[Region], at: int, left: Left, received: dict[int, FdHandle]
-) -> Sequence[Handle]:
+def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, received: Received) -> Sequence[Handle]:
     """The handles of a region. Asks for missing descriptors, and for those of the regions after it."""
     region = regions[at]
     if region.kind is IpcMemHandle:
         return [IpcMemHandle(region.data)]
     while not received.keys() >= set(region.numbers):
-        missing = (one for one in _by_descriptor(islice(regions, at, None)) if one[0] not in received)
+        missing = (block for block in _by_descriptor(islice(regions, at, None)) if block[0] not in received)
         asked = list(islice(missing, MAX_FDS))
         with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *(number for number, _ in asked)), left) as answer:
-            _take(answer, asked, received)
+            received.update((number, answer.take(kind)) for number, kind in asked)
     return [received.pop(number) for number in region.numbers]
 
 
 def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
     """Number and type of each block that is sent as a descriptor."""
-    return ((number, one.kind) for one in regions if issubclass(one.kind, FdHandle) for number in one.numbers)
-
-
-def _take(answer: Message, blocks: Iterable[tuple[int, type[FdHandle]]], received: dict[int, FdHandle]) -> None:
-    for number, kind in blocks:
-        received[number] = answer.take(kind)
+    return ((number, kind) for kind, numbers, *_ in regions if issubclass(kind, FdHandle) for number in numbers)
 
 
 def _close_later(handles: Sequence[Handle]) -> None:
@@ -567,25 +466,25 @@ def _close_later(handles: Sequence[Handle]) -> None:
         for handle in handles:
             handle.close()
 
-    loop().repeat(close) if any(isinstance(one, VmmFd) for one in handles) else close()
+    loop().repeat(close) if any(isinstance(handle, VmmFd) for handle in handles) else close()
 
 
-def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> tuple[Import, int]:
-    backend, fresh = device.driver, Import(device, region, link)
-    make = partial(fresh.attach, device, handles, region.sizes)
+def _imported(link: Link, device: Device, region: Region, handles: Sequence[Handle]) -> Mapped:
+    backend, imported = device.driver, Import(device, region, link)
+    attach = partial(imported.attach, device, handles, region.sizes)
     if isinstance(backend, AllocationBackend) and backend.map_allocation_blocks and region.kind is VmmFd:
-        make = partial(once_default_is_free, device.gate, make, "attaching arrays")
+        attach = partial(once_default_is_free, device.gate, attach, "attaching arrays")
     try:
-        make()
+        attach()
         for handle in handles:
             if isinstance(handle, FdHandle):
                 handle.trusted = True  # the driver accepted it, so closing its file cannot block
     except BaseException:
-        retire(fresh)
+        retire(imported)
         raise
     finally:
         _close_later(handles)
-    return fresh, fresh.address
+    return imported, imported.address
 
 
 def device_for(contents: Contents, wanted: Device | None) -> Device:
@@ -603,14 +502,12 @@ def device_for(contents: Contents, wanted: Device | None) -> Device:
 @lru_cache
 def _device_for(place: DeviceIdentity, kinds: Collection[type[Handle]], device: Device | None) -> Device:
     if device is None:
-        problem = (
-            f"descriptor: the memory is on a device that is hidden from this process ({place.name}); pass another as "
-            "device="
-        )
-        device = search(lambda one: one.identity.matches(place), problem)
+        problem = f"the memory is on a device that is hidden from this process ({place.name}); pass another as device="
+        device = search(lambda device: device.identity.matches(place), f"descriptor: {problem}")
     cells = [Cell(Operation.IMPORT_ARRAY, kind) for kind in kinds]
     device.capabilities.require(*cells)
-    there = (one.ordinal for one in get_backend(device.backend).devices() if one.identity.matches(place))
+    devices = get_backend(device.backend).devices()
     if cells:
-        check_access([device], next(there, None), cells[0])
+        ordinal = next((other.ordinal for other in devices if other.identity.matches(place)), None)
+        check_access([device], ordinal, cells[0])
     return device

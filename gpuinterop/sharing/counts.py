@@ -28,6 +28,7 @@ class Memfd(NoCopy):
     """A memfd of a fixed size, of this process or another one. It stays mapped until all its words are gone."""
 
     def __init__(self, name: str, size: int, handle: OpaqueFd | None = None) -> None:
+        self._is_new = handle is None
         if handle is None:
             handle = OpaqueFd.adopt(system.create_memfd(name, size))
         elif not system.is_fixed(handle.fd, size):
@@ -35,11 +36,19 @@ class Memfd(NoCopy):
         self.handle = handle
         self._address, self._size = system.map_shared(handle.fd, size), size
 
+    def begin_with(self, head: bytes, expected: str) -> None:
+        """Write the first bytes of a memfd of this process; check those of another one's."""
+        start = (ctypes.c_char * len(head)).from_address(self._address)
+        if self._is_new:
+            start.raw = head
+        elif start.raw != head:
+            raise HandleError(f"handle: expected {expected}, got another page.")
+
     def words(self, kind: type[Any], count: int, first: int = 0) -> Any:
         """Words of the memfd, which keep it mapped."""
-        found = (kind * count).from_address(self._address + ctypes.sizeof(kind) * first)
-        found.memory = self
-        return found
+        words = (kind * count).from_address(self._address + ctypes.sizeof(kind) * first)
+        words.memory = self
+        return words
 
     def __del__(self, _unmap: Callable[[int, int], object] = system.munmap) -> None:
         if address := getattr(self, "_address", 0):
@@ -53,9 +62,8 @@ class Words(NoCopy):
         memory = Memfd("gpuinterop.counts", 12 * SLOTS, handle)
         self.handle = memory.handle
         """Owned until `close`, which leaves the page mapped."""
-        self.rows: list[ctypes.Array[ctypes.c_uint32]] = [
-            memory.words(ctypes.c_uint32, SLOTS, row * SLOTS) for row in range(3)
-        ]
+        rows = (memory.words(ctypes.c_uint32, SLOTS, row * SLOTS) for row in range(3))
+        self.rows: list[ctypes.Array[ctypes.c_uint32]] = list(rows)
 
     def holds(self, slot: int) -> bool:
         return bool(self.rows[_HELD][slot])
@@ -76,11 +84,11 @@ class Holds(NoCopy):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self.readers: dict[Any, None] = {}
-        """Told when the sharing process exits."""
+        """Poisoned when the sharing process exits."""
 
     @system.locked
     def hold(self, slot: int) -> bool:
-        """Hold a slot once more; return whether this process held it before. Check `stands` afterwards."""
+        """Hold a slot once more; return whether this process held it before. Check `is_open` afterwards."""
         held = self.counts.rows[_HELD]
         held[slot] += 1
         return held[slot] > 1
@@ -134,16 +142,15 @@ class Sums(NoCopy):
         self._ends = np.zeros(SLOTS, np.bool_)
         """Whether a slot ends once no process holds it."""
         self._each: dict[Words, list[Any]] = {page: page.arrays()}
-        self._free: list[int] = []
-        self._high = 0
+        self._free, self._high = list[int](), 0
 
     def add(self, counts: Words) -> None:
         self._each[counts] = counts.arrays()
 
     def remove(self, counts: Words) -> None:
         """Drop the holds of a process that has exited. Messages that it has sent can still arrive."""
-        if (found := self._each.pop(counts, None)) is not None:
-            self._gone[: self._high] += found[_BALANCE][: self._high]
+        if (rows := self._each.pop(counts, None)) is not None:
+            self._gone[: self._high] += rows[_BALANCE][: self._high]
 
     def take(self, serial: int) -> int:
         """Take a free slot, and give it a serial."""
@@ -164,20 +171,20 @@ class Sums(NoCopy):
 
     def forget_surplus(self, slot: int) -> None:
         """Do not let messages that were received twice count against later ones."""
-        seen, again = ([int(one[_BALANCE][slot]) for one in self._each.values()] for _ in range(2))
+        seen, again = ([int(rows[_BALANCE][slot]) for rows in self._each.values()] for _ in range(2))
         balance = (sum(seen) + int(self._gone[slot])) & _LOW
         if seen == again and 0 < (balance - int(self._base[slot])) & _LOW < 1 << 31:
             self._base[slot] = balance
 
     def holders(self, slot: int) -> int:
         """How often all processes together hold a slot."""
-        return sum(int(one[_HELD][slot]) for one in list(self._each.values()))
+        return sum(int(rows[_HELD][slot]) for rows in list(self._each.values()))
 
     def over(self) -> list[int]:
         """Free the slots that end now, and return them.
 
-        Counts change during a look, for example when a holder sends a slot on and drops it. Two equal looks show a
-        state that existed at one time.
+        Counts change while they are read, for example when a holder sends a slot on and drops it. Two equal readings
+        show a state that existed at one time.
         """
         slots, serials = np.flatnonzero(self._ends[: self._high]), np.frombuffer(cast(Any, self._serials), np.uint32)
         closed = serials[slots] == 0  # no process receives its messages any more
@@ -190,20 +197,20 @@ class Sums(NoCopy):
         seen = self._seen(slots)
         still = self._unheld(seen, slots, closed)
         serials[slots[~still]] = before[~still]  # a message was received twice
-        found = slots[still]
-        self._ends[found], self._base[found] = False, self._balance(seen, slots)[still]
-        for slot in found.tolist():
+        self._ends[slots[still]], self._base[slots[still]] = False, self._balance(seen, slots)[still]
+        ended: list[int] = slots[still].tolist()
+        for slot in ended:
             heapq.heappush(self._free, slot)
-        return cast("list[int]", found.tolist())
+        return ended
 
     def _seen(self, slots: Any) -> Any:
         """Each process's counts of the slots: the holds of all processes first, then their balances."""
-        rows = [[one[row][slots] for one in self._each.values()] for row in (_HELD, _BALANCE)]
-        return np.array(rows, np.uint32).reshape(2, len(self._each), len(slots))
+        counts = [[rows[row][slots] for rows in self._each.values()] for row in (_HELD, _BALANCE)]
+        return np.array(counts, np.uint32).reshape(2, len(self._each), len(slots))
 
     def _balance(self, seen: Any, slots: Any) -> Any:
         return self._gone[slots] + seen[1].sum(axis=0, dtype=np.uint32)
 
     def _unheld(self, seen: Any, slots: Any, closed: Any) -> Any:
-        all_came = (self._balance(seen, slots) - self._base[slots]).astype(np.int32) >= 0
-        return ~seen[0].any(axis=0) & (closed | all_came)
+        all_arrived = (self._balance(seen, slots) - self._base[slots]).astype(np.int32) >= 0
+        return ~seen[0].any(axis=0) & (closed | all_arrived)

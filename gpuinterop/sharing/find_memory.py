@@ -1,4 +1,4 @@
-"""The memory of an array. Only queries to the driver: nothing is exported to find out."""
+"""Finds an array's device and the blocks that contain the array, through queries to the driver, without an export."""
 
 from __future__ import annotations
 
@@ -21,43 +21,36 @@ _PLATFORMS: Final = {CPU: "the CPU", _CUDA: "CUDA", 8: "Metal", 10: "ROCm", 14: 
 
 def describe(array: object, name: str, *, in_place: bool = True, empty: bool = True) -> Described:
     """Describe an array as `described` does; check that no two elements share a byte, and whether it may be empty."""
-    found = described(array, name, in_place=in_place)
-    layout = found.layout
+    description = described(array, name, in_place=in_place)
+    layout = description.layout
     if not empty and 0 in layout.shape:
         raise InvalidArgumentError(name, f"expected an element or more, got {layout}; do not import an empty array.")
     if overlap(layout):
-        raise InvalidArgumentError(
-            name,
-            f"expected elements that each have their own bytes, got the strides {list(layout.strides)}, with which "
-            "some overlap; pass the array that it is a view of, or a copy.",
-        )
-    if in_place and found.pointer % layout.dtype.alignment and 0 not in layout.shape:
-        raise InvalidArgumentError(
-            name,
-            f"expected an address that is a multiple of {layout.dtype.alignment}, which libraries require for "
-            f"{layout.dtype.name}, got {found.pointer:#x}; pass a copy, or the bytes (uint8) that it is a view of.",
-        )
-    return found
+        got = f"the strides {list(layout.strides)}, with which some overlap"
+        way_out = "pass the array that it is a view of, or a copy."
+        raise InvalidArgumentError(name, f"expected elements that each have their own bytes, got {got}; {way_out}")
+    if in_place and description.pointer % layout.dtype.alignment and 0 not in layout.shape:
+        expected = f"a multiple of {layout.dtype.alignment}, which libraries require for {layout.dtype.name}"
+        got = f"{description.pointer:#x}; pass a copy, or the bytes (uint8) that it is a view of."
+        raise InvalidArgumentError(name, f"expected an address that is {expected}, got {got}")
+    return description
 
 
 # -- the memory --------------------------------------------------------------------------------------------------------
 
 
 def device_of(arrays: Mapping[str, Described]) -> Device:
-    """The one device that has the arrays. If only an address identifies it, `locate` checks each block."""
-    found: dict[object, Device] = {}
+    """The device that has all the arrays. If only an address identifies it, `locate` checks each block."""
+    devices: dict[object, Device] = {}
     # An array without bytes can have any address.
-    located = {name: one for name, one in arrays.items() if isinstance(one.place, tuple) or 0 not in one.layout.shape}
+    located = {name: a for name, a in arrays.items() if isinstance(a.place, tuple) or 0 not in a.layout.shape}
     for name, array in (located or arrays).items():
-        if array.place not in found:
-            found[array.place] = _device_of(array, name or "array")
-            first, other = next(iter(found.values())), found[array.place]
-            if other is not first:
-                raise InvalidArgumentError(
-                    name or "array",
-                    f"expected arrays of one device, {first!r}, got one of {other!r}; share each device's separately.",
-                )
-    return next(iter(found.values()))
+        if array.place not in devices:
+            devices[array.place] = device = _device_of(array, name or "array")
+            if device is not (first := next(iter(devices.values()))):
+                got = f"one of {device!r}; share each device's separately."
+                raise InvalidArgumentError(name or "array", f"expected arrays of one device, {first!r}, got {got}")
+    return next(iter(devices.values()))
 
 
 def _device_of(array: Described, name: str) -> Device:
@@ -70,8 +63,8 @@ def _device_of(array: Described, name: str) -> Device:
 
     def fits(device: Device) -> bool:
         if isinstance(place, str):
-            none = not array.span[1]  # no bytes, at the address 0: any device fits
-            return device.info.array_interface == place and (none or _ordinal(device, array.pointer) == device.ordinal)
+            empty = not array.span[1]  # no bytes, at the address 0: any device fits
+            return device.info.array_interface == place and (empty or _ordinal(device, array.pointer) == device.ordinal)
         return device.info.dlpack == (kind, 0 if kind == CPU else place[1])
 
     return search(fits, f"{name}: expected memory of a device that works here, got {got}")
@@ -85,15 +78,12 @@ def _ordinal(device: Device, pointer: int) -> int | None:
 def check_block(device: Device, block: Block, name: str) -> None:
     """Raise if another process cannot map the memory."""
     cell = Cell(Operation.EXPORT_ARRAY, block.kind.handle_type)
-    found = device.capabilities.of(cell) if block.kind.travels else _gap(cell, block.kind)
-    if not found:
-        raise UnsupportedError(found, context=device.name + (f", array {name!r}" if name else ""))
+    capability = device.capabilities.of(cell) if block.kind.travels else _gap(cell, block.kind)
+    if not capability:
+        raise UnsupportedError(capability, context=device.name + (f", array {name!r}" if name else ""))
     if block.ordinal != device.ordinal:
-        raise InvalidArgumentError(
-            name or "array",
-            f"expected arrays of one device, {device!r}, got one of device {block.ordinal}; share each device's "
-            "separately.",
-        )
+        got = f"one of device {block.ordinal}; share each device's separately."
+        raise InvalidArgumentError(name or "array", f"expected arrays of one device, {device!r}, got {got}")
 
 
 Check: TypeAlias = Callable[[Device, Block, str], None]
@@ -140,11 +130,9 @@ def find_runs(
                 seen.add((block.kind, block.ordinal))
             joined = joins and last.end == block.address and last.kind is block.kind is MemoryKind.VMM
             if not block.address <= place < block.end or not (joined or place == start):
-                raise InvalidArgumentError(
-                    name or "array",
-                    f"expected an array in one allocation of {device.name}, got one that is unknown to its driver from "
-                    f"{place:#x} on; copy it into one.",
-                )
+                got = f"one that is unknown to its driver from {place:#x} on; copy it into one."
+                problem = f"expected an array in one allocation of {device.name}, got {got}"
+                raise InvalidArgumentError(name or "array", problem)
             if not joined:
                 runs.append([])
             runs[-1].append(block)

@@ -29,7 +29,7 @@ import stat
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from fcntl import LOCK_UN, flock
 from functools import partial
 from glob import escape, glob
@@ -43,22 +43,21 @@ from .._core.layout import layout_of
 from .._core.lifetime import Lifetime, after_fork
 from .._core.memory import round_up
 from .._core.resource import Resource
-from .._core.stream import Stream
 from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from ..timeline import take_lock
 from .arrays import Access
 from .attachments import AttachedArrays, attached
 from .loop import loop
-from .order import MAX_BUFFERS, FrameReader, FrameWriter
+from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn
 from .server import VARIABLE, folder, in_folder
 from .shares import ALIGNMENT, ArrayShare, share_described
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_LOOK_S: Final = 0.02
+_CHECK_S: Final = 0.02
 """Seconds between two checks whether a process publishes a name."""
 _PATIENCE_S: Final = 10.0
-"""Seconds between two looks for another file, while readers look at the lock of this one."""
+"""Seconds until a file is opened again, while readers check the lock of this one."""
 _ANSWER_S: Final = 0.05
 """Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
@@ -89,7 +88,7 @@ class Publisher(Resource):
         super().__init__(Lifetime("Publisher", _Name.close, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
-        share._turns()  # raises if the device has no timelines
+        self._writer = cast(FrameWriter, share._side())  # raises if the device has no timelines
         self._views = [share[slot] for slot in share]
         self.shape, self.dtype = self._views[0].shape, self._views[0].dtype
         self.lifetime.create(lambda: file)
@@ -122,26 +121,15 @@ class Publisher(Resource):
         -----
         RuntimeWarning
             All slots are in use, so the writer waits for a reader. The warning is given once.
-
-        Examples
-        --------
-        >>> with gi.publish("doc-camera", shape=4, dtype="uint8", device=device) as camera:
-        ...     with camera.write() as frame:
-        ...         np.asarray(frame)[:] = 7
         """
-        return Access(self._share, self, stream, timeout)
+        return Access(self._share, self._begin, stream, timeout)
 
-    def _begin(self, stream: Stream, timeout: float | None) -> View:
+    def _begin(self, stream: object, timeout: float | None) -> tuple[View, Turn]:
+        bound = self._share._stream(stream)
         if problem := self.lifetime.handle.problem:
             raise ResourceBusyError(problem)
-        turns = cast(FrameWriter, self._share._turns())
-        turns.begin(stream, timeout)
-        return self._views[turns.taken]
-
-    def _end(self, stream: Stream, whole: bool) -> None:
-        if not self.closed:
-            cast(FrameWriter, self._share._turns()).whole = whole
-            self._share._end(stream, whole)
+        turn = self._writer.begin(bound, timeout)
+        return self._views[self._writer.buffer], turn
 
     def close(self, timeout: float | None = None) -> None:
         """End the frames, and free the name. Readers can still take the last frame.
@@ -212,20 +200,15 @@ def publish(
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
     step = round_up(max(layout.high, 1), ALIGNMENT)
-    file = _Name(name, path)
-    try:
+    with ExitStack() as undo:
+        file = undo.enter_context(closing(_Name(name, path)))
         with device.allocate(step * count) as allocation:
             arrays = {str(slot): allocation.buffer._view(layout, step * slot)._described() for slot in range(count)}
-            share = share_described(device, arrays, None, name, buffers=count)
-        try:
-            file.write(bytes(share))
-            return Publisher(name, file, share)
-        except BaseException:
-            share.close()
-            raise
-    except BaseException:
-        file.close()
-        raise
+            share = undo.enter_context(share_described(device, arrays, None, name, buffers=count))
+        file.write(bytes(share))
+        publisher = Publisher(name, file, share)
+        undo.pop_all()
+        return publisher
 
 
 class Subscription(NoCopy):
@@ -358,11 +341,8 @@ class Subscription(NoCopy):
         over = None
         while True:
             reader, before, views = self._reader, self._number, self._views
-            if (
-                views  # empty after `close`
-                and (version := reader.claim(self._last)) is not None
-                and (reader.failure is None or reader.is_whole())
-            ):
+            version = reader.claim(self._last) if views else None  # empty after `close`
+            if version is not None and (reader.failure is None or reader.is_whole()):
                 frame.number = number = reader.number
                 frame._version = version
                 frame.dropped = number - before - 1 if before else 0
@@ -389,7 +369,7 @@ class Subscription(NoCopy):
                 rest = frame._left()
                 self._join(self._timeout if rest is None else rest)
 
-    def _found(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
+    def _attach(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
         """Attach to the name's writer once there is one, and take a place in its order."""
         left = system.seconds_left(timeout)
         while True:
@@ -400,22 +380,23 @@ class Subscription(NoCopy):
             why = f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
             if descriptor := _published(self._path):
                 try:
-                    found = attached(descriptor, limit, self._wanted, (), self.name, frames=True)
-                    try:
-                        return found, cast(FrameReader, found._turns(limit))
-                    except BaseException:
-                        found.close()
-                        raise
+                    with ExitStack() as undo:
+                        arrays = undo.enter_context(
+                            attached(descriptor, limit, self._wanted, (), self.name, frames=True)
+                        )
+                        reader = cast(FrameReader, arrays._side(limit))
+                        undo.pop_all()
+                        return arrays, reader
                 except (PeerError, ResourceClosedError) as error:
                     why = f"{self.name!r} is published, but its writer cannot be read: {error}"
             if rest == 0:
                 raise PeerError(why)
-            time.sleep(_LOOK_S if rest is None else min(_LOOK_S, rest))
+            time.sleep(_CHECK_S if rest is None else min(_CHECK_S, rest))
 
     def _join(self, timeout: float | None) -> None:
         """Attach to the first writer, or to another one after it has exited."""
         before = getattr(self, "_arrays", None)
-        self._arrays, self._reader = self._found(timeout)
+        self._arrays, self._reader = self._attach(timeout)
         self._views = [self._arrays[slot] for slot in self._arrays]
         for view in self._views:
             view.read_only = True  # libraries see that they must not write
@@ -483,38 +464,30 @@ class Frame(NotAnArray):
         PeerError
             The writer exited before its stream had written the frame.
         """
-        return Access(self._arrays, self, stream, timeout)
+        return Access(self._arrays, self._begin, stream, timeout)
 
-    def _begin(self, stream: Stream, timeout: float | None) -> View:
-        if not (reader := self._reader).claims(self._version):
-            raise InvalidArgumentError(
-                "frame",
-                f"expected a frame to read, got {self.number}, which was read or passed over; take the next one.",
-            )
+    def _begin(self, stream: object, timeout: float | None) -> tuple[View, Turn | None]:
+        bound, reader = self._arrays._stream(stream), self._reader
+        if not reader.claims(self._version):
+            problem = f"expected a frame to read, got {self.number}, which was read or passed over; take the next one."
+            raise InvalidArgumentError("frame", problem)
         try:
-            reader.begin(stream, timeout)
+            return self._view, reader.begin(bound, timeout)
         except PeerError:
             if not reader.is_whole():
                 raise
-        return self._view
-
-    def _end(self, stream: Stream, whole: bool) -> None:
-        try:
-            if self._reader.failure is None:  # else no process writes the slot any more, or `close` has released it
-                self._arrays._end(stream, whole)
-        except PeerError:  # the writer has just exited
-            pass
+            return self._view, None  # no process writes the slot any more
 
     def __await__(self) -> Generator[Any, None, Frame]:
-        gone = None
+        patience = None
         while True:
             try:
                 if "number" in self.__dict__ or self._camera._takes(self):
                     return self
-                gone = None  # there is a writer
+                patience = None  # there is a writer
             except PeerError:
-                gone = gone or system.seconds_left(self._camera._timeout)
-                if gone() == 0:
+                patience = patience or system.seconds_left(self._camera._timeout)
+                if patience() == 0:
                     raise
             if self._left() == 0:
                 raise SemaphoreTimeoutError(f"{self._camera.name!r} has no newer frame; is its writer alive?")
@@ -587,10 +560,10 @@ class _Name(NoCopy):
     """Why the name is another process's now."""
 
     def __init__(self, name: str, path: str) -> None:
-        self._name, self._path, self._descriptor = name, path, b""
-        self._lock, passes = threading.RLock(), loop().on_pass
+        self._name, self._path, self._descriptor, self._lock = name, path, b"", threading.RLock()
+        on_pass = loop().on_pass  # first, because the loop can fail
         self._file = self._locked()
-        passes[self._check_file] = None
+        on_pass[self._check_file] = None
 
     def write(self, descriptor: bytes) -> None:
         self._write(self._file, descriptor)
@@ -628,7 +601,7 @@ class _Name(NoCopy):
             _close(file)  # another process has just removed it
 
     def _takes(self, file: int) -> bool:
-        """Lock the file; False while others look at its lock. Raise if a writer has locked it."""
+        """Lock the file; False while others check its lock. Raise if a writer has locked it."""
         if not (taken := take_lock(file)):
             if not take_lock(file, shared=True):
                 raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
@@ -637,7 +610,7 @@ class _Name(NoCopy):
 
     @system.locked
     def close(self) -> None:
-        self._descriptor = b""  # the loop may be about to look
+        self._descriptor = b""  # the loop may be about to check the file
         loop().on_pass.pop(self._check_file, None)
         _unlock(self._file, self._path)
 
@@ -645,11 +618,11 @@ class _Name(NoCopy):
 def _opened(path: str, flags: int = os.O_RDONLY) -> int:
     """Open a name's file. Raise if it is not a file that this user has made."""
     file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    _files[file], found = None, os.fstat(file)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+    _files[file], status = None, os.fstat(file)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
         return file
     _close(file)
-    got = f"{stat.filemode(found.st_mode)} of user {found.st_uid}"
+    got = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
     raise InvalidArgumentError("name", f"expected {path} to be a file of user {os.geteuid()}, got {got}; remove it.")
 
 

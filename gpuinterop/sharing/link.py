@@ -1,4 +1,4 @@
-"""The link to a sharing process: the connection for this process's requests, and the counts that it writes."""
+"""Links this process to one that shares: the connection for its requests, and the counts that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message
 from .counts import Holds, Words
 from .loop import loop
-from .messages import DONE, ERRORS, FAILED, HELLO, Contents, Descriptor
+from .messages import DONE, HELLO, Contents, Descriptor, failure_of
 from .server import HANG_UP, VARIABLE, check_peer, has_hung_up
 
 Left = Callable[[], "float | None"]
@@ -33,14 +33,12 @@ class Link(Holds):
 
     def __init__(self, process: bytes) -> None:
         super().__init__()
-        self.process = process
-        self._asking = threading.RLock()
-        """Held by the thread that connects, asks or closes."""
+        self.process, self._asking = process, threading.RLock()
+        """`_asking` is held by the thread that connects, asks or closes."""
         self._connection: Connection | None = None
-        self._owned = ExitStack()
-        self._number = 0
+        self._owned, self._number = ExitStack(), 0
         self.importing = threading.RLock()
-        """Held while blocks are found and imported, so that each is imported once."""
+        """Held while imports are looked up and made, so that each block is imported once."""
         self.imports: dict[tuple[object, int], list[Any]] = {}
         self.known: WeakValueDictionary[tuple[int, bytes], Contents] = WeakValueDictionary()
         """The contents of attached shares, by serial and token."""
@@ -69,19 +67,15 @@ class Link(Holds):
             while (message := connection.receive(left)).number != number:
                 with message:  # the answer to a call that gave up
                     pass
-        except TimeoutError as error:
-            raise _lost(error) from None
         except (OSError, PeerError) as error:
-            has_ended = self._poll()
+            has_ended = not isinstance(error, TimeoutError) and self._poll()
             if isinstance(error, PeerError) and not connection.has_ended:
                 raise
             raise PeerError(ENDED) if has_ended else _lost(error) from None
         if message.kind == DONE:
             return message
         with message:
-            if not 0 <= message.kind - FAILED < len(ERRORS):
-                raise PeerError(f"expected an answer of this version, got one of kind {message.kind}.")
-            raise ERRORS[message.kind - FAILED](message.body.decode(errors="replace"))
+            raise failure_of(message.kind, message.body)
 
     def connect(self, descriptor: Descriptor, left: Left, users: Collection[int]) -> None:
         """Connect if not connected. The caller holds `_asking`, unless the time has passed."""
@@ -98,7 +92,8 @@ class Link(Holds):
                 raise
 
     def _connect(self, path: str, left: Left, users: Collection[int]) -> None:
-        place = os.path.join(given, os.path.basename(path)) if (given := os.environ.get(VARIABLE)) else path
+        folder = os.environ.get(VARIABLE)
+        place = os.path.join(folder, os.path.basename(path)) if folder else path
         loop().start()  # it notices when the other process exits
         link = system.call("socket", socket.socket, socket.AF_UNIX)
         self._owned.callback(link.close)
@@ -128,15 +123,15 @@ class Link(Holds):
     # -- imports -----------------------------------------------------------------------------------------------------
 
     @system.locked
-    def enter(self, one: Any) -> None:
+    def enter(self, imported: Any) -> None:
         """Register an import under the numbers of its blocks."""
-        for number in one.numbers:
-            self.imports.setdefault((one.device, number), []).append(one)
+        for number in imported.numbers:
+            self.imports.setdefault((imported.device, number), []).append(imported)
 
     @system.locked
-    def leave(self, one: Any) -> None:
-        for key in [(one.device, number) for number in one.numbers]:
-            if rest := [other for other in self.imports.pop(key, ()) if other is not one]:
+    def leave(self, imported: Any) -> None:
+        for key in [(imported.device, number) for number in imported.numbers]:
+            if rest := [other for other in self.imports.pop(key, ()) if other is not imported]:
                 self.imports[key] = rest
 
     # -- the end -----------------------------------------------------------------------------------------------------
@@ -196,10 +191,8 @@ def _lost(error: OSError, path: str = "") -> PeerError:
     if isinstance(error, ConnectionRefusedError):
         return PeerError(f"the process that listened at {path} has ended; ask for a new descriptor.")
     if isinstance(error, FileNotFoundError):
-        return PeerError(
-            f"expected the sharing process's socket at {path}, it is not there: the process has ended, or its folder "
-            f"is not mounted in this container; mount it, and name it in {VARIABLE}."
-        )
+        reasons = "the process has ended, or its folder is not mounted in this container; mount it, and name it in"
+        return PeerError(f"expected the sharing process's socket at {path}, it is not there: {reasons} {VARIABLE}.")
     late = "it did not answer within the time-out" if isinstance(error, TimeoutError) else str(error)
     if isinstance(error, PermissionError):
         return PeerError(f"expected a socket that this user can reach, got {late}; see users= and {VARIABLE}.")

@@ -1,4 +1,4 @@
-"""The one thread of this process that waits for other processes: links, leaving readers, and repeated checks.
+"""The thread of this process that waits for other processes: links, leaving readers, and repeated checks.
 
 It starts on first use, and ends with the process. While you call `ArrayShare.serve`, your thread makes the passes.
 """
@@ -30,19 +30,16 @@ class Loop(NoCopy):
     """Calls the callbacks of ready descriptors, and the repeated checks."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._passing = threading.RLock()
-        """Held by the thread that makes the passes."""
+        self._lock, self._passing = threading.RLock(), threading.RLock()
+        """`_passing` is held by the thread that makes the passes."""
         self._thread: system.Thread | None = None
         self._calls: dict[int, Callable[[int], object]] = {}
         self._repeated: deque[Callable[[], object]] = deque()
         self.on_pass: dict[Callable[[], object], None] = {}  # called at each pass
         self.exits = False  # whether the interpreter exits
         if not hasattr(select, "epoll"):
-            raise InvalidArgumentError(
-                "select",
-                "expected Python's own, got gevent's, without epoll; call patch_all(select=False, thread=False).",
-            )
+            problem = "expected Python's own, got gevent's, without epoll; call patch_all(select=False, thread=False)."
+            raise InvalidArgumentError("select", problem)
         self._epoll = system.call("epoll_create", select.epoll)
         self._wake = system.call("eventfd", os.eventfd, 0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, lambda _: os.eventfd_read(self._wake))
@@ -76,8 +73,9 @@ class Loop(NoCopy):
 
     def start(self) -> None:
         if self._thread is None:
-            system.under(self._lock, self._start)
+            self._start()
 
+    @system.locked
     def _start(self) -> None:
         self._thread = self._thread or system.start_thread(self._run, self._stop)
 
@@ -89,9 +87,8 @@ class Loop(NoCopy):
         """Make the passes in the calling thread while no other thread does, until `over()` or the time-out."""
         while True:
             rest = left()
-            system.under(
-                self._passing, self._pass, rest, limit=system.SLICE if rest is None else min(rest, system.SLICE)
-            )
+            limit = system.SLICE if rest is None else min(rest, system.SLICE)
+            system.under(self._passing, self._pass, rest, limit=limit)
             if rest == 0 or over():
                 return
 
@@ -138,26 +135,27 @@ class Loop(NoCopy):
         os.close(self._wake)
 
 
-class One(Generic[T]):
-    """A lazy singleton: the first call makes the object. A forked child makes its own."""
+class Singleton(Generic[T]):
+    """An object that the first call makes. A forked child makes its own."""
 
     def __init__(self, make: Callable[[], T]) -> None:
-        self._make, self.made, self.lock = make, list[T](), threading.RLock()
+        self._make, self.made, self._lock = make, list[T](), threading.RLock()
         after_fork(self._forked)
 
     def __call__(self) -> T:
-        return self.made[0] if self.made else system.under(self.lock, self._first)
+        return self.made[0] if self.made else self._first()
 
+    @system.locked
     def _first(self) -> T:
         if not self.made:
             self.made.append(self._make())
         return self.made[0]
 
     def _forked(self) -> None:
-        for one in self.made:
-            one.forget()
+        for made in self.made:
+            made.forget()
         self.made.clear()
-        self.lock._at_fork_reinit()  # type: ignore[attr-defined]
+        self._lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-loop: Final = One(Loop)
+loop: Final = Singleton(Loop)

@@ -49,9 +49,9 @@ MAX_ADDRESS: Final = 107
 SLOTS: Final = 1 << 20
 """Number of shares, plus tensors sent and not dropped, that a process can have at once."""
 HELLO, ATTACH, BLOCKS, ENROL, DONE, FAILED = range(1, 7)
-ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
+_ERRORS: Final = (ResourceClosedError, PeerError, HandleError)
 SHARE: Final = struct.Struct("<QI16s")
-MAX_ERROR: Final = 2048
+_MAX_ERROR: Final = 2048
 _HEAD: Final = struct.Struct("<4sB16s16sQI16sB")
 _KINDS: Final[tuple[type[Handle], ...]] = (IpcMemHandle, VmmFd, OpaqueFd)
 _TYPES: Final = tuple(TYPES)
@@ -93,10 +93,10 @@ class Descriptor(NamedTuple):
                 raise _cut(data) from None
         if not isinstance(data, bytes | bytearray | memoryview):
             raise ArgumentTypeError("descriptor", f"expected bytes(share) or str(share), got {type(data).__name__}.")
-        found, rest = cls.split(raw := bytes(data))
+        descriptor, rest = cls.split(raw := bytes(data))
         if rest:
             raise _cut(raw)
-        return found
+        return descriptor
 
     @classmethod
     def split(cls, raw: bytes) -> tuple[Self, bytes]:
@@ -104,9 +104,8 @@ class Descriptor(NamedTuple):
         if len(raw) < 5 or not raw.startswith(MAGIC):
             raise _cut(raw)
         if raw[4] != VERSION:
-            raise InvalidArgumentError(
-                "descriptor", f"expected version {VERSION}, got {raw[4]}; install one version on both sides."
-            )
+            problem = f"expected version {VERSION}, got {raw[4]}; install one version on both sides."
+            raise InvalidArgumentError("descriptor", problem)
         end = _HEAD.size + raw[_HEAD.size - 1] if len(raw) >= _HEAD.size else 0
         if not end or len(raw) < end:
             raise _cut(raw)
@@ -121,9 +120,22 @@ class Descriptor(NamedTuple):
 
 
 def _cut(raw: bytes | str) -> InvalidArgumentError:
-    return InvalidArgumentError(
-        "descriptor", f"expected all of bytes(share) or str(share), got {len(raw)}; is the file written by os.replace?"
-    )
+    got = f"got {len(raw)}; is the file written by os.replace?"
+    return InvalidArgumentError("descriptor", f"expected all of bytes(share) or str(share), {got}")
+
+
+def failure(error: BaseException, number: int) -> tuple[int, int, bytes]:
+    """Kind, number and body of the answer to a request that failed."""
+    kind = type(error) if type(error) in _ERRORS else PeerError
+    text = str(error) if kind is type(error) else f"in the sharing process: {type(error).__name__}: {error}"
+    return FAILED + _ERRORS.index(kind), number, text.encode(errors="replace")[:_MAX_ERROR]
+
+
+def failure_of(kind: int, body: bytes) -> Exception:
+    """The error that a `failure` contains."""
+    if not 0 <= kind - FAILED < len(_ERRORS):
+        return PeerError(f"expected an answer of this version, got one of kind {kind}.")
+    return _ERRORS[kind - FAILED](body.decode(errors="replace"))
 
 
 # -- what is shared ----------------------------------------------------------------------------------------------------
@@ -170,29 +182,26 @@ class Contents:
     arrays: Mapping[str, Placed]
 
     def __bytes__(self) -> bytes:
-        one, layouts, names = self.device, dict[Layout, int](), [name.encode() for name in self.arrays]
+        device, layouts, names = self.device, dict[Layout, int](), [name.encode() for name in self.arrays]
         arrays = [
-            _ARRAY.pack(at, offset, layouts.setdefault(layout, len(layouts)), read_only, len(name))
-            for (at, offset, layout, read_only), name in zip(self.arrays.values(), names, strict=True)
+            _ARRAY.pack(region, offset, layouts.setdefault(layout, len(layouts)), read_only, len(name))
+            for (region, offset, layout, read_only), name in zip(self.arrays.values(), names, strict=True)
         ]
-        ids = one.uuid or b"", one.luid or b"", (one.pci_bus_id or "").encode()
-        parts = [_CONTENTS.pack(self.pid, self.single, one.is_cpu, *ids, len(layouts), len(self.regions), len(arrays))]
+        ids = device.uuid or b"", device.luid or b"", (device.pci_bus_id or "").encode()
+        counts = len(layouts), len(self.regions), len(arrays)
+        parts = [_CONTENTS.pack(self.pid, self.single, device.is_cpu, *ids, *counts)]
         for layout in layouts:
             count = len(layout.shape)
             parts.append(_LAYOUT.pack(_TYPES.index(layout.dtype.name), count))
             parts.append(struct.pack(f"<{2 * count}q", *layout.shape, *layout.strides))
-        for region in self.regions:
-            count = len(region.numbers)
-            parts.append(_REGION.pack(_KINDS.index(region.kind), count))
-            parts.append(struct.pack(f"<{2 * count}Q64s", *region.numbers, *region.sizes, region.data))
-        found = b"".join(parts + arrays + names)
-        if len(found) > ipc.MAX_BODY:
-            raise InvalidArgumentError(
-                "arrays",
-                f"expected arrays whose names and layouts take {ipc.MAX_BODY} bytes or fewer, got {len(found)}; share "
-                "them in parts.",
-            )
-        return found
+        for kind, numbers, sizes, data in self.regions:
+            parts.append(_REGION.pack(_KINDS.index(kind), len(numbers)))
+            parts.append(struct.pack(f"<{2 * len(numbers)}Q64s", *numbers, *sizes, data))
+        encoded = b"".join(parts + arrays + names)
+        if len(encoded) > ipc.MAX_BODY:
+            expected = f"expected arrays whose names and layouts take {ipc.MAX_BODY} bytes or fewer"
+            raise InvalidArgumentError("arrays", f"{expected}, got {len(encoded)}; share them in parts.")
+        return encoded
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
@@ -212,7 +221,7 @@ class Contents:
                 at += _REGION.size + 16 * count + 64
             end = at + counts[2] * _ARRAY.size
             arrays = list(_ARRAY.iter_unpack(data[at:end]))
-            ends = list(accumulate((one[4] for one in arrays), initial=end))
+            ends = list(accumulate((length for *_, length in arrays), initial=end))
             if ends[-1] != len(data):
                 raise ValueError(f"expected {ends[-1]} bytes, got {len(data)}")
             names = [data[start:stop].decode() for start, stop in pairwise(ends)]
@@ -222,11 +231,7 @@ class Contents:
             }
         except (struct.error, LookupError, ValueError, InvalidArgumentError) as error:
             raise PeerError(f"the sharing process's answer is invalid: {str(error)[:200]}.") from None
-        device = DeviceIdentity(
-            name="a device of another process",
-            uuid=uuid if any(uuid) else None,
-            luid=luid if any(luid) else None,
-            pci_bus_id=pci.rstrip(b"\0").decode("ascii", "replace") or None,
-            is_cpu=is_cpu,
-        )
+        uuid, luid = (identifier if any(identifier) else None for identifier in (uuid, luid))
+        bus = pci.rstrip(b"\0").decode("ascii", "replace") or None
+        device = DeviceIdentity(name="a device of another process", uuid=uuid, luid=luid, pci_bus_id=bus, is_cpu=is_cpu)
         return cls(pid, single, device, regions, placed)

@@ -35,7 +35,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, Self, TypeVarTuple, cast
 from weakref import WeakSet
 
 from .. import system, timeline
@@ -45,23 +45,16 @@ from .._core.own_timeline import refuse_capture
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream
 from .._core.streams import CapturedError, KnownStream, awaited, fail_waits
-from ..errors import (
-    GpuInteropError,
-    HandleError,
-    InvalidArgumentError,
-    PeerError,
-    ResourceClosedError,
-    SemaphoreTimeoutError,
-    again,
-)
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, SemaphoreTimeoutError, again
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
-from .link import ENDED
+from .link import ENDED, Left
 from .loop import loop
 
+Ts = TypeVarTuple("Ts")
 Word = ExternalSemaphore[Timeline]
 
-_HEAD: Final = [int.from_bytes(b"GIPORDER", "little"), 1]
+_HEAD: Final = b"GIPORDER" + (1).to_bytes(8, "little")
 _TURN, _ASLEEP, _SLOTS = 2, 4, 8
 _BUFFER: Final = 56
 """Lowest bit of the buffer's number in `turn`."""
@@ -69,7 +62,7 @@ MAX_BUFFERS: Final = 256
 SLOTS: Final = system.PAGE // 8 - _SLOTS
 POISON: Final = 1 << 62
 """What other processes add to the value of a timeline whose process has exited, so that all waits for it pass."""
-_ALWAYS: Final = system.seconds_left(None)
+_NO_LIMIT: Final = system.seconds_left(None)
 LEFT: Final = 2**64 - 1
 """A reader's slot after the reader has left the order."""
 
@@ -79,17 +72,13 @@ class ControlPage(NoCopy):
 
     def __init__(self, handle: OpaqueFd | None = None, buffers: int = 1) -> None:
         memory = Memfd("gpuinterop.control", system.PAGE * buffers, handle)
-        self.handle = memory.handle
-        self.words = memory.words(ctypes.c_uint64, 5)
+        self.handle, self.words = memory.handle, memory.words(ctypes.c_uint64, 5)
         self.slots = memory.words(ctypes.c_uint64, SLOTS * buffers, _SLOTS)
         if buffers > 1:
             self.numbers = memory.words(ctypes.c_uint64, buffers, _SLOTS + SLOTS * buffers)
         self._futex = ctypes.addressof(self.words) + 8 * _TURN
         self.wake = system.futex_waker(self._futex)
-        if handle is None:
-            self.words[:2] = _HEAD
-        elif self.words[:2] != _HEAD:
-            raise HandleError("handle: expected the control page of a share of this version, got another page.")
+        memory.begin_with(_HEAD, "the control page of a share of this version")
         self.lock = timeline.Lock(self.handle.fd, "a share's control page")
 
     def newest(self) -> tuple[int, int]:
@@ -100,11 +89,11 @@ class ControlPage(NoCopy):
     def sleep(self, seen: int, seconds: float) -> None:
         """Sleep until `turn` may differ from the word that the caller saw."""
         self.words[_ASLEEP] = 1
-        system.full_fence()  # either `publish` sees the flag, or this sees the new version
+        system.full_fence()  # either `set_turn` sees the flag, or this sees the new version
         if self.words[_TURN] == seen:
             system.futex_wait(self._futex, seen & 0xFFFFFFFF, seconds)
 
-    def publish(self, turn: int, buffer: int) -> None:
+    def set_turn(self, turn: int, buffer: int) -> None:
         if asleep := self.words[_ASLEEP]:
             self.words[_ASLEEP] = 0  # first: a thread that sets it later sees the version, or is seen below
         self.words[_TURN] = 2 * turn | buffer << _BUFFER
@@ -121,46 +110,54 @@ class ControlPage(NoCopy):
             self.close()
 
 
-class _Turns(NoCopy):
+class Side(NoCopy):
     """One side's acquires and releases, alternately and by one thread at a time. Any thread can end it at any time."""
 
     def __init__(self, page: ControlPage, writer: Word, own: Word, label: str) -> None:
-        self.page = page
-        self.writer = writer
-        self.own = own
-        """The timeline that a release signals: it reaches n when turn n is over."""
-        self.label = label
+        self.page, self.writer, self.own, self.label = page, writer, own, label
+        """A release signals the timeline `own`, which reaches n when turn n is over."""
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
         writer.lifetime.unsignalled = unsignalled
         self.failure: GpuInteropError | None = None
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
-        self.inside = False
-        self._turn = 0  # number of the last turn
+        self.inside, self._turn = False, 0  # the number of the last turn
         self.abandoned = 0  # the turn whose `with` an interrupt has ended
         _sides.add(self)
         self._stream: KnownStream | None = None
         """The stream that acquired or released last."""
         self._signaller: KnownStream | None = None
         """The stream that has the last signal; None if the host signals."""
-        self._guard = threading.RLock()
+        self._lock = threading.RLock()
         """Held by a thread that acquires or releases, until everything is enqueued on the stream."""
 
-    def release(self, stream: Stream) -> None:
-        system.under(self._guard, self._release, stream, stream._known_as())
+    @system.locked
+    def release(self, stream: Stream, *, whole: bool = True) -> None:
+        """Release after the stream's work so far. Only a `whole` frame is published."""
+        known = stream._known_as()
+        self._check(known, enters=False)
+        self._stream = known
+        try:
+            if known is not self._signaller and value_of(self.own) < self._turn - 1:
+                self.own.wait(stream, self._turn - 1)  # values must not decrease
+            self.own.signal(stream, self._turn)
+            self._note_release(known, whole)
+        except BaseException:  # an interrupt can strike after the signal
+            self._host_release()
+            raise
 
     def end(self, failure: GpuInteropError) -> None:
         """Release after the work of the stream that acquired; do not acquire again."""
         self.failure = self.failure or failure
-        if not self._ends():
-            loop().repeat(self._ends)
+        if not self._release_if_free():
+            loop().repeat(self._release_if_free)
 
     def drop(self, turn: int) -> bool:
-        """Release a turn that was left open; False while another thread acquires or releases."""
-        return system.under(self._guard, self._drop, turn, limit=0)
+        """Release a turn that an interrupt has left open; False while another thread acquires or releases."""
+        return system.under(self._lock, self._drop, turn, limit=0)
 
     def _drop(self, turn: int) -> bool:
-        if (free := system.holds(self._guard)) and self.inside and self._turn == turn:
-            self._give_up()
+        if (free := system.holds(self._lock)) and self.inside and self._turn == turn:
+            self._host_release()
         return free
 
     def is_over(self) -> bool:
@@ -169,9 +166,9 @@ class _Turns(NoCopy):
 
     def is_free(self) -> bool:
         """Whether no other thread acquires or releases. If `failure` is set, none will."""
-        return system.under(self._guard, system.holds, self._guard, limit=0)
+        return system.under(self._lock, system.holds, self._lock, limit=0)
 
-    def lets_pass(self, word: Word) -> bool:
+    def unblock(self, word: Word) -> bool:
         """Let streams continue that wait for a side which has left or exited; False while more waits can follow."""
         free = self.is_free()  # first
         return store(word) and free
@@ -180,7 +177,7 @@ class _Turns(NoCopy):
         if self.failure is not None:
             raise again(self.failure)
         if enters and self.inside and self.abandoned == self._turn:
-            self._give_up()
+            self._host_release()
         if self.inside is enters:
             this, other = ("acquire", "release") if enters else ("release", "acquire")
             way_out = f"call {other}, or end the last with, first"
@@ -189,12 +186,12 @@ class _Turns(NoCopy):
             refuse_capture(known, self.label)
 
     @abstractmethod
-    def _note(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
         """Note on the control page that this side acquires; return what its stream must wait for."""
 
-    def _wait(self, stream: Stream, word: Word, value: int, left: Callable[[], float | None]) -> None:
+    def _wait(self, stream: Stream, word: Word, value: int, left: Left) -> None:
         if (now := value_of(word)) < value:
-            if left is not _ALWAYS or _is_here(stream):
+            if left is not _NO_LIMIT or _is_here(stream):
                 now = self._wait_here(word, value, left)
             else:
                 word.wait(stream, value)
@@ -203,54 +200,40 @@ class _Turns(NoCopy):
             raise again(self.failure)
         system.fence()  # later loads must follow the load of the value
 
-    def _wait_here(self, word: Word, value: int, left: Callable[[], float | None]) -> int:
+    def _wait_here(self, word: Word, value: int, left: Left) -> int:
         """Wait in the calling thread; check now and then whether another thread has ended this side."""
         while (now := value_of(word)) < value:
             if self.failure is not None:
                 raise again(self.failure)
             if (rest := left()) == 0:
                 who = "the writer" if word is self.writer else _name(word)
-                raise SemaphoreTimeoutError(
-                    f"{self.label} was not free in time: {who} is between acquire and release, or its stream is still "
-                    "working."
-                )
+                reason = f"{who} is between acquire and release, or its stream is still working."
+                raise SemaphoreTimeoutError(f"{self.label} was not free in time: {reason}")
             with contextlib.suppress(SemaphoreTimeoutError):
                 word.host_wait(value, timeout=system.SLICE if rest is None else min(system.SLICE, rest))
         return now
 
-    def _release(self, stream: Stream, known: KnownStream) -> None:
-        self._check(known, enters=False)
-        self._stream = known
-        try:
-            if known is not self._signaller and value_of(self.own) < self._turn - 1:
-                self.own.wait(stream, self._turn - 1)  # values must not decrease
-            self.own.signal(stream, self._turn)
-            self._leave(known)
-        except BaseException:  # an interrupt can strike after the signal
-            self._give_up()
-            raise
-
-    def _leave(self, signaller: KnownStream | None) -> None:
+    def _note_release(self, signaller: KnownStream | None, whole: bool) -> None:
         """Note the release, after the stream has the signal."""
         self._signaller, self.inside = signaller, False
 
-    def _ends(self) -> bool:
+    def _release_if_free(self) -> bool:
         """Release, unless another thread is acquiring or releasing; that thread may be waiting."""
         if free := self.is_free():
-            self._give_up()
+            self._host_release()
         return free
 
-    def _give_up(self) -> None:
-        """Signal from the host: the stream may be closed, belong to another thread, or have failed and skip signals."""
+    def _host_release(self) -> None:
+        """Release from the host: the stream may be closed, another thread's, or have failed and skip signals."""
         before, turn = self._signaller, self._turn
         if (stream := self._stream if self.inside else before) is None:
             return
-        signals = partial(self._signal_late, turn, _end_of(stream), before)
-        loop().repeat(signals)  # first, because another interrupt can strike
-        self._leave(None)
-        signals()
+        signal = partial(self._host_signal, turn, _end_of(stream), before)
+        loop().repeat(signal)  # first, because another interrupt can strike
+        self._note_release(None, whole=False)
+        signal()
 
-    def _signal_late(self, turn: int, passed: Callable[[], bool], before: KnownStream | None) -> bool:
+    def _host_signal(self, turn: int, passed: Callable[[], bool], before: KnownStream | None) -> bool:
         """Signal after a stream's work so far, and after the signal or failure of the stream `before`."""
         try:
             if (value := value_of(self.own)) < turn:
@@ -270,10 +253,11 @@ def _end_of(stream: KnownStream) -> Callable[[], bool]:
     return stream.is_idle
 
 
-class Writer(_Turns):
+class Writer(Side):
     """The side of the sharing process."""
 
-    taken = 0
+    buffer = 0
+    """The buffer that is written."""
 
     def __init__(self, page: ControlPage, own: Word, label: str) -> None:
         super().__init__(page, own, own, label)
@@ -288,13 +272,10 @@ class Writer(_Turns):
     def publish_first(self, stream: Stream | None) -> None:
         """Publish version 0, after the stream's queued work."""
         self._turn = 1
-        if stream is None:
-            self.own.host_signal(1)
-        else:
-            self.own.signal(stream, 1)
-        self._leave(None if stream is None else stream._known_as())
+        self.own.host_signal(1) if stream is None else self.own.signal(stream, 1)
+        self._note_release(None if stream is None else stream._known_as(), whole=False)
 
-    def _note(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
         self.thread = threading.get_ident()
         waits = self._take()
         if self._stream is not self._signaller:
@@ -304,55 +285,52 @@ class Writer(_Turns):
     def _take(self) -> list[tuple[Word, int]]:
         """Take a buffer to write; return the releases to wait for."""
         self.page.words[_TURN] = 2 * self._turn - 1
-        return self._uses(0)
+        return self._readers_of(0)
 
-    def _uses(self, buffer: int) -> list[tuple[Word, int]]:
+    def _readers_of(self, buffer: int) -> list[tuple[Word, int]]:
         """The readers that have not released a buffer, and the turn whose release each still owes."""
         slots, first = self.page.slots, SLOTS * buffer
-        found = []
+        readers = []
         for slot, lease in self.leases.copy().items():
-            count = min(slots[first + slot], POISON)
-            if slots[slot] != LEFT and value_of(lease) < count:  # a reader that has left has released
-                found.append((lease, count))
+            turn = min(slots[first + slot], POISON)
+            if slots[slot] != LEFT and value_of(lease) < turn:  # a reader that has left has released
+                readers.append((lease, turn))
         system.fence()  # later loads must follow the loads of the values
-        return found
+        return readers
 
-    def _leave(self, signaller: KnownStream | None) -> None:
-        self.page.publish(self._turn, self.taken)
+    def _note_release(self, signaller: KnownStream | None, whole: bool) -> None:
+        self.page.set_turn(self._turn, self.buffer)
         self._signaller, self.inside = signaller, False
 
 
 class FrameWriter(Writer):
     """The side that publishes frames, each in a buffer that no reader uses."""
 
-    whole = False
-    """Whether the release publishes the frame."""
-
     def __init__(self, page: ControlPage, own: Word, label: str, buffers: int) -> None:
         super().__init__(page, own, label)
-        self._written = [0] * buffers
-        """The turn in which each buffer was last published."""
+        self._written, self._warned = [0] * buffers, False
+        """The turn in which each buffer was last published; whether the user knows that there are too few."""
         self._readers: list[tuple[Word, int]] = []
-        """The readers of the buffer that is taken."""
-        self._warned = False
+        """The readers of `buffer`, whose releases the stream waits for."""
 
-    def begin(self, stream: Stream, timeout: float | None) -> None:
-        """Acquire a buffer, `taken`: a free one, or one that its readers' streams will release."""
-        system.under(self._guard, self._begin, stream, _time_left(timeout))
+    def begin(self, stream: Stream, timeout: float | None) -> Turn:
+        """Acquire a buffer, `buffer`: a free one, or one that its readers' streams will release."""
+        return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
-    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
-        known, queues = stream._known_as(), left is _ALWAYS and not _is_here(stream)
+    @system.locked
+    def _begin(self, stream: Stream, left: Left) -> None:
+        known, queues = stream._known_as(), left is _NO_LIMIT and not _is_here(stream)
         if self.inside:
             self._check(known, enters=True)
-        if self._find(queues=queues) is not None:
+        if self._choose_buffer(queues=queues) is not None:
             self._check(known, enters=True)
             self._wait_for_buffer(left, queues=queues)
         _acquire([(self, stream, known)], (), left)
 
-    def _wait_for_buffer(self, left: Callable[[], float | None], *, queues: bool) -> None:
+    def _wait_for_buffer(self, left: Left, *, queues: bool) -> None:
         """Block the calling thread until a buffer is free, or a stream can wait for one."""
         for pause in system.pauses():
-            if (holders := self._find(queues=queues)) is None:
+            if (holders := self._choose_buffer(queues=queues)) is None:
                 return
             if self.failure is not None:
                 raise again(self.failure)
@@ -360,48 +338,40 @@ class FrameWriter(Writer):
                 raise SemaphoreTimeoutError(f"{self.label} had no free slot in time; in use by {holders}.")
             time.sleep(pause)
 
-    def _find(self, *, queues: bool) -> str | None:
+    def _choose_buffer(self, *, queues: bool) -> str | None:
         """Take a free buffer, or with `queues` one that the stream can wait for; else return the holders' names."""
         newest = self.page.words[_TURN] >> _BUFFER
         system.full_fence()  # a reader that claims a buffer after this sees that it is not the newest
-        others = [one for one in range(len(self._written)) if one != newest]
+        others = [buffer for buffer in range(len(self._written)) if buffer != newest]
         others.sort(key=self._written.__getitem__)
         used: dict[int, list[tuple[Word, int]]] = {}
-        for self.taken in others:
-            self._readers = used[self.taken] = self._uses(self.taken)
+        for self.buffer in others:
+            self._readers = used[self.buffer] = self._readers_of(self.buffer)
             if not self._readers:
                 return None
         holders = ", ".join(dict.fromkeys(_name(lease) for uses in used.values() for lease, _ in uses))
         if not self._warned:
             self._warned = True
-            warnings.warn(
-                f"{self.label} has {len(others) + 1} slots, all in use; the writer waits for {holders}. Publish with "
-                "more slots: the readers that may read at once + 2.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        for self.taken, self._readers in reversed(used.items()):  # a slow reader holds an old one
+            problem = f"{self.label} has {len(others) + 1} slots, all in use; the writer waits for {holders}."
+            way_out = "Publish with more slots: the readers that may read at once + 2."
+            warnings.warn(f"{problem} {way_out}", RuntimeWarning, stacklevel=2)
+        for self.buffer, self._readers in reversed(used.items()):  # a slow reader holds an old one
             if queues and all(turn < POISON for _, turn in self._readers):  # a stream cannot wait for a claim
                 return None
         return holders
 
     def _take(self) -> list[tuple[Word, int]]:
-        self.whole = False
         return self._readers  # a reader that has claimed the buffer since then sees that it is not the newest
 
-    def _leave(self, signaller: KnownStream | None) -> None:
-        if self.whole:
-            self._written[self.taken] = self._turn
-            self.page.numbers[self.taken] = self.page.numbers[self.page.words[_TURN] >> _BUFFER] + 1
-            super()._leave(signaller)
+    def _note_release(self, signaller: KnownStream | None, whole: bool) -> None:
+        if whole:
+            self._written[self.buffer] = self._turn
+            self.page.numbers[self.buffer] = self.page.numbers[self.page.words[_TURN] >> _BUFFER] + 1
+            super()._note_release(signaller, whole)
         self._signaller, self.inside = signaller, False
 
-    def _give_up(self) -> None:
-        self.whole = False
-        super()._give_up()
 
-
-class Reader(_Turns):
+class Reader(Side):
     """One attachment's side."""
 
     def __init__(
@@ -410,31 +380,43 @@ class Reader(_Turns):
         super().__init__(page, writer, own, label)
         if slot >= SLOTS:
             raise PeerError(f"expected the number of a slot, got {slot!r}.")
-        self._slot = slot
-        self._lender = lender
-        """The writer, if it is in this process. It owns and closes the words and the page."""
-        self._version = 0
+        self._slot, self._version, self._lender = slot, 0, lender
+        """The lender is the writer, if it is in this process. It owns and closes the words and the page."""
 
     @property
     def version(self) -> int:
         return self._version if self.inside else self.page.newest()[0]
 
-    def _note(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
         writer, stream = self._lender, cast(KnownStream, self._stream)
         if (
             writer is not None
             and writer.inside
             and (writer._stream is stream if stream.pointer else writer.thread == threading.get_ident())
         ):
-            raise InvalidArgumentError(
-                "order",
-                f"expected {writer.label} to be released, but this thread or stream still writes it; release it, or "
-                f"{self.label} waits forever.",
-            )
+            problem = f"expected {writer.label} to be released, but this thread or stream still writes it"
+            raise InvalidArgumentError("order", f"{problem}; release it, or {self.label} waits forever.")
         self.page.slots[self._slot] = self._turn
         value = min((self.page.words[_TURN] + 1) // 2, POISON)
         self._version = value - 1
         return [(self.writer, value)]
+
+    def await_version(self, newer_than: int, left: Left, over: Callable[[], GpuInteropError | None]) -> int:
+        """Block the calling thread until there is a newer version, or `over` returns why there will be none."""
+        spins = time.monotonic() + system.SPIN_S
+        while True:
+            reason = over()  # first, so that the last version is seen before the end
+            version, word = self.page.newest()
+            if version > newer_than:
+                return version
+            if reason is not None:
+                raise reason
+            if (rest := left()) == 0:
+                raise SemaphoreTimeoutError(f"{self.label} has no version newer than {newer_than} in time.")
+            if time.monotonic() < spins:
+                system.relax()
+            else:
+                self.page.sleep(word, system.SLICE if rest is None else min(system.SLICE, rest))
 
     def close_if_released(self) -> bool:
         """If the reader has released, leave the order, and close the words and the page."""
@@ -451,7 +433,7 @@ class Reader(_Turns):
         """The writer has exited: fail the streams that wait for it, and let them continue."""
         self.failure = PeerError(ENDED)
         fail_waits(self.writer.lifetime)
-        loop().repeat(partial(self.lets_pass, self.writer))
+        loop().repeat(partial(self.unblock, self.writer))
 
 
 class FrameReader(Reader):
@@ -459,29 +441,27 @@ class FrameReader(Reader):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.buffer = 0
-        self._before: int | None = None
-        """What the claim replaced in the slot; None without a claim."""
+        self.buffer, self._replaced = 0, cast("int | None", None)
+        """The claimed buffer, and what the claim replaced in its slot; None without a claim."""
 
     @property
     def number(self) -> int:
         """Number of the claimed frame. Its version is greater if the writer has discarded frames."""
         return int(self.page.numbers[self.buffer])
 
+    @system.locked
     def claim(self, newer_than: int) -> int | None:
         """Claim the newest frame instead of the last claim; return its version, or None if there is no newer one."""
-        return system.under(self._guard, self._claim, newer_than)
-
-    def _claim(self, newer_than: int) -> int | None:
         slots = self.page.slots
         while not isinstance(self.failure, ResourceClosedError):  # after that it may have left the order
             version, word = self.page.newest()
             if version <= newer_than:
                 return None
-            self._unclaim()
+            if self._replaced is not None:
+                self.unclaim()
             self.buffer = word >> _BUFFER
             at = SLOTS * self.buffer + self._slot
-            self._before = slots[at]
+            self._replaced = slots[at]
             slots[at] = POISON
             system.full_fence()  # either the writer sees the claim, or this sees what the writer has published
             if self.page.words[_TURN] == word:
@@ -491,55 +471,93 @@ class FrameReader(Reader):
 
     def claims(self, version: int) -> bool:
         """Whether this frame is claimed and not read yet."""
-        return self._before is not None and self._version == version
+        return self._replaced is not None and self._version == version
 
+    @system.locked
     def unclaim(self) -> None:
         """Drop the claim, if there is one."""
-        system.under(self._guard, self._unclaim)
-
-    def _unclaim(self) -> None:
-        if self._before is not None and not isinstance(self.failure, ResourceClosedError):
-            self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._before, None
+        if self._replaced is not None and not isinstance(self.failure, ResourceClosedError):
+            self.page.slots[SLOTS * self.buffer + self._slot], self._replaced = self._replaced, None
 
     def is_whole(self) -> bool:
         """Whether the writer had written the frame before it exited."""
         return value_of(self.writer) % POISON > self._version
 
-    def begin(self, stream: Stream, timeout: float | None) -> None:
-        system.under(self._guard, self._begin, stream, _time_left(timeout))
+    def begin(self, stream: Stream, timeout: float | None) -> Turn:
+        """Acquire the claimed frame."""
+        return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
-    def _begin(self, stream: Stream, left: Callable[[], float | None]) -> None:
+    @system.locked
+    def _begin(self, stream: Stream, left: Left) -> None:
         known = stream._known_as()
-        if left is not _ALWAYS:  # first, so that after a time-out the frame is still claimed
+        if left is not _NO_LIMIT:  # first, so that after a time-out the frame is still claimed
             self._check(known, enters=True)
             self._wait_here(self.writer, self._version + 1, left)
         _acquire([(self, stream, known)], (), left)
 
-    def _note(self) -> Sequence[tuple[Word, int]]:
-        self.page.slots[SLOTS * self.buffer + self._slot], self._before = self._turn, None
+    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
+        self.page.slots[SLOTS * self.buffer + self._slot], self._replaced = self._turn, None
         return [(self.writer, self._version + 1)]
 
+    def release(self, stream: Stream, *, whole: bool = True) -> None:
+        """Release, unless the writer has exited, so that no process writes the buffer, or `end` has released."""
+        try:
+            if self.failure is None:
+                super().release(stream)
+        except PeerError:  # the writer has just exited
+            pass
 
-Side = tuple[_Turns, Stream, KnownStream]
+
+class Turn(NoCopy):
+    """A side's turn in a ``with``. If an interrupt loses it, the loop releases."""
+
+    _number = 0
+
+    def __init__(self, side: Side, stream: Stream) -> None:
+        self._side, self._stream, self._number = side, stream, side._turn + 1
+
+    def begin(self, acquire: Callable[[*Ts], object], *arguments: *Ts) -> Self:
+        try:
+            acquire(*arguments)
+        except Exception:  # nothing is acquired, or it is released already
+            self._number = 0
+            raise
+        return self
+
+    def publish(self) -> None:
+        """Release after the stream's work. A writer's bytes are the next version, or frame."""
+        self._side.release(self._stream)
+
+    def drop(self) -> None:
+        """Release without publishing the frame. Arrays, which have changed in place, are published all the same."""
+        self._side.release(self._stream, whole=False)
+
+    def __del__(self) -> None:
+        if (number := self._number) and self._side.inside and self._side._turn == number:
+            self._side.abandoned = number
+            loop().repeat(partial(self._side.drop, number))
 
 
-def acquire_all(sides: Sequence[Side], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
+Entry = tuple[Side, Stream, KnownStream]
+"""A side, and the stream for which it acquires."""
+
+
+def acquire_all(entries: Sequence[Entry], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
     """Acquire several sides at once, with the locks of their pages; none if one fails.
 
     A stream acquires long before it has waited. If two streams acquired pages one by one, each could be first at
     one page, and then they would wait for each other.
     """
-    left = _time_left(timeout)
-    guards: list[threading.RLock] = []
+    left, held = _time_left(timeout), list[threading.RLock]()
     try:
-        for one, *_ in sides:
-            guards.append(one._guard)
-            one._guard.acquire()
-        _acquire(sides, locks, left)
+        for side, *_ in entries:
+            held.append(side._lock)
+            side._lock.acquire()
+        _acquire(entries, locks, left)
     finally:
-        for guard in reversed(guards):
+        for lock in reversed(held):
             try:  # noqa: SIM105 - as `system.under`
-                guard.release()
+                lock.release()
             except RuntimeError:
                 pass
 
@@ -553,41 +571,41 @@ def _name(word: Word) -> str:
     return word.lifetime.naming[2] or word.label
 
 
-def _time_left(timeout: float | None) -> Callable[[], float | None]:
+def _time_left(timeout: float | None) -> Left:
     limit = check_timeout(timeout)
-    return _ALWAYS if limit is None else system.seconds_left(limit)
+    return _NO_LIMIT if limit is None else system.seconds_left(limit)
 
 
-def _acquire(sides: Sequence[Side], locks: Sequence[timeline.Lock], left: Callable[[], float | None]) -> None:
-    for one, _, known in sides:
-        one._check(known, enters=True)
+def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Left) -> None:
+    for side, _, known in entries:
+        side._check(known, enters=True)
     try:
-        waits = timeline.Lock.run_all(locks, _enter, sides)
-        for one, stream, word, value in waits:
-            one._wait(stream, word, value, left)
+        waits = timeline.Lock.run_all(locks, _enter, entries)
+        for side, stream, word, value in waits:
+            side._wait(stream, word, value, left)
     except BaseException:  # other sides may already wait for the release of this turn
-        for one, *_ in sides:
-            one._give_up()
+        for side, *_ in entries:
+            side._host_release()
         raise
 
 
-def _enter(sides: Sequence[Side]) -> list[tuple[_Turns, Stream, Word, int]]:
+def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, Word, int]]:
     waits = []
-    for one, stream, known in sides:
-        one._turn, one._stream, one.inside = one._turn + 1, known, True
-        for word, value in one._note():
-            waits.append((one, stream, word, value))
+    for side, stream, known in entries:
+        side._turn, side._stream, side.inside = side._turn + 1, known, True
+        for word, value in side._note_acquire():
+            waits.append((side, stream, word, value))
     return waits
 
 
-_sides: Final[WeakSet[_Turns]] = WeakSet()
+_sides: Final[WeakSet[Side]] = WeakSet()
 
 
 @after_fork
 def _forked() -> None:
-    """Keep a child from the pages of its parent, whose threads may hold the guards."""
+    """Keep a child from the pages of its parent, whose threads may hold the locks."""
     for side in _sides.copy():
-        side.failure, side.inside, side._guard = side.own.lifetime.refusal(), False, threading.RLock()
+        side.failure, side.inside, side._lock = side.own.lifetime.refusal(), False, threading.RLock()
 
 
 def value_of(word: Word) -> int:

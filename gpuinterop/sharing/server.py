@@ -1,6 +1,7 @@
-"""The sharing process's server: one socket per process, the links of other processes, and the counts.
+"""Answers the requests of other processes for what this one shares.
 
-The first share makes it, and it lasts until the process exits.
+A process has one server: a socket, the links of other processes, and the counts. The first share makes it, and it lasts
+until the process exits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from multiprocessing.util import Finalize
-from typing import Any, Final, TypeVar, TypeVarTuple, cast
+from typing import Final, TypeVar, TypeVarTuple, cast
 
 from .. import system
 from .._arguments import NoCopy, check_int
@@ -34,23 +35,10 @@ from ..errors import ArgumentTypeError, DriverError, InvalidArgumentError, PeerE
 from ..handles import EventFd, FdHandle, Handle, IpcMemHandle, OpaqueFd
 from ..ipc import MAX_FDS, Connection, Message, peer
 from .counts import Holds, Sums, Words
-from .loop import TICK_S, One, loop
-from .messages import (
-    ATTACH,
-    BLOCKS,
-    DONE,
-    ENROL,
-    ERRORS,
-    FAILED,
-    HELLO,
-    MAX_ADDRESS,
-    MAX_ERROR,
-    SHARE,
-    Descriptor,
-    Region,
-    boot_id,
-)
+from .loop import TICK_S, Singleton, loop
+from .messages import ATTACH, BLOCKS, DONE, ENROL, HELLO, MAX_ADDRESS, SHARE, Descriptor, Region, boot_id, failure
 
+SomeOffer = TypeVar("SomeOffer", bound="Offer")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -64,23 +52,37 @@ CLOSED: Final = "the share was closed; ask its process for a new descriptor."
 
 
 class Offer:
-    """An object with a slot. The loop calls `encoded`, if it can be attached, and `enrol`, if it has an order."""
+    """An object with a slot, which other processes can hold: all that the server calls.
+
+    The server enters and finds it under its lock, and calls the methods without that lock, except `poll`.
+    """
 
     token = secrets.token_bytes(16)
     serial = slot = 0
     users: Collection[int] = ()
     threaded = True
-    blocks: Sequence[Exported] = ()
+    blocks: Sequence[SharedBlock] = ()
 
-    def end(self) -> None: ...
+    def encoded(self) -> bytes:
+        """The `Contents`, for a process that attaches."""
+        raise PeerError("expected a share of arrays, got an object that cannot be attached.")
+
+    def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
+        """A reader's place in the order, and the handles for its process."""
+        raise PeerError("expected a share of arrays, got an object without an order.")
+
+    def poll(self) -> None:
+        """Drop the readers that have left. Called while readers are in the order."""
+
+    def end(self) -> None:
+        """No process holds the object any more."""
 
 
-class Exported:
+class SharedBlock:
     """A block that other processes can request."""
 
     def __init__(self, number: int, device: Device, block: Block) -> None:
-        self.number, self.device, self.block = number, device, block
-        self.uses = 0
+        self.number, self.device, self.block, self.uses = number, device, block, 0
 
     def export(self) -> Handle:
         """Make a handle for another process."""
@@ -95,43 +97,40 @@ class Exported:
         return cast(IpcMemHandle, self.export()).data if self.block.kind.handle_type is IpcMemHandle else b""
 
 
-def region_of(blocks: Sequence[Exported]) -> Region:
+def region_of(blocks: Sequence[SharedBlock]) -> Region:
     """Blocks at consecutive addresses, in the form that other processes receive."""
-    kind, sizes = blocks[0].block.kind.handle_type, tuple(one.block.size for one in blocks)
-    return Region(kind, tuple(one.number for one in blocks), sizes, blocks[0].data)
+    numbers, sizes = tuple(shared.number for shared in blocks), tuple(shared.block.size for shared in blocks)
+    return Region(blocks[0].block.kind.handle_type, numbers, sizes, blocks[0].data)
 
 
 class Guest(NoCopy):
     """Another process with a link to this one."""
 
     def __init__(self, link: socket.socket) -> None:
-        self.connection = Connection(link)
+        self.connection, self.ended = Connection(link), False
         self.pid, self.user = peer(link)
         self.counts: Words | None = None
-        self.blocks: set[int] = set()
+        self.blocks = set[int]()
         """The blocks of the shares it has attached; a process of another user can request only these."""
-        self.ended = False
 
 
 class Server(NoCopy):
     """The socket, the links of other processes, and the counts of this process."""
 
     def __init__(self) -> None:
-        self.nonce = secrets.token_bytes(16)
-        self.offers: dict[int, Any] = {}
-        self.ordered: dict[Any, None] = {}
+        self.nonce, self._name = secrets.token_bytes(16), f"gpuinterop-{secrets.token_hex(8)}.sock"
+        self.offers: dict[int, Offer] = {}
+        self.ordered: dict[Offer, None] = {}
         """The offers that have readers in their order."""
         self._lock = threading.RLock()
         """Held to change offers, counts and blocks; only the loop changes the rest."""
-        self._users: frozenset[int] = frozenset()
-        self._serials = itertools.count(1)
+        self._users, self._serials = frozenset[int](), itertools.count(1)
         self._guests: dict[Guest, None] = {}
-        self._blocks: dict[tuple[Device, Block], Exported] = {}
-        self._numbers: dict[int, Exported] = {}
-        self._name = f"gpuinterop-{secrets.token_hex(8)}.sock"
-        _tidy(place := folder())
+        self._blocks: dict[tuple[Device, Block], SharedBlock] = {}
+        self._numbers: dict[int, SharedBlock] = {}
         self.me = Holds()
         """The slots of its own that this process holds."""
+        _tidy(place := folder())
         with ExitStack() as undo:
             self.me.counts = self.me.theirs = page = Words()
             undo.callback(page.handle.close)
@@ -161,12 +160,13 @@ class Server(NoCopy):
             self._send(offer, messages)
 
     @system.locked
-    def find(self, one: Descriptor, attached: bool) -> Any:
+    def find(self, descriptor: Descriptor, kind: type[SomeOffer], *, attached: bool) -> SomeOffer:
         """The offer that a descriptor opens. If it is closed, only for a process that has attached."""
-        offer = self.offers.get(one.slot)
-        if offer is None or offer.serial != one.serial or not (attached or self.me.is_open(one.slot, one.serial)):
+        slot, serial = descriptor.slot, descriptor.serial
+        offer = self.offers.get(slot)
+        if not isinstance(offer, kind) or offer.serial != serial or not (attached or self.me.is_open(slot, serial)):
             raise ResourceClosedError(CLOSED)
-        if not hmac.compare_digest(one.token, offer.token):
+        if not hmac.compare_digest(descriptor.token, offer.token):
             raise PeerError("the token is not this share's; pass the descriptor unchanged.")
         return offer
 
@@ -213,36 +213,36 @@ class Server(NoCopy):
             shown(offer.end)
 
     @system.locked
-    def _over(self) -> list[Any]:
+    def _over(self) -> list[Offer]:
         for offer in list(self.ordered):
             offer.poll()
         return [self.offers.pop(slot) for slot in self._sums.over()]
 
     @system.locked
-    def use(self, device: Device, blocks: Iterable[Block]) -> list[Exported]:
+    def use(self, device: Device, blocks: Iterable[Block]) -> list[SharedBlock]:
         """Find or assign the numbers of blocks, which stay in use until `drop`."""
-        found = []
+        used = []
         for block in blocks:
-            if (one := self._blocks.get((device, block))) is None:
-                one = self._blocks[device, block] = Exported(next(self._serials), device, block)
-                self._numbers[one.number] = one
-            one.uses += 1
-            found.append(one)
-        return found
+            if (shared := self._blocks.get((device, block))) is None:
+                shared = self._blocks[device, block] = SharedBlock(next(self._serials), device, block)
+                self._numbers[shared.number] = shared
+            shared.uses += 1
+            used.append(shared)
+        return used
 
     @system.locked
-    def drop(self, blocks: Iterable[Exported]) -> None:
+    def drop(self, blocks: Iterable[SharedBlock]) -> None:
         """Undo one `use` of blocks."""
-        for one in blocks:
-            one.uses -= 1
-            if not one.uses:
-                del self._blocks[one.device, one.block], self._numbers[one.number]
+        for shared in blocks:
+            shared.uses -= 1
+            if not shared.uses:
+                del self._blocks[shared.device, shared.block], self._numbers[shared.number]
                 for guest in list(self._guests):
-                    guest.blocks.discard(one.number)
+                    guest.blocks.discard(shared.number)
 
     def serve(self, timeout: float | None) -> None:
         """Serve in the calling thread until the time-out, or until the last offer without a thread has ended."""
-        loop().run(system.seconds_left(timeout), lambda: all(one.threaded for one in list(self.offers.values())))
+        loop().run(system.seconds_left(timeout), lambda: all(offer.threaded for offer in list(self.offers.values())))
 
     def _rung(self, _events: int) -> None:
         """Add up the counts, at most once in `TICK_S`."""
@@ -261,43 +261,46 @@ class Server(NoCopy):
 
     def forget(self) -> None:
         """Close the descriptors of a forked child's copy."""
-        for link in (self._listener, *(one.connection.socket for one in self._guests)):
+        for link in (self._listener, *(guest.connection.socket for guest in self._guests)):
             link.close()
-        for handle in (self.me.bell, self.me.counts.handle):
-            handle.close()
+        self.me.bell.close()
+        self.me.counts.handle.close()
 
     # -- the socket --------------------------------------------------------------------------------------------------
 
     def _listen(self, place: str) -> tuple[socket.socket, str]:
         path = os.path.join(place, self._name)
         if len(os.fsencode(path)) > MAX_ADDRESS:
-            raise InvalidArgumentError(
-                VARIABLE, f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
-            )
+            problem = f"expected a path of {MAX_ADDRESS} bytes or fewer, got {path}; set a shorter folder."
+            raise InvalidArgumentError(VARIABLE, problem)
         hidden = os.path.join(place, f".gpuinterop-{secrets.token_hex(8)}")  # shorter than the path
         listener = system.call("socket", socket.socket, socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
+
+        def bind() -> None:
             os.fchmod(listener.fileno(), 0o600)  # bind creates the file with this mode; the umask is process-wide
             listener.bind(hidden)
             listener.listen(1024)
             os.rename(hidden, path)  # from now on, a refused connection means that the process has exited
             loop().watch(listener.fileno(), self._welcome)
-        except OSError as error:
+
+        try:
+            in_folder(VARIABLE, f"bind({path})", bind)
+        except DriverError:
             listener.close()
             with contextlib.suppress(OSError):
                 os.unlink(hidden)
-            raise _folder_error(VARIABLE, f"bind({path})", error) from error
+            raise
         return listener, path
 
     @system.locked
     def _check_socket(self) -> None:
         """Make the socket again if it was removed, for example by a cleaner of /tmp: descriptors contain its path."""
         if not os.path.exists(self._path):
-            gone, place = self._listener, os.path.dirname(self._path)
+            removed, place = self._listener, os.path.dirname(self._path)
             in_folder(VARIABLE, f"mkdir({place})", os.makedirs, place, 0o711 if self._users else 0o700, True)
             self._listener, _ = self._listen(place)
-            loop().unwatch(gone.fileno())
-            gone.close()
+            loop().unwatch(removed.fileno())
+            removed.close()
             if self._users:
                 _open_to_all(self._path)
 
@@ -309,10 +312,9 @@ class Server(NoCopy):
     def _welcome(self, _events: int) -> None:
         try:
             link, _ = self._listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # out of descriptors; meanwhile other threads can close some
-            time.sleep(TICK_S)
+        except OSError as error:
+            if not isinstance(error, BlockingIOError):  # out of descriptors; meanwhile other threads can close some
+                time.sleep(TICK_S)
             return
         link.settimeout(None)  # else Python waits for the program's default time-out
         guest = Guest(link)
@@ -343,7 +345,7 @@ class Server(NoCopy):
 
     def _refuse(self, guest: Guest, error: Exception) -> None:
         with contextlib.suppress(OSError):
-            guest.connection.send(*_failed(error, 1))
+            guest.connection.send(*failure(error, 1))
         self._dismiss(guest)
 
     def _dismiss(self, guest: Guest) -> None:
@@ -361,17 +363,17 @@ class Server(NoCopy):
     def _answer(self, guest: Guest, message: Message) -> None:
         handles = list[Handle]()
         try:
-            body = self._asked(guest, message, handles)
+            body = self._body_of(guest, message, handles)
         except BaseException as error:  # including errors of a driver or an array library
             for handle in handles:
                 handle.close()
-            guest.connection.send(*_failed(error, message.number))
+            guest.connection.send(*failure(error, message.number))
             if not isinstance(error, Exception):
                 raise
         else:
             guest.connection.send(DONE, message.number, body, handles, owned=True)
 
-    def _asked(self, guest: Guest, message: Message, handles: list[Handle]) -> bytes:
+    def _body_of(self, guest: Guest, message: Message, handles: list[Handle]) -> bytes:
         """Return the body of the answer, and append its handles."""
         if message.kind == HELLO:
             if message.body != self.nonce:
@@ -387,31 +389,25 @@ class Server(NoCopy):
             blocks = [self._numbers.get(number) for number in numbers]
             if None in blocks or not (guest.user == os.geteuid() or guest.blocks.issuperset(numbers)):
                 raise ResourceClosedError(CLOSED)
-            handles.extend(one.export() for one in blocks if one is not None)
+            handles.extend(shared.export() for shared in blocks if shared is not None)
             return b""
         if message.kind not in (ATTACH, ENROL):
             raise PeerError(f"expected a request of this version, got one of kind {message.kind}.")
         serial, slot, token = SHARE.unpack_from(message.body)
-        offer = self.find(Descriptor(b"", self.nonce, serial, slot, token, ""), message.kind == ENROL)
+        descriptor = Descriptor(b"", self.nonce, serial, slot, token, "")
+        offer = self.find(descriptor, Offer, attached=message.kind == ENROL)
         check_peer(guest.connection.socket, offer.users)
         if message.kind == ENROL:
-            place, found = offer.enrol(guest, message.body[SHARE.size :])
-            handles.extend(found)
-            return int(place).to_bytes(4, "little")
-        contents: bytes = offer.encoded()
-        numbers = [one.number for one in offer.blocks]
+            place, exported = offer.enrol(guest, message.body[SHARE.size :])
+            handles.extend(exported)
+            return place.to_bytes(4, "little")
+        contents = offer.encoded()
+        numbers = [shared.number for shared in offer.blocks]
         if guest.blocks.isdisjoint(numbers):  # else it asks for the blocks that it lacks
-            beside = [one for one in offer.blocks if one.block.kind.handle_type is not IpcMemHandle]
-            handles.extend(one.export() for one in beside[:MAX_FDS])
+            sent = [shared for shared in offer.blocks if shared.block.kind.handle_type is not IpcMemHandle]
+            handles.extend(shared.export() for shared in sent[:MAX_FDS])
         guest.blocks.update(numbers)
         return contents
-
-
-def _failed(error: BaseException, number: int) -> tuple[int, int, bytes]:
-    """Kind, number and body of the answer to a request that failed."""
-    which = type(error) if type(error) in ERRORS else PeerError
-    text = str(error) if which is type(error) else f"in the sharing process: {type(error).__name__}: {error}"
-    return FAILED + ERRORS.index(which), number, text.encode(errors="replace")[:MAX_ERROR]
 
 
 def has_hung_up(link: socket.socket) -> bool:
@@ -426,11 +422,9 @@ def check_peer(link: socket.socket, users: Collection[int]) -> None:
     """Refuse the other side's user, unless it is this process's own or one of `users`."""
     (_, user), mine = peer(link), os.geteuid()
     if user == _OVERFLOW or (user != mine and user not in users):
-        raise PeerError(
-            f"expected a process of user {mine}, got one of user {user}"
-            + (", the id of users in other namespaces" if user == _OVERFLOW else "")
-            + "; run both as one user, or name it in users= on both sides."
-        )
+        got = f"{user}, the id of users in other namespaces" if user == _OVERFLOW else user
+        way_out = "run both as one user, or name it in users= on both sides."
+        raise PeerError(f"expected a process of user {mine}, got one of user {got}; {way_out}")
 
 
 def users_of(users: Iterable[int]) -> frozenset[int]:
@@ -443,10 +437,10 @@ def users_of(users: Iterable[int]) -> frozenset[int]:
 def folder() -> str:
     """The folder of this process's socket and names, which no other user can write."""
     for name in (VARIABLE, "XDG_RUNTIME_DIR"):
-        if given := os.environ.get(name):
-            if not os.path.isdir(given):
-                raise InvalidArgumentError(name, f"expected a folder, got {given!r}; make it, or set {VARIABLE}.")
-            return _checked(VARIABLE, os.path.realpath(given))
+        if path := os.environ.get(name):
+            if not os.path.isdir(path):
+                raise InvalidArgumentError(name, f"expected a folder, got {path!r}; make it, or set {VARIABLE}.")
+            return _checked(VARIABLE, os.path.realpath(path))
     return private_folder(VARIABLE)
 
 
@@ -458,32 +452,21 @@ def private_folder(variable: str) -> str:
 
 
 def _checked(variable: str, path: str) -> str:
-    found = in_folder(variable, f"lstat({path})", os.lstat, path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise InvalidArgumentError(
-            variable,
-            f"expected {path!r} to be a folder of user {os.geteuid()} that no other user can write, got "
-            f"{stat.filemode(found.st_mode)} of user {found.st_uid}; fix both, or set {variable} to another folder.",
-        )
+    status, user = in_folder(variable, f"lstat({path})", os.lstat, path), os.geteuid()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o022:
+        expected = f"expected {path!r} to be a folder of user {user} that no other user can write"
+        got = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
+        raise InvalidArgumentError(variable, f"{expected}, got {got}; fix both, or set {variable} to another folder.")
     return path
 
 
-def in_folder(variable: str, name: str, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
+def in_folder(variable: str, name: str, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
     """Make a system call in the folder that `variable` can set."""
-    try:
-        return call(*arguments)
-    except OSError as error:
-        raise _folder_error(variable, name, error) from error
+    return system.call(name, function, *arguments, advice=f"set {variable} to a folder that this user can write")
 
 
-def _folder_error(variable: str, name: str, error: OSError) -> DriverError:
-    code = error.errno or 0
-    way_out = f"{os.strerror(code)}; set {variable} to a folder that this user can write"
-    return system.driver_error(name, code, "" if code in (errno.EMFILE, errno.ENFILE) else way_out)
-
-
-def _is_our_socket(found: os.stat_result) -> bool:
-    return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid()
+def _is_our_socket(status: os.stat_result) -> bool:
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _tidy(place: str) -> None:
@@ -494,11 +477,9 @@ def _tidy(place: str) -> None:
     with contextlib.suppress(OSError), os.scandir(place) as files:
         for file in files:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-                if not (file.name.startswith("gpuinterop-") and file.name.endswith(".sock")):
-                    continue
-                if not _is_our_socket(file.stat(follow_symlinks=False)):
-                    continue
-                if probe.connect_ex(file.path) == errno.ECONNREFUSED:
+                named = file.name.startswith("gpuinterop-") and file.name.endswith(".sock")
+                ours = named and _is_our_socket(file.stat(follow_symlinks=False))
+                if ours and probe.connect_ex(file.path) == errno.ECONNREFUSED:
                     os.unlink(file.path)
 
 
@@ -515,12 +496,12 @@ def _open_to_all(path: str) -> None:
 
 # -- this process's server ---------------------------------------------------------------------------------------------
 
-server: Final = One(Server)
+server: Final = Singleton(Server)
 
 
 def is_here(process: bytes) -> bool:
     """Whether a number identifies this process."""
-    return any(one.nonce == process for one in server.made)
+    return any(made.nonce == process for made in server.made)
 
 
 @after_fork

@@ -1,4 +1,4 @@
-"""The sharing side: it holds arrays, describes them to readers, and publishes their versions."""
+"""Shares arrays: holds them, describes them to readers, and publishes their versions."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ..backend import SharingBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError
 from ..handles import Handle, TimelineFd
 from .arrays import Access, Arrays
-from .attachments import SharedMemory, memory_of
 from .counts import Holds
 from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
+from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
-from .order import LEFT, SLOTS, ControlPage, FrameWriter, Side, Word, Writer
+from .order import LEFT, SLOTS, ControlPage, Entry, FrameWriter, Word, Writer
 from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
-_LOOKS: Final = 8
+_CHECKS: Final = 8
 """Number of arrays that each acquire checks; more would slow it down."""
 
 
-class Offered(NoCopy, Offer):
+class ArrayOffer(NoCopy, Offer):
     """The part of a share that readers use. It ends when the share is closed and no process holds it."""
 
     def __init__(
@@ -47,60 +47,53 @@ class Offered(NoCopy, Offer):
         self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
         self.buffers = buffers
         """Number of slots, if the share has frames."""
-        self._is_written = self._is_checked = False
+        self._is_written = self._is_checked = self.is_over = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
         runs, places = locate(device, arrays)
         self.addresses = [run[0].address for run in runs]
         self.blocks = server().use(device, itertools.chain.from_iterable(runs))
-        try:
+        with ExitStack() as undo:
+            undo.callback(server().drop, self.blocks)
             blocks = iter(self.blocks)
             regions = [region_of(list(itertools.islice(blocks, len(run)))) for run in runs]
-            placed = {name: Placed(*places[name], one.layout, one.read_only) for name, one in arrays.items()}
+            placed = {name: Placed(*places[name], array.layout, array.read_only) for name, array in arrays.items()}
             self.contents = Contents(os.getpid(), single, device.identity, regions, placed)
             self._encoded = bytes(self.contents)
-        except BaseException:
-            server().drop(self.blocks)
-            raise
-        self.movable = [name for name, one in arrays.items() if one.data_ptr is not None]
-        self._next = itertools.cycle(self.movable)
-        self._lock = threading.RLock()
+            undo.pop_all()
+        self.movable = [name for name, array in arrays.items() if array.data_ptr is not None]
+        self._next, self._lock = itertools.cycle(self.movable), threading.RLock()
         self._writer: Writer | None = None
         self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
         """The process and the number of each reader that has a place in the order."""
         self._leaving: set[Word] = set()
         """Timelines of readers that have left. Streams may still wait for them."""
-        self.is_over = False
 
     # -- the server --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise `ResourceClosedError` if an array's library has freed or moved its memory."""
         check_pointers(self.arrays)
-        if not all(cast(SharingBackend, self.device.driver).is_there(one.block) for one in self.blocks):
+        if not all(cast(SharingBackend, self.device.driver).is_there(shared.block) for shared in self.blocks):
             raise ResourceClosedError("the memory that was shared has been freed, and may be another array's now.")
 
     def check_some(self) -> None:
         """Raise if one of the next few arrays has moved to other memory: readers would not see what is written."""
-        names = itertools.islice(self._next, min(_LOOKS, len(self.movable)))
+        names = itertools.islice(self._next, min(_CHECKS, len(self.movable)))
         check_pointers({name: self.arrays[name] for name in names})
 
     def encoded(self) -> bytes:
         self.check()
         return self._encoded
 
-    def enrol(self, guest: Guest | Holds, number: bytes) -> tuple[int, Sequence[Handle]]:
-        place = self.take_place(guest, number)
-        writer = self.writer()
-        try:
-            with ExitStack() as undo:
-                export = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
-                handles: list[Handle] = [undo.enter_context(one()) for one in export]
-                undo.pop_all()
-                return place, handles
-        except BaseException:
-            self._places.pop(place)
-            writer.leases.pop(place).close()
-            raise
+    def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
+        place, writer = self.take_place(guest, number), self.writer()
+        with ExitStack() as undo:
+            undo.callback(lambda: writer.leases.pop(place).close())
+            undo.callback(self._places.pop, place)
+            exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
+            handles: list[Handle] = [undo.enter_context(export()) for export in exports]
+            undo.pop_all()
+            return place, handles
 
     def poll(self) -> None:
         """Drop the readers that have left the order or detached, or whose process has exited."""
@@ -108,17 +101,17 @@ class Offered(NoCopy, Offer):
             for place, (guest, _) in self._places.copy().items():
                 attached = not guest.ended and guest.counts is not None and guest.counts.holds(self.slot)
                 if writer.page.slots[place] == LEFT or not attached:
-                    self._let_go(writer, [place])
+                    self._drop_readers(writer, [place])
 
-    def _let_go(self, writer: Writer, places: Iterable[int]) -> None:
+    def _drop_readers(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
-            if self._places.pop(place, None) is not None:  # two threads can look at once
+            if self._places.pop(place, None) is not None:  # two threads can do this at once
                 own = writer.leases.pop(place)
                 self._leaving.add(own)
-                loop().repeat(partial(self._lets_go, writer, own))
+                loop().repeat(partial(self._unblock, writer, own))
 
-    def _lets_go(self, writer: Writer, own: Word) -> bool:
-        if over := writer.lets_pass(own):
+    def _unblock(self, writer: Writer, own: Word) -> bool:
+        if over := writer.unblock(own):
             own.close()
             self._leaving.discard(own)
         return over
@@ -133,24 +126,22 @@ class Offered(NoCopy, Offer):
                 own = undo.enter_context(self.device.create_semaphore(TimelineFd))
                 page = undo.enter_context(closing(ControlPage(buffers=max(1, self.buffers))))
                 arguments = page, own, self.label
-                made = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
-                made.publish_first(stream)
+                writer = FrameWriter(*arguments, self.buffers) if self.buffers else Writer(*arguments)
+                writer.publish_first(stream)
                 undo.pop_all()
-            self._writer = made  # last, so that no reader waits for a version that is never published
+            self._writer = writer  # last, so that no reader waits for a version that is never published
         return self._writer
 
+    @system.locked
     def take_place(self, guest: Guest | Holds, number: bytes) -> int:
         """A reader's place in the order. The loop calls this, and so do threads of this process that attach."""
-        return system.under(self._lock, self._take_place, guest, number)
-
-    def _take_place(self, guest: Guest | Holds, number: bytes) -> int:
         if self.is_over:
             raise ResourceClosedError(f"{self.label} is closed; share the arrays again.")
         writer = self.writer()
         for taken, reader in self._places.items():
             if reader == (guest, number):  # it asks again after it gave up waiting for the answer
                 return taken
-        place = next((one for one in range(SLOTS) if one not in writer.leases), None)
+        place = next((slot for slot in range(SLOTS) if slot not in writer.leases), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
@@ -168,20 +159,19 @@ class Offered(NoCopy, Offer):
         if self._is_checked:  # not `_is_written`: an interrupt may end the check
             return
         self._is_written = True  # before the check, because another thread may check too
-        if rival := next(filter(self._is_rival, list(server().offers.values())), None):
-            self._is_written = False
-            raise InvalidArgumentError(
-                "arrays", f"expected bytes that one share writes, {rival.label} writes some of them, too; close one."
-            )
+        for other in list(server().offers.values()):
+            if isinstance(other, ArrayOffer) and self._is_rival(other):
+                self._is_written = False
+                problem = f"expected bytes that one share writes, {other.label} writes some of them, too; close one."
+                raise InvalidArgumentError("arrays", problem)
         self._is_checked = True
 
-    def _is_rival(self, other: Any) -> bool:
-        if other is self or not isinstance(other, Offered) or set(self.blocks).isdisjoint(other.blocks):
-            return False
-        if not (other._is_written and server().me.is_open(other.slot, other.serial)):
+    def _is_rival(self, other: ArrayOffer) -> bool:
+        unrelated = other is self or set(self.blocks).isdisjoint(other.blocks)
+        if unrelated or not (other._is_written and server().me.is_open(other.slot, other.serial)):
             return False
         ends = [0, 0]
-        spans = [(*one.span, which) for which in (0, 1) for one in (self, other)[which].arrays.values()]
+        spans = [(*array.span, which) for which in (0, 1) for array in (self, other)[which].arrays.values()]
         for start, end, which in sorted(spans):
             if start < min(end, ends[1 - which]):
                 return True
@@ -203,14 +193,14 @@ class Offered(NoCopy, Offer):
 
     def end(self) -> None:
         """End the offer: it is withdrawn, and no process holds it, not even one that gave up while it enrolled."""
-        if not self._has_ended():  # the server has just looked, and looks again for each reader that leaves
+        if not self._has_ended():  # else the loop asks again, as readers may still wait
             loop().repeat(self._has_ended)
 
     @system.locked
     def _has_ended(self) -> bool:
         """Free everything; False while a thread of the writer still works, or a reader may still wait."""
         if (writer := self._writer) is not None:
-            self._let_go(writer, list(self._places))  # includes places taken meanwhile
+            self._drop_readers(writer, list(self._places))  # includes places taken meanwhile
             if not writer.is_over() or self._places or self._leaving:
                 return False
             self._writer = None
@@ -224,10 +214,7 @@ class Offered(NoCopy, Offer):
 
     def serves_out(self) -> bool:
         """Whether the share has ended. Without a thread, this call serves the readers that are left."""
-        if self.threaded:
-            server().poll()
-        else:
-            server().serve(0.0)
+        server().poll() if self.threaded else server().serve(0.0)
         return self.is_over
 
 
@@ -251,13 +238,12 @@ class ArrayShare(Arrays):
 
     _instead = "send bytes(shared) or str(shared), and call gpuinterop.attach there."
 
-    def __init__(self, offer: Offered, stream: Stream | None, label: str | None) -> None:
+    def __init__(self, offer: ArrayOffer, stream: Stream | None, label: str | None) -> None:
         device = offer.device
         noun = "Publisher" if offer.buffers else "ArrayShare"
-        super().__init__(Lifetime(noun, Offered.close, device=device.streams, label=label))
-        self.device, self._contents = device, offer.contents
-        offer.label = self.label
-        self._immutable = next((name for name, one in offer.contents.arrays.items() if one.read_only), None)
+        super().__init__(Lifetime(noun, ArrayOffer.close, device=device.streams, label=label))
+        self.device, self._contents, self._offer, offer.label = device, offer.contents, offer, self.label
+        self._immutable = next((name for name, placed in offer.contents.arrays.items() if placed.read_only), None)
         if stream is not None:
             offer.writer(stream)
         server().enter(offer, 0)
@@ -274,12 +260,6 @@ class ArrayShare(Arrays):
         ------
         ResourceClosedError
             `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared:
-        ...     len(bytes(shared)) < 250
-        True
         """
         return self.lifetime.use(lambda offer: server().descriptor(offer))
 
@@ -287,12 +267,6 @@ class ArrayShare(Arrays):
         """Return the descriptor as text: letters, digits, ``-`` and ``_``, for a command line, a URL or JSON.
 
         The text is as secret as the bytes, so do not log it. Log the `repr` instead.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4)) as shared, gi.attach(str(shared)) as attached:
-        ...     attached.view.shape
-        (4,)
         """
         return base64.urlsafe_b64encode(bytes(self)).decode().rstrip("=")
 
@@ -323,8 +297,7 @@ class ArrayShare(Arrays):
         ...         shared.serve(timeout=0)
         """
         limit = check_timeout(timeout)
-        offer: Offered = self.lifetime.use(lambda offer: offer)
-        if offer.threaded:
+        if self.lifetime.use(lambda offer: offer).threaded:
             raise InvalidArgumentError("serve", "a thread of the library serves this share; share with threaded=False.")
         server().serve(limit)
 
@@ -355,16 +328,13 @@ class ArrayShare(Arrays):
         >>> attached.close()
         >>> shared.close(timeout=10)
         """
-        offer: Offered = self.lifetime.handle
         limit = check_timeout(timeout)  # first, so that a bad argument closes nothing
         if not self.closed:
-            offer.leave()
+            self._offer.leave()
         super().close(timeout)
-        if timeout is not None and not system.until(offer.serves_out, limit):
-            count = server().holders(offer.slot)
-            raise ResourceBusyError(
-                f"{self.label} is still in use after close({limit:g}): {count} reader(s) are attached."
-            )
+        if timeout is not None and not system.until(self._offer.serves_out, limit):
+            readers = f"{server().holders(self._offer.slot)} reader(s) are attached."
+            raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {readers}")
 
     def write(self, stream: Stream | object = None, *, timeout: float | None = None) -> Access[Any]:
         """Acquire in a ``with``, which gives the array, or all arrays by name; release when the ``with`` ends.
@@ -382,38 +352,26 @@ class ArrayShare(Arrays):
         ------
         GpuInteropError
             See `acquire`.
-
-        Examples
-        --------
-        >>> with gi.share({"weight": buffer.view(4), "bias": buffer.view(4, offset=4)}) as shared:
-        ...     with shared.write() as arrays:  # a GPU: write(torch.cuda.current_stream())
-        ...         np.asarray(arrays["bias"])[:] = 7
-        ...     shared.version
-        1
         """
-        return Access(self, self, stream, timeout)
+        return Access(self, self._begin, stream, timeout)
 
     def _place_all(self) -> tuple[SharedMemory, Sequence[int]]:
         addresses = self.lifetime.use(lambda offer: offer.addresses)
         self._placed = placed = memory_of(self.device, self._contents.regions, addresses, (self.lifetime,))
         return placed
 
-    def _turns(self, timeout: float | None = None) -> Writer:
+    def _side(self, timeout: float | None = None) -> Writer:
         if self._immutable is not None:
-            raise InvalidArgumentError(
-                self._immutable or "array",
-                "its library treats it as immutable, so it cannot be written; share with copy=True.",
-            )
-        offer: Offered = self.lifetime.handle
-        return offer._writer or self.lifetime.use(Offered.writer)
+            problem = "its library treats it as immutable, so it cannot be written; share with copy=True."
+            raise InvalidArgumentError(self._immutable or "array", problem)
+        return self._offer._writer or self.lifetime.use(ArrayOffer.writer)
 
-    def _side(self, stream: object, timeout: float | None) -> Side:
-        offer: Offered = self.lifetime.handle
-        if offer.movable:
-            self.lifetime.use(Offered.check_some)
-        side = super()._side(stream, timeout)
-        offer.begin_to_write()
-        return side
+    def _entry(self, stream: object, timeout: float | None) -> Entry:
+        if self._offer.movable:
+            self.lifetime.use(ArrayOffer.check_some)
+        entry = super()._entry(stream, timeout)
+        self._offer.begin_to_write()
+        return entry
 
 
 def share(
@@ -493,23 +451,23 @@ def share(
         got = f"a {type(arrays).__name__}; pass a mapping of names to arrays, or numpy.asarray(...) of numbers"
         raise ArgumentTypeError("arrays", f"expected an array, or several by name, got {got}.")
     single = not isinstance(arrays, Mapping)
-    given: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
-    if not given:
+    by_name: Mapping[object, object] = {"": arrays} if single else arrays  # type: ignore[assignment]
+    if not by_name:
         raise InvalidArgumentError("arrays", "expected an array or more, got none.")
-    found: dict[str, Described] = {}
-    for name, array in given.items():
+    described: dict[str, Described] = {}
+    for name, array in by_name.items():
         if not isinstance(name, str):
             raise ArgumentTypeError("arrays", f"expected names as keys, got {name!r}.")
         if name.encode(errors="ignore").decode() != name:
             raise InvalidArgumentError("arrays", f"expected names that UTF-8 can encode, got {name!r}.")
-        found[name] = describe(array, name or "array", in_place=not copy)
+        described[name] = describe(array, name or "array", in_place=not copy)
     allowed = users_of(users)
     drain()
-    device = device_of(found)
+    device = device_of(described)
     order = None if stream is None else check_stream(device, stream)
     if copy:
-        found = _copied(device, found, order)
-    return share_described(device, found, order, label, single=single, users=allowed, threaded=threaded)
+        described = _copied(device, described, order)
+    return share_described(device, described, order, label, single=single, users=allowed, threaded=threaded)
 
 
 def share_described(
@@ -517,7 +475,7 @@ def share_described(
     users: Collection[int] = (), threaded: bool = True, buffers: int = 0,
 ) -> ArrayShare:  # fmt: skip
     """Share arrays, or the slots of frames."""
-    offer = Offered(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
+    offer = ArrayOffer(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
     try:
         return ArrayShare(offer, stream, label)
     except BaseException:
@@ -531,12 +489,12 @@ def _copied(device: Device, arrays: Mapping[str, Described], stream: Stream | No
     if not spans:
         return dict(arrays)
     sizes = [round_up(end - start, ALIGNMENT) for start, end in spans.values()]
-    found = dict(arrays)
+    copies = dict(arrays)
     with device.allocate(sum(sizes)) as allocation:
         for (name, (start, end)), offset in zip(spans.items(), itertools.accumulate(sizes, initial=0), strict=False):
             array, whole = arrays[name], allocation.buffer
             whole._copy_from(start, end - start, offset=offset, stream=stream)
-            found[name] = describe(whole._view(array.layout, offset + array.pointer - start), name or "array")
+            copies[name] = describe(whole._view(array.layout, offset + array.pointer - start), name or "array")
         if stream is not None:
             stream.synchronize()
-    return found
+    return copies

@@ -27,7 +27,7 @@ as long as its storages are used.
 sends from its own thread on the default stream, as with torch, so synchronize another stream before you put its tensor
 there. Later writes are not ordered; for memory that you write again and again, use `gpuinterop.share`.
 
-A forked child starts anew: it has none of its parent's sent storages.
+A forked child has none of its parent's sent storages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.multiprocessing import reductions
@@ -110,9 +110,9 @@ class _Place:
         """Find or make the run that contains these bytes, and count one use more."""
         at = bisect_right(self.runs, (start + 1,))
         if not at or end > (run := self.runs[at - 1][1]).end:
-            (found,), _ = find_runs(self.device, [(start, end, "")], check_block, self.seen)
-            run = _Run(self.device, found)
-            if len(found) == 1:
+            (blocks,), _ = find_runs(self.device, [(start, end, "")], check_block, self.seen)
+            run = _Run(self.device, blocks)
+            if len(blocks) == 1:
                 self.runs.insert(at, (run.start, run))
         run.uses += 1
         return run
@@ -159,33 +159,32 @@ class _Theirs:
         self.storages: dict[tuple[int, int], Any] = {}
         """Weak references to storages, by slot and serial."""
         self.dropped: deque[_Received] = deque()
-        """Storages that are gone, but not given back yet."""
+        """Storages that are gone, but whose slots this process still holds."""
         self.to_be_polled = False
 
     def storage(self, source: bytes, size: int, place: tuple[int, int, int, Any]) -> Any:
         """Count a message, and return its storage; None if it has arrived too late."""
         slot, serial, offset, region = place
         link, key = self.link, (slot, serial)
-        if (weak := self.storages.get(key)) is not None:
-            storage = torch.UntypedStorage._new_with_weak_ptr(weak.cdata)
-            if storage is not None:
-                link.move(slot, 1)
-                return storage
+        weak = self.storages.get(key)
+        if weak is not None and (storage := torch.UntypedStorage._new_with_weak_ptr(weak.cdata)) is not None:
+            link.move(slot, 1)
+            return storage
         if not link.receive(slot, serial):
             if link.ended:
                 raise PeerError(ENDED)
             return None
         try:
             device, kind = _maps(source)
-            whole = Region(kind, *region)
+            run = Region(kind, *region)
             while True:
-                mapped, address = import_of(link, device, whole) or import_all(link, device, [whole], _patience, {})[0]
-                if keep(mapped):  # else its last attachment has just ended
+                imported, address = import_of(link, device, run) or import_all(link, device, [run], _patience, {})[0]
+                if keep(imported):  # else its last attachment has just ended
                     break
         except BaseException:
             link.drop(slot)
             raise
-        received = _Received(self, key, mapped, None if device.info.is_cpu else device.info.dlpack[1])
+        received = _Received(self, key, imported, None if device.info.is_cpu else device.info.dlpack[1])
         capsule = capsule_of(_bytes(size), address + offset, device.info.dlpack, received)
         storage = torch.utils.dlpack.from_dlpack(capsule).untyped_storage()
         received.weak = self.storages[key] = reductions.StorageWeakRef(storage)
@@ -193,33 +192,33 @@ class _Theirs:
         return storage
 
     def poll(self) -> bool:
-        """Give back the dropped storages whose streams have done their work. The loop calls this."""
+        """Drop the slots of dropped storages whose streams have done their work. The loop calls this."""
         return system.under(self.link.importing, self._poll, limit=0)
 
     def _poll(self) -> bool:
         if not system.holds(self.link.importing):  # a thread waits for the other process; the loop must not wait too
             return False
-        self.to_be_polled = False  # first, so that a storage dropped after this causes another look
+        self.to_be_polled = False  # first, so that a storage dropped after this causes another poll
         gone = list[_Received]()
         for _ in range(len(self.dropped)):
-            one = self.dropped.popleft()
-            if one.work is None or one.work.query():
-                gone.append(one)
+            received = self.dropped.popleft()
+            if received.work is None or received.work.query():
+                gone.append(received)
             else:
                 self.to_be_polled = True
-                self.dropped.append(one)
-        for one in gone:
-            if (weak := one.weak) is not None:
+                self.dropped.append(received)
+        for received in gone:
+            if (weak := received.weak) is not None:
                 self.state.received.pop(weak.cdata, None)
-                if self.storages.get(one.key) is weak:  # else it was received again
-                    del self.storages[one.key]
-        counts = Counter(one.mapped for one in gone)
+                if self.storages.get(received.key) is weak:  # else it was received again
+                    del self.storages[received.key]
+        counts = Counter(received.imported for received in gone)
         ending = Lifetime("dropped tensors", lambda slots: self.link.drop(*slots), parents=tuple(counts))
-        ending.untracked = tuple({mapped.device for mapped in counts})
-        ending.create(lambda: [one.key[0] for one in gone])
-        for mapped, count in counts.items():
-            mapped.count -= count
-            mapped.ends_with_children = not mapped.count
+        ending.untracked = tuple({imported.device for imported in counts})
+        ending.create(lambda: [received.key[0] for received in gone])
+        for imported, count in counts.items():
+            imported.count -= count
+            imported.ends_with_children = not imported.count
         retire(ending)  # also ends the imports that nothing else uses
         loop().repeat(partial(_is_gone, ending))
         return not self.to_be_polled
@@ -251,10 +250,10 @@ def _is_gone(lifetime: Lifetime) -> bool:
 class _Received:
     """A received storage's record; the storage's memory keeps it while the storage exists here."""
 
-    __slots__ = ("gpu", "key", "mapped", "theirs", "weak", "work")
+    __slots__ = ("gpu", "imported", "key", "theirs", "weak", "work")
 
-    def __init__(self, theirs: _Theirs, key: tuple[int, int], mapped: Import, gpu: int | None) -> None:
-        self.theirs, self.key, self.mapped, self.gpu = theirs, key, mapped, gpu
+    def __init__(self, theirs: _Theirs, key: tuple[int, int], imported: Import, gpu: int | None) -> None:
+        self.theirs, self.key, self.imported, self.gpu = theirs, key, imported, gpu
         self.weak: Any = None
         self.work: Any = None
         """The current stream's work when the storage was dropped; like torch, the drop waits for it."""
@@ -282,8 +281,7 @@ class _Clock(Offer):
         """Return a number that the timeline reaches after the stream's work so far."""
         if not self.descriptor:
             self.device = _place(device).device
-            self.stream = self.device.wrap_stream(self.torchs)
-            self.word = self.device.create_semaphore(TimelineFd)
+            self.stream, self.word = self.device.wrap_stream(self.torchs), self.device.create_semaphore(TimelineFd)
             self.word.lifetime.warns = False
             server().enter(self, 0)
             self.descriptor = server().descriptor(self)
@@ -455,17 +453,18 @@ def _is_of_gpuinterop(storage: Any) -> bool:
     if storage.resizable() or storage.is_shared():
         return False
     address = storage.data_ptr()
-    return any(isinstance(one, Mapping) and one.address <= address < one.address + one.size for one in alive())
+    mappings = (lifetime for lifetime in alive() if isinstance(lifetime, Mapping))
+    return any(mapping.address <= address < mapping.address + mapping.size for mapping in mappings)
 
 
 def _sent(storage: Any) -> tuple[bytes, tuple[Any, ...]]:
     """Count one more message of a storage; return its source, and its slot, serial, offset and blocks."""
-    if (came := _state.received.get(storage._cdata)) is None:
+    if (received := _state.received.get(storage._cdata)) is None:
         sent = _state.sent.get(storage._cdata)
         if sent is None or sent.span != (storage.data_ptr(), storage.nbytes()) or not server().send(sent):
             sent = _state.sent[storage._cdata] = _Sent(storage)
         return sent.message
-    link, message = came
+    link, message = received
     if link.ended:
         raise PeerError("expected a tensor whose first process is running, got one of an exited process; copy it.")
     link.move(message[1][0], -1)
@@ -502,7 +501,7 @@ def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> A
     if is_here(descriptor.process):
         (slot, serial, *_), me, storage = place, server().me, None
         if me.receive(slot, serial):
-            storage = server().offers[slot].storage
+            storage = cast(_Sent, server().offers[slot]).storage
             me.drop(slot)  # this rings, because the message may be the last one missing
     else:
         if (theirs := _state.theirs.get(descriptor.process)) is None:
@@ -511,10 +510,8 @@ def _storage_of(source: bytes, size: int, place: tuple[int, int, int, Any]) -> A
             link.watch(theirs)
         storage = system.under(theirs.link.importing, theirs.storage, source, size, place)
     if storage is None:
-        raise ResourceClosedError(
-            "expected a tensor that its sender still has, got one that all receivers have dropped; send it again, and "
-            "receive each message once."
-        )
+        got = "one that all receivers have dropped; send it again, and receive each message once."
+        raise ResourceClosedError(f"expected a tensor that its sender still has, got {got}")
     return storage
 
 

@@ -279,8 +279,8 @@ def import_array(
     array([7, 7, 7], dtype=uint32)
     >>> allocation.close()
     """
-    from ..sharing.attachments import SharedMemory
     from ..sharing.find_memory import describe, device_of
+    from ..sharing.memory import SharedMemory
 
     check_context(vk)
     usage = check_flags(usage, "usage")

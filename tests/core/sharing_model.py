@@ -27,9 +27,15 @@ Mutant = tuple[str, str]
 Kernel = Callable[[], bool]
 
 _SOURCES = (
-    *(order._Turns, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
+    *(order.Side, order.Turn, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
     *(order.acquire_all, order._acquire, order._enter, order.store),
-    *(shares.Offered.poll, shares.Offered._let_go, shares.Offered._lets_go, shares.Offered._take_place, arrays.acquire),
+    *(
+        shares.ArrayOffer.poll,
+        shares.ArrayOffer._drop_readers,
+        shares.ArrayOffer._unblock,
+        shares.ArrayOffer.take_place,
+        arrays.acquire,
+    ),
 )
 _BUFFERS = 3
 _PAGES = [order.ControlPage(buffers=_BUFFERS) for _ in range(2)]
@@ -96,6 +102,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         "loop": lambda: Thread.now.process,
         "system": SimpleNamespace(
             under=_under,
+            locked=_locked,
             holds=lambda lock: lock.holder is Thread.now,
             fence=lambda: None,
             full_fence=lambda: None,
@@ -148,6 +155,13 @@ def _under(lock: Lock, call: Callable[..., Any], *arguments: Any, limit: int = -
     return (yield from lock.run(call, *arguments))
 
 
+def _locked(method: Callable[..., Any]) -> Callable[..., Steps]:
+    def entered(self: Any, *arguments: Any, **named: Any) -> Steps:
+        return (yield from self._lock.run(partial(method, **named), self, *arguments))
+
+    return entered
+
+
 def _left(timeout: float | None) -> Callable[[], int | None]:
     """Each look at the time takes some."""
     left = iter(() if timeout is None else range(int(timeout), 0, -2))
@@ -196,7 +210,7 @@ class ControlPage:
     def __init__(self, page: order.ControlPage, lock: Lock) -> None:
         self.page, self.lock, self.closed = page, lock, False
         self.words, self.slots = page.words, page.slots
-        self.publish, self.numbers = page.publish, page.numbers
+        self.set_turn, self.numbers = page.set_turn, page.numbers
 
     def newest(self) -> Steps:
         """Tell late, now and then."""
@@ -493,11 +507,12 @@ class Share:
             device=device,
             _places={},
             _leaving=set(),
+            _lock=Lock(),
             is_over=False,
             slot=0,
             buffers=_BUFFERS,
         )
-        for name in ("_let_go", "_lets_go"):
+        for name in ("_drop_readers", "_unblock"):
             setattr(self.offer, name, partial(world.code[name], self.offer))
         self.guests = {
             process: SimpleNamespace(ended=False, pid=0, counts=SimpleNamespace(holds=lambda slot: True))
@@ -510,7 +525,7 @@ class Share:
     def arrays(self, process: Process) -> Any:
         return _Namespace(
             key=self.number,
-            _side=lambda stream, timeout: (process.turns[self], stream, stream),
+            _entry=lambda stream, timeout: (process.turns[self], stream, stream),
         )
 
     def enrol(self, process: Process) -> Steps:
@@ -521,7 +536,7 @@ class Share:
             try:
                 if process not in self.ended:
                     answer.append(
-                        (yield from self.world.code["_take_place"](self.offer, self.guests[process], process.name))
+                        (yield from self.world.code["take_place"](self.offer, self.guests[process], process.name))
                     )
             except PeerError:
                 answer.append(None)
@@ -631,21 +646,21 @@ class Frames(Share):
             if (yield from turns.is_whole()) and self.content[turns.buffer] != found:
                 raise Wrong(f"{process.name} takes frame {found} for whole") from None
             raise
-        number, buffer = (turns._turn - 1, turns.taken) if writes else (found, turns.buffer)
+        number, buffer = turns._turn - 1 if writes else found, turns.buffer
         process.computing = stream.host
         stream.give(partial(self._begins, stream, buffer, number))
         yield
         stream.give(partial(self._ends, stream, buffer, number))
-        process.computing = False
+        process.computing, whole = False, True
         if writes:
-            turns.whole = random.random() < 0.8
-            if not turns.whole:
+            whole = random.random() < 0.8
+            if not whole:
                 self.dropped.add(number)
         others = [one for one in process.streams if not (one.closed or one.host or stream.host)]
         behind = random.choice([stream, *others])
         if behind is not stream:
             behind.follow(stream)
-        yield from turns.release(behind)
+        yield from turns.release(behind, whole=whole)
 
     def _begins(self, stream: Stream, buffer: int, number: int) -> bool:
         users, content, writes = self.used[buffer], self.content[buffer], stream.process is self.home

@@ -19,20 +19,23 @@ MUTANTS: dict[str, Mutant] = {
     "the writer does not wait for its own last version": ("if self._stream is not self._signaller:", "if False:"),
     "they acquire without the lock": ("run_all(locks,", "run_all([],"),
     "several are acquired one after the other": (
-        "        waits = timeline.Lock.run_all(locks, _enter, sides)\n",
+        "        waits = timeline.Lock.run_all(locks, _enter, entries)\n",
         (
-            "        waits = []\n        for side, lock in zip(sides, locks):\n"
-            "            waits += timeline.Lock.run_all([lock], _enter, [side])\n"
+            "        waits = []\n        for entry, lock in zip(entries, locks):\n"
+            "            waits += timeline.Lock.run_all([lock], _enter, [entry])\n"
         ),
     ),
-    "an acquire takes no guard": ("one._guard.acquire()", "pass"),
+    "an acquire takes no lock": ("side._lock.acquire()", "pass"),
     "end() does not release": (
-        "if free := self.is_free():\n            self._give_up()",
+        "if free := self.is_free():\n            self._host_release()",
         "if free := self.is_free():\n            pass",
     ),
-    "end() does not wait for the thread that acquires": ("if not self._ends():", "if self._ends() and False:"),
+    "end() does not wait for the thread that acquires": (
+        "if not self._release_if_free():",
+        "if self._release_if_free() and False:",
+    ),
     "end() releases beside a thread that acquires": ("if free := self.is_free():", "if free := True:"),
-    "an acquire that fails stays in": ("one._give_up()", "pass"),
+    "an acquire that fails stays in": ("side._host_release()", "pass"),
     "an acquire takes what was stored for a dead writer's": ("if now >= POISON and", "if False and"),
     "another stream signals before the earlier one": ("self.own.wait(stream, self._turn - 1)", "pass"),
     "a closed stream's work is not waited for": ("if not passed() or", "if"),
@@ -41,24 +44,27 @@ MUTANTS: dict[str, Mutant] = {
     "a dead writer's timeline is not stored": ("return store(word) and free", "return True"),
     "a dead one's timeline is stored once": ("return not awaited(word.lifetime)", "return True"),
     "a reader's timeline that was stored counts as its own": (
-        "if over := writer.lets_pass(own):",
-        "if over := value_of(own) >= POISON or writer.lets_pass(own):",
+        "if over := writer.unblock(own):",
+        "if over := value_of(own) >= POISON or writer.unblock(own):",
     ),
 }
 FRAME_MUTANTS: dict[str, Mutant] = {
     "a reader does not look whether its frame is still the newest": ("if self.page.words[_TURN] == word:", "if True:"),
-    "the writer takes the newest buffer": ("if one != newest]", "]"),
+    "the writer takes the newest buffer": ("if buffer != newest]", "]"),
     "the writer does not look who uses a buffer": (
-        "self._readers = used[self.taken] = self._uses(self.taken)",
+        "self._readers = used[self.buffer] = self._readers_of(self.buffer)",
         "self._readers = []",
     ),
     "a stream waits for a claim": ("if queues and all(turn < POISON for _, turn in self._readers):", "if queues:"),
-    "a frame that was given up is published": ("        if self.whole:\n", "        if True:\n"),
+    "a frame that was given up is published": ("        if whole:\n", "        if True:\n"),
     "a frame whose stream fails is published": (
-        "        self.whole = False\n        super()._give_up()",
-        "        super()._give_up()",
+        "self._note_release(None, whole=False)",
+        "self._note_release(None, whole=True)",
     ),
-    "a reader does not tell its turn": ("], self._before = self._turn, None", "], self._before = self._turn - 1, None"),
+    "a reader does not tell its turn": (
+        "], self._replaced = self._turn, None",
+        "], self._replaced = self._turn - 1, None",
+    ),
     "a frame of a dead writer passes for whole": ("value_of(self.writer) % POISON > self._version", "True"),
     "a stream writes beside another that was given up": ("if self._stream is not self._signaller:", "if False:"),
     "a reader does not wait for the writer": ("return [(self.writer, self._version + 1)]", "return []"),

@@ -110,7 +110,7 @@ def test_many_are_acquired_at_once(host: Device) -> None:
 def test_the_last_version_comes_before_the_end(host: Device) -> None:
     """The writer publishes it and closes after the reader has looked for a version, and before it looks for the end."""
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
-        page = attached._turns().page
+        page = attached._side().page
         newest = page.newest
 
         def looks() -> tuple[int, int]:
@@ -129,7 +129,7 @@ def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
         attached.acquire(timeout=LIMIT)
         attached.release()
-        shared._turns().own.host_signal(POISON)
+        shared._side().own.host_signal(POISON)
         with pytest.raises(gi.PeerError, match="has ended"):
             attached.acquire(timeout=LIMIT)
 
@@ -144,7 +144,7 @@ def test_a_stream_that_fails_by_itself_does_not_blame_a_writer_that_lives(
         raise gi.DriverError("a query", 700, "ILLEGAL_ADDRESS", "the test says so")
 
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, host.create_stream() as stream:
-        word, known = shared._turns().own, stream._known_as()
+        word, known = shared._side().own, stream._known_as()
         word.wait(stream, 2)
         assert known.fence() is not None
         broken = SimpleNamespace(is_capturing=known.backend.is_capturing, is_idle=fails, is_done=fails)

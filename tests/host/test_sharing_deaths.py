@@ -12,7 +12,7 @@ from .shells import Raised, Shell, pair
 
 POINTS: Final = int(os.environ.get("GPUINTEROP_TEST_DEATHS", "50"))
 ATTACH: Final = "attached = gi.attach(descriptor, timeout=300)"
-ENROL: Final = f"{ATTACH}; attached._turns()"
+ENROL: Final = f"{ATTACH}; attached._side()"
 ACQUIRE: Final = f"{ATTACH}; attached.acquire(timeout=300)"
 DIED: Final = "PeerError: the process that shared the arrays has ended"
 CLOSED: Final = "PeerError: the (sharing process is not there|process that shared)"
@@ -49,7 +49,7 @@ def test_an_exporter_dies(sockets: Path, step: str) -> None:
         if then != DIES:
             exporter.kill()
         if words == DIED and not {step, call} & {"acquired", "stream.synchronize(300)"}:
-            reader.until("attached._turns().failure is not None")
+            reader.until("attached._side().failure is not None")
         with pytest.raises(Raised, match=words):
             reader.answer() if step == "acquired" else reader(call)
         exporter.kill()

@@ -102,7 +102,7 @@ def test_too_few_slots(writer: Shell, reader: Shell) -> None:
     reader.give("frame = camera.next(timeout=300)")
     writer("write(5); write(6)")
     reader.answer()
-    writer("warnings.simplefilter('error'); camera._share._turns()._warned = False")
+    writer("warnings.simplefilter('error'); camera._share._side()._warned = False")
     reader("frame = camera.latest() or frame")
     with pytest.raises(Raised, match=r"RuntimeWarning: .* 2 slots, all in use; the writer waits for .*the reader in"):
         writer("write(4); write(5)")
@@ -112,7 +112,7 @@ def test_too_few_slots(writer: Shell, reader: Shell) -> None:
 
 def test_the_writer_takes_the_first_slot_that_is_free(writer: Shell, reader: Shell) -> None:
     """The one that was published longest ago; with one too few, whichever of two readers gives its slot back first."""
-    taken = "[(write(5), camera._share._turns().taken)[1] for _ in range(6)]"
+    taken = "[(write(5), camera._share._side().buffer)[1] for _ in range(6)]"
     assert writer(taken) == [1, 0, 2, 1, 0, 2]
     with Shell() as slow:
         slow("camera = gi.subscribe('camera'); reads = camera.next(timeout=300).read(); picture = reads.__enter__()")
@@ -160,11 +160,11 @@ def test_what_a_dropped_with_releases(writer: Shell, reader: Shell) -> None:
     with pytest.raises(Raised, match=r"InvalidArgumentError: order: .* Publisher .*; call release"):
         writer("refused.__enter__()")
     writer("writes.__exit__(None, None, None); writes = camera.write(); frame = writes.__enter__()")
-    writer("refused = None; loop()._look()")
+    writer("refused = None; loop()._poll()")
     writer("np.asarray(frame)[:] = 7; writes.__exit__(None, None, None)")
     assert reader("watch(1)") == [[7, 2, 0, False]]
     writer("writes = camera.write(); writes.__enter__(); del writes")
-    writer.until("not camera._share._turns().inside")
+    writer.until("not camera._share._side().inside")
     writer("write(8)")
     assert reader("watch(2)[-1][0]") == 8
 
@@ -179,7 +179,7 @@ def test_a_close_while_it_waits_for_another_writer(writer: Shell, reader: Shell)
         reader("camera.next(timeout=0.01)")
     reader("""def looks_for_one():
         frame = sys._current_frames()[thread.ident]
-        while frame is not None and frame.f_code.co_name != "_found":
+        while frame is not None and frame.f_code.co_name != "_attach":
             frame = frame.f_back
         return frame is not None
     """)

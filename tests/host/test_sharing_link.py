@@ -192,7 +192,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         exporter("share.acquire(timeout=300); share.release()")
         exporter.until("not share.lifetime.handle._writer.leases")
         assert exporter("leases()") == 1
-        reader("stays._turns()")  # in the same place
+        reader("stays._side()")  # in the same place
         exporter("server.server().poll()")
         reader("stays.acquire(timeout=300)")
         with pytest.raises(Raised, match="SemaphoreTimeoutError"):
@@ -257,7 +257,7 @@ def tries(count):
     for _ in range(count):
         with contextlib.suppress(gi.GpuInteropError):
             with gi.attach(descriptor, timeout=0.2) as attached:
-                attached._turns(0.2)
+                attached._side(0.2)
                 attached.acquire(timeout=0.2)
                 attached.release()
 """
@@ -356,7 +356,7 @@ def test_garbage_in_the_pages() -> None:
         reader(
             "for row in attached.lifetime.handle.link.counts.rows[1:]: np.ctypeslib.as_array(row)[:4096] = 0xFFFFFFFF"
         )
-        reader("attached.close(); attached = gi.attach(descriptor); turns = attached._turns()")
+        reader("attached.close(); attached = gi.attach(descriptor); turns = attached._side()")
         reader("turns.page.slots[turns._slot] = 2**63 + 5")
         exporter("gi.attach(descriptor).close(); other = gi.share(array); other.close()")
         reader.kill()

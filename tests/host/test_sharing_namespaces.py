@@ -48,7 +48,7 @@ def test_containers() -> None:
         exporter("share.acquire(timeout=300); share.release()")
         exporter.until("leases() == 1")
         exporter.kill()
-        two.until("attached._turns().failure is not None")
+        two.until("attached._side().failure is not None")
         with pytest.raises(Raised, match=r"PeerError: .*has ended"):
             two("attached.acquire(timeout=300)")
 

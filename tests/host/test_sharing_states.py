@@ -146,7 +146,7 @@ def test_full_tables_of_descriptors(side: str) -> None:
 @pytest.mark.parametrize("dies", ["exporter", "reader"])
 def test_a_child_of_fork_keeps_no_lease(dies: str) -> None:
     with pair() as (exporter, reader):
-        reader("attached = gi.attach(descriptor, timeout=300); attached._turns()")
+        reader("attached = gi.attach(descriptor, timeout=300); attached._side()")
         parent = {"exporter": exporter, "reader": reader}[dies]
         parent("""if not (child := os.fork()):
             "attached" in scope and attached.close()
@@ -177,7 +177,7 @@ def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
         """)
         reader("thread = threading.Thread(target=forks)")
         reader("from gpuinterop.sharing.server import server")
-        reader("with driver_lock, server.lock, loop.lock: thread.start(); thread.join()")
+        reader("with driver_lock, server._lock, loop._lock: thread.start(); thread.join()")
         assert reader("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == 7
 
 
@@ -293,7 +293,7 @@ def test_a_peer_that_keeps_the_control_pages_lock() -> None:
     """Readers of other shares are served, and the share closes."""
     with pair() as (exporter, reader), Shell() as other:
         exporter("another = gi.share(array[:8]); share.acquire(timeout=300)")
-        reader("many = [gi.attach(descriptor) for _ in range(20)]; pages = [one._turns().page for one in many]")
+        reader("many = [gi.attach(descriptor) for _ in range(20)]; pages = [one._side().page for one in many]")
         reader("import fcntl; held = os.open(f'/proc/self/fd/{pages[0].handle.fd}', os.O_RDWR)")
         reader("fcntl.flock(held, fcntl.LOCK_EX)")
         reader("from gpuinterop.sharing.link import links")
@@ -390,7 +390,7 @@ def test_a_close_beside_an_acquire_that_waits(side: str) -> None:
         reader("attached = gi.attach(descriptor); attached.acquire(); attached.release()")
         one, other, name = {"exporter": (exporter, reader, "share"), "reader": (reader, exporter, "attached")}[side]
         other(f"{'attached' if side == 'exporter' else 'share'}.acquire()")
-        one(f"turns, waits = {name}._turns(), ThreadPoolExecutor(1).submit({name}.acquire)")
+        one(f"turns, waits = {name}._side(), ThreadPoolExecutor(1).submit({name}.acquire)")
         one.until("turns.inside")
         one(f"{name}.close()")
         one.until("isinstance(waits.exception(5), gi.ResourceClosedError)")  # though the other side is still in
