@@ -548,7 +548,7 @@ def acquire_all(entries: Sequence[Entry], locks: Sequence[timeline.Lock], timeou
     A stream acquires long before it has waited. If two streams acquired pages one by one, each could be first at
     one page, and then they would wait for each other.
     """
-    left, held = _time_left(timeout), list[threading.RLock]()
+    left, held = _time_left(timeout), cast("list[threading.RLock]", [])
     try:
         for side, *_ in entries:
             held.append(side._lock)
