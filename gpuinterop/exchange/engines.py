@@ -140,13 +140,13 @@ class TorchTransport(EngineTransport):
         parts = [self._torch.empty_like(tensor) for _ in sizes]
         work = self._torch.distributed.all_gather(parts, tensor, group=self._group, async_op=True)
 
-        def found() -> bytes | None:
+        def answer() -> bytes | None:
             if not work.is_completed():
                 return None
             work.wait()  # raises the group's error
-            return b"".join(bytes(one[:size].tolist()) for one, size in zip(parts, sizes, strict=True))
+            return b"".join(bytes(part[:size].tolist()) for part, size in zip(parts, sizes, strict=True))
 
-        return found
+        return answer
 
     def _say(self, word: list[int]) -> None:
         with contextlib.suppress(RuntimeError):

@@ -281,8 +281,8 @@ def _is_left_over(address: str) -> bool:
     """Whether a killed rank 0 has left this socket behind."""
     with _socket() as probe:
         probe.setblocking(False)  # a full queue means that rank 0 is running, even if it hangs
-        found = probe.connect_ex(address)
-    return found == errno.ECONNREFUSED and address[0] != "\0" and stat.S_ISSOCK(os.lstat(address).st_mode)
+        status = probe.connect_ex(address)
+    return status == errno.ECONNREFUSED and address[0] != "\0" and stat.S_ISSOCK(os.lstat(address).st_mode)
 
 
 class _Link(Connection):

@@ -32,7 +32,7 @@ def heard(step: str, messages: Sequence[bytes]) -> list[Vote]:
         if not message.startswith(_FORMAT):
             text = f"expected {_FORMAT!r}, got {message[:40]!r}; install the same gpuinterop on all ranks."
             raise placed(PeerError(text), step, rank)
-    steps, timeouts, votes, errors = zip(*[pickle.loads(one[len(_FORMAT) :]) for one in messages], strict=True)
+    steps, timeouts, votes, errors = zip(*[pickle.loads(message[len(_FORMAT) :]) for message in messages], strict=True)
     for rank, error in enumerate(errors):
         if error is not None:
             raise placed(error, steps[rank], rank)
