@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import gpuinterop as gi
-from gpuinterop._core import discovery
+from gpuinterop import capabilities
 from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun, read_verified
 from gpuinterop.cli.records import verified_file
 from gpuinterop.testing.participants import DeviceSpec
@@ -48,7 +48,7 @@ def test_no_run_counts_for_the_simulated_driver(simulator: Simulator, monkeypatc
     )
 
     def table(run: VerifiedRun) -> dict[Support, list[str]]:
-        monkeypatch.setattr(discovery, "recorded", lambda _file: [run])
+        monkeypatch.setattr(capabilities, "recorded", lambda _file: [run])
         found: dict[Support, list[str]] = {}
         for capability in gi.get_backend("cuda")._table(device.info).values():
             found.setdefault(capability.support, []).append(capability.reason)
