@@ -22,7 +22,6 @@ EXEMPT: Final = {
     "gpuinterop.errors": "it passes what is refused",
     "gpuinterop.errors.again": "a caught BaseException has more attributes than its type",
     "gpuinterop.handles": "Allocation.export has no type for the handle that Device.allocate was asked for",
-    "gpuinterop.handles.FdHandle.detach": "as above",
 }
 """Programs that mypy refuses, and why."""
 NAMES: Final = """
