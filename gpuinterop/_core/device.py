@@ -1,4 +1,4 @@
-"""Devices: they import, allocate and create everything else."""
+"""Devices: they import memory and semaphores, allocate, and create streams, semaphores and arrays."""
 
 from __future__ import annotations
 
@@ -364,7 +364,7 @@ class Device(NoCopy):
             The device does not support multicast (`Operation.CREATE_MULTICAST`).
         """
         kinds, is_number = importing.check_handle_types(handle_types), not isinstance(devices, Iterable)
-        members = [] if is_number else check_devices(devices, "devices", self.driver)
+        members = [] if is_number else check_devices(devices, "devices", self.driver, as_team=True)
         count = check_int(devices if is_number else len(members), "devices", minimum=1, maximum=MAX_32)
         for device in dict.fromkeys([self, *members]):
             device.capabilities.require(*multicast_needs(kinds))
@@ -593,13 +593,17 @@ def check_device(device: object, argument: str) -> Device:
     return check_type(device, Device, argument, "a gpuinterop Device")
 
 
-def check_devices(devices: object, argument: str, backend: Backend) -> list[Device]:
-    """Return the devices as a list. Raise unless all belong to `backend`."""
+def check_devices(devices: object, argument: str, backend: Backend, *, as_team: bool = False) -> list[Device]:
+    """Return the devices as a list. Raise unless all belong to `backend`; a team has one or more, each once."""
     sequence: Iterable[object] = check_type(devices, Iterable, argument, "a sequence of gpuinterop Devices")
     members = [check_device(device, argument) for device in sequence]
     for device in members:
         if device.driver is not backend:
             raise InvalidArgumentError(argument, f"expected devices of one backend, got {device!r} of another backend.")
+        if as_team and members.count(device) > 1:
+            raise InvalidArgumentError(argument, f"expected each device once, got {device!r} twice.")
+    if as_team and not members:
+        raise InvalidArgumentError(argument, "expected one device or more, got an empty team.")
     return members
 
 

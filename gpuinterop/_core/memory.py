@@ -1,4 +1,4 @@
-"""Memory of other APIs and processes, mapped as buffers."""
+"""Mapped memory, of this process or imported: its one mapping, and buffers with copies, fills and their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .foreign_arrays import HostArray
 from .image import MipmappedArray, image_layout
 from .layout import Layout, layout_of
 from .lifetime import (
-    GONE,
+    FINAL,
     LIVE,
     MARK,
     Dependency,
@@ -83,7 +83,7 @@ class Mapping(Lifetime):
         others = []
         itself = None if user is None else user._known_as()
         for stream, hull in self.uses.copy().items():
-            if stream is itself or end <= hull[0] or hull[1] <= start or stream.state in GONE:
+            if stream is itself or end <= hull[0] or hull[1] <= start or stream.state in FINAL:
                 continue
             if (failure := stream.take_failure()) is not None:
                 raise again(failure)
@@ -179,10 +179,14 @@ class Mappable(Sized):
 
     def _open(self) -> Mapping:
         created = self._new_mapping()
-        with marked(created.calls):  # other threads see the mark, and wait
+        calls = created.calls
+        calls += MARK  # written out, because other threads see the mark, and wait until it goes
+        try:
             mapping = _claim_mapping(self, created)
             if mapping is created:
                 created.create(partial(self._map, created))
+        finally:
+            del calls[-1]
         if mapping is not created:
             system.until(lambda: mapping.state is not State.BORN or not mapping.calls.copy(), None)
         return mapping

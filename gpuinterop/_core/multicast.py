@@ -137,11 +137,7 @@ def _team_of(devices: int | Iterable[Device], device: Device | None) -> tuple[De
         return leader, check_int(devices, "devices", minimum=1, maximum=MAX_32), []
     devices = list(devices)
     leader = leader or check_device(next(iter(devices), None), "devices")
-    members = check_devices(devices, "devices", leader.driver)
-    if not members:
-        raise InvalidArgumentError("devices", "expected one device or more, got an empty team.")
-    if repeated := next((member for member in members if members.count(member) > 1), None):
-        raise InvalidArgumentError("devices", f"expected each device once, got {repeated!r} twice.")
+    members = check_devices(devices, "devices", leader.driver, as_team=True)
     return leader, len(members), members
 
 

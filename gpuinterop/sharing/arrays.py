@@ -243,6 +243,7 @@ class Arrays(Resource):
         return self._side().version
 
     def _begin(self, stream: object, timeout: float | None) -> tuple[View | Self, Turn]:
+        self._side()  # within the time-out of `attach`; `timeout` is for the turn
         side, bound, _ = entry = self._entry(stream, timeout)
         turn = Turn(side, bound).begin(acquire_all, [entry], [side.page.lock], timeout)
         return self.view if self._contents.single else self, turn

@@ -117,6 +117,8 @@ def test_bad_teams_are_refused(devices: Devices, backend: FakeMulticast) -> None
     refused(backend, lambda: gi.create_multicast([], SIZE, device=devices[0]), "devices", "one device or more")
     refused(backend, lambda: gi.create_multicast(0, SIZE, device=devices[0]), "devices", "expected 1 to .*, got 0")
     refused(backend, lambda: gi.create_multicast([devices[0], devices[0]], SIZE), "devices", "twice")
+    refused(backend, lambda: devices[0].multicast_granularity([devices[0], devices[0]], SIZE), "devices", "twice")
+    refused(backend, lambda: devices[0].multicast_granularity([], SIZE), "devices", "empty")
     refused(backend, lambda: gi.create_multicast([devices[0], stranger], SIZE), "devices", "another backend")
     refused(backend, lambda: gi.create_multicast(devices, SIZE, device=stranger), "devices", "another backend")
     wrong: Any = "01"

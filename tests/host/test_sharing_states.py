@@ -204,6 +204,7 @@ def test_what_readers_are_told() -> None:
     """The newest version, by a wait that blocks; the end, whatever arrays are left; and whether a wait was too long."""
     with pair() as (exporter, reader):
         reader("attached = gi.attach(descriptor)")
+        reader("with attached.read(timeout=0): pass")  # its first request has attach's time-out
         assert reader("attached.version, attached.wait(newer_than=-1), attached.ended") == [0, 0, False]
         with pytest.raises(Raised, match=r"SemaphoreTimeoutError: AttachedArrays .*newer than 0\b"):
             reader("attached.wait(newer_than=0, timeout=0.01)")
