@@ -157,7 +157,7 @@ class Things:
 
 
 _REGISTRIES: Final[tuple[dict[Any, Any], ...]] = (
-    lifetime._alive, lifetime.polled, lifetime.endings, streams.fenced, streams.waiting,
+    lifetime._alive, lifetime.to_release, lifetime.callbacks_due, streams.fenced, streams.waiting,
 )  # fmt: skip
 
 

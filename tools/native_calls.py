@@ -135,7 +135,7 @@ class Methods:
     def rest(self) -> None:
         """Wait until the devices have done all work, and release everything, also what is kept for reuse."""
         for device in (self.device, self.peer):
-            assert self.simulator.settle(device.ordinal, LIMIT)
+            assert self.simulator.note_passed(device.ordinal, LIMIT)
             device.drain()
             unpin_spare_pages(device)
             backend: Any = device.driver

@@ -1,4 +1,4 @@
-"""Find backends and their devices: entry points, ``GPUINTEROP_BACKEND``, ``GPUINTEROP_DISABLE``.
+"""Finds backends and their devices, and assembles each device's table of capabilities.
 
 The import reads nothing. ``GPUINTEROP_BACKEND`` is read whenever a call chooses a backend, ``GPUINTEROP_DISABLE`` when
 a device is first made: a process makes each device once, and its capability table never changes.

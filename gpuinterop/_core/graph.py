@@ -1,4 +1,4 @@
-"""Graphs: signals and waits that are captured once and launched many times.
+"""Graphs: work that is captured once and launched many times, with the values of its signals and waits.
 
 A graph contains the values of its semaphores. Timelines must grow, so each launch needs new values.
 """
@@ -15,7 +15,7 @@ from ..backend import GraphBackend, SemaphoreNode
 from ..capabilities import Operation
 from ..errors import GpuInteropError, InvalidArgumentError
 from ..handles import Fence, Timeline
-from .lifetime import GONE, Lifetime, hold, locked, marked, note_use
+from .lifetime import FINAL, Lifetime, hold, locked, marked, note_use
 from .resource import Resource
 from .semaphore import Enqueueable, ExternalSemaphore, LastSignalled, note_signalled
 from .stream import Stream, check_stream
@@ -59,7 +59,7 @@ class GraphStep:
         self.signals = node.signals
         imported = (known.get(pointer) for pointer in node.semaphores)
         self.semaphores: tuple[ExternalSemaphore[Any] | None, ...] = tuple(
-            None if semaphore is None or semaphore.lifetime.state in GONE else semaphore for semaphore in imported
+            None if semaphore is None or semaphore.lifetime.state in FINAL else semaphore for semaphore in imported
         )
         self._imported = [semaphore for semaphore in self.semaphores if semaphore is not None]
         self._handles = [semaphore._handle for semaphore in self._imported]
@@ -299,7 +299,7 @@ class Graph(Resource, Enqueueable):
         self._check_open()
         self._marked.check()
         check_stream(self.device, stream)
-        stream._known_as().refuse_edge()
+        stream._known_as().refuse_capture_change()
 
     def _note_use(self, stream: Stream, known: KnownStream) -> Sequence[LastSignalled]:
         check_stream(self.device, stream)
@@ -367,7 +367,7 @@ class Graph(Resource, Enqueueable):
 
     def _leave(self) -> None:
         """Refuse new work until the capture has ended. Waits as `_enter` does."""
-        for known in self._joined.copy():  # `_part` in another thread may shorten the list
+        for known in self._joined.copy():  # another thread may shorten the list
             known.graph = None
         system.until(lambda: not any(known.calls.copy() for known in self._joined.copy()), _PATIENCE_S)
 

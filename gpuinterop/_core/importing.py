@@ -1,4 +1,4 @@
-"""Imports: what is checked of a handle, and who owns its descriptor afterwards.
+"""What is checked before an import, an allocation or a creation, and who owns a handle after an import.
 
 Drivers accept a handle of a bad type, origin or size, and fail or crash later.
 

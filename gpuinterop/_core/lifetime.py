@@ -139,11 +139,11 @@ class State(Enum):
     RELEASING = "being released"
     RELEASED = "released"
     LEAKED = "closed, and could not be released"
-    DEAD = "of the parent process"
+    OF_PARENT = "of the parent process"
 
 
-BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, DEAD = State
-GONE: Final = frozenset({RELEASED, LEAKED, DEAD})
+BORN, LIVE, RETIRED, RELEASING, RELEASED, LEAKED, OF_PARENT = State
+FINAL: Final = frozenset({RELEASED, LEAKED, OF_PARENT})
 
 
 class Dependency(Enum):
@@ -157,8 +157,10 @@ class Dependency(Enum):
 _serials = itertools.count(1)
 _alive: dict[Lifetime, None] = {}
 
-polled: dict[Lifetime, None] = {}  # closed objects that may be ready for release
-endings: dict[Lifetime, object] = {}  # released objects: the next drain runs their callbacks, and drops what they kept
+to_release: dict[Lifetime, None] = {}  # closed objects that may be ready for release
+callbacks_due: dict[
+    Lifetime, object
+] = {}  # released objects: the next drain runs their callbacks, and drops what they kept
 
 
 def _name(noun: str, number: int, given: str | None, *_: object) -> str:
@@ -272,7 +274,7 @@ class Lifetime(NoCopy):
             raise self.refusal()
 
     def refusal(self) -> ResourceClosedError:
-        if self.state is DEAD:
+        if self.state is OF_PARENT:
             return ResourceClosedError(
                 f"expected an object of this process, got {self.label} of its parent, made before the fork; make a new "
                 "one here."
@@ -385,7 +387,7 @@ def _retire(lifetime: Lifetime, under: Lifetime | None = None) -> None:
     for child, dependency in list(lifetime.dependents.items()):
         if dependency is Dependency.CHILD:
             _retire(child, lifetime)
-    polled[lifetime] = None
+    to_release[lifetime] = None
     lifetime.state = RETIRED
     keeps = lifetime.release or lifetime.keep or lifetime.uses or lifetime.untracked or lifetime.callbacks
     if not (keeps or lifetime.dependents or lifetime.calls.copy()):  # no need to wait for a drain
@@ -410,14 +412,14 @@ retire: Callable[[Lifetime], None] = locked(_retire)
 @locked
 def add_callback(lifetime: Lifetime, callback: Callable[[], None]) -> None:
     lifetime.callbacks.append(callback)
-    if lifetime.state in GONE:
-        endings.setdefault(lifetime)
+    if lifetime.state in FINAL:
+        callbacks_due.setdefault(lifetime)
 
 
 @locked
 def revive(lifetime: Lifetime) -> bool:
     """Reopen an object without a driver object; return False if it is too late."""
-    if lifetime.state in (RELEASING, LEAKED, DEAD):
+    if lifetime.state in (RELEASING, LEAKED, OF_PARENT):
         return False
     _alive[lifetime] = None
     lifetime.state = LIVE
@@ -431,7 +433,7 @@ def retire_dropped() -> None:
         lifetime = dropped[0]
         _retire(lifetime)
         if lifetime.state is RETIRED:
-            polled[lifetime] = None
+            to_release[lifetime] = None
         dropped.popleft()
 
 
@@ -439,7 +441,7 @@ def note_released(lifetime: Lifetime) -> None:
     """Note that an object is released, so that its parents can be. Called under the monitor."""
     for parent in lifetime.parents:
         if parent.state is RETIRED:
-            polled[parent] = None
+            to_release[parent] = None
         parent.dependents.pop(lifetime, None)
     _alive.pop(lifetime, None)
 
@@ -475,6 +477,6 @@ def alive() -> list[Lifetime]:
 @after_fork
 def _forked() -> None:
     for lifetime in _alive:
-        lifetime.state = DEAD
-    for shared in (_alive, polled, endings):
+        lifetime.state = OF_PARENT
+    for shared in (_alive, to_release, callbacks_due):
         shared.clear()

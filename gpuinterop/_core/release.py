@@ -1,8 +1,8 @@
 """Releases: what frees objects that are closed and no longer in use, also at the exit. One such run is a drain.
 
 One thread releases one object, and threads do not wait for each other's drains. A closed object is in one place at a
-time: in the queue `polled`, among the waiters of a fence, at the gate, or kept by an array or a dependent object. It
-stays in the queue while threads check it, so two threads may check one object.
+time: in the queue `to_release`, among the waiters of a fence, at the gate, or kept by an array or a dependent object.
+It stays in the queue while threads check it, so two threads may check one object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from .. import system
 from ..errors import ResourceBusyError, report, warn_leak
 from .lifetime import (
-    GONE,
+    FINAL,
     LEAKED,
     LIVE,
     MARK,
@@ -26,15 +26,15 @@ from .lifetime import (
     Lifetime,
     after_fork,
     alive,
+    callbacks_due,
     dropped,
-    endings,
     interrupted,
     lingering,
     locked,
     note_released,
-    polled,
     retire,
     retire_dropped,
+    to_release,
 )  # fmt: skip
 from .streams import (
     MANY,
@@ -72,7 +72,7 @@ def drain() -> None:
     try:
         _drain()
     finally:
-        if endings:
+        if callbacks_due:
             call_back()
 
 
@@ -100,7 +100,7 @@ def _drain() -> None:
             retire_dropped()
         for stream in list(fenced):
             shown(stream.poll_fences)
-        if not (polled and _release_ready()):
+        if not (to_release and _release_ready()):
             return
 
 
@@ -110,8 +110,8 @@ def wait_for(lifetime: Lifetime, timeout: float | None) -> bool:
     def is_over() -> bool:
         drain()
         # A callback does not wait for other callbacks, because those of its thread run after it.
-        called_back = _this_thread.calling_back or (lifetime not in endings and not lifetime.callback_runs)
-        return bool(lifetime.state in GONE and called_back) or lifetime.stays
+        called_back = _this_thread.calling_back or (lifetime not in callbacks_due and not lifetime.callback_runs)
+        return bool(lifetime.state in FINAL and called_back) or lifetime.stays
 
     return system.until(is_over, timeout) and not lifetime.stays
 
@@ -136,7 +136,7 @@ def run_blocked_releases(gate: Gate) -> None:
             _drain()
     finally:
         del shut[-1]
-    if endings:
+    if callbacks_due:
         call_back()  # after the gate is open, because a callback may wait
 
 
@@ -177,7 +177,7 @@ def _release_ready() -> bool:
 def _ready() -> list[Lifetime]:
     """Return the objects that may be released. Remove objects from the queue that something still keeps."""
     ready = []
-    for lifetime in list(polled):
+    for lifetime in list(to_release):
         if lifetime.state is RETIRED:
             if lifetime.calls.copy():  # a copy, for a defined order with the marks of other threads
                 continue
@@ -185,7 +185,7 @@ def _ready() -> list[Lifetime]:
             if not (Dependency.CHILD in dependents or Dependency.HOLDS in dependents or lifetime.arrays.copy()):
                 ready.append(lifetime)
                 continue
-        del polled[lifetime]
+        del to_release[lifetime]
     return ready
 
 
@@ -216,7 +216,7 @@ def _end_of(stream: KnownStream) -> Fence | None:
     """Return a fence after all work of the stream; None if the work is done."""
     if stream.awaits is not None:  # the stream is closed, so its end is known
         return next((fence for fence in stream.awaits if fence.state is LIVE), None)
-    if stream.state in GONE or stream.is_idle():
+    if stream.state in FINAL or stream.is_idle():
         return None
     if stream.of_other_thread:  # each call has made a fence
         return stream.last_fence()
@@ -232,7 +232,7 @@ def _park(lifetime: Lifetime, fences: list[Fence]) -> bool:
     for fence in fences:
         if fence.state is LIVE:
             fence.waiters[lifetime] = None
-            polled.pop(lifetime, None)
+            to_release.pop(lifetime, None)
             return True
     return False
 
@@ -241,7 +241,7 @@ def _park(lifetime: Lifetime, fences: list[Fence]) -> bool:
 def _end_events(lifetime: Lifetime) -> None:
     """Release the events of an idle stream, which are reached. The last event puts the stream in the queue again."""
     for event, dependency in list(lifetime.dependents.items()):
-        polled.pop(lifetime, None)
+        to_release.pop(lifetime, None)
         if dependency is Dependency.YIELDS:
             retire(event)
 
@@ -301,7 +301,7 @@ def _begin(lifetime: Lifetime) -> bool:
     if lifetime.dependents or lifetime.calls.copy():
         return False
     lifetime.state = RELEASING
-    polled.pop(lifetime, None)
+    to_release.pop(lifetime, None)
     return True
 
 
@@ -311,7 +311,7 @@ def _end(lifetime: Lifetime, problem: BaseException | None) -> None:
         return
     lifetime.uses = {}
     if lifetime.callbacks or lifetime.keep is not None:
-        endings[lifetime] = lifetime.keep
+        callbacks_due[lifetime] = lifetime.keep
     lifetime.keep = None
     if problem is None:
         note_released(lifetime)
@@ -327,8 +327,8 @@ def call_back() -> None:
 
     Objects that are released meanwhile come afterwards, so that a chain of callbacks does not nest.
     """
-    while endings and not _this_thread.calling_back:
-        for lifetime in endings.copy():
+    while callbacks_due and not _this_thread.calling_back:
+        for lifetime in callbacks_due.copy():
             _this_thread.calling_back = True
             try:
                 _call_back(lifetime)
@@ -351,7 +351,7 @@ def _call_back(lifetime: Lifetime) -> None:
 def _take(lifetime: Lifetime) -> tuple[list[Callable[[], None]], object]:
     """Return the callbacks of a released object, and what it kept, for the caller to drop."""
     callbacks, lifetime.callbacks = lifetime.callbacks, []
-    return callbacks, endings.pop(lifetime, None)
+    return callbacks, callbacks_due.pop(lifetime, None)
 
 
 @after_fork

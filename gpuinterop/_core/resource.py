@@ -1,4 +1,4 @@
-"""The base of the public classes, which defines `close`. `lifetime` describes the model."""
+"""The base of the public classes that have a native part: `close`, `on_released`, and the warning of a finalizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""External semaphores, batches of them, and how a call of theirs, or of a graph, is enqueued.
+"""External semaphores, batches of them, and how their calls and a graph's launch are enqueued.
 
 `wait` and `signal` are a hot path: little more than the driver call. The import decides as much as it can in advance.
 """
@@ -38,7 +38,7 @@ from ..handles import (
     Timeline,
     TimelineFd,
 )
-from .lifetime import GONE, LIVE, MARK, Lifetime, locked, note_use, retire
+from .lifetime import FINAL, LIVE, MARK, Lifetime, locked, note_use, retire
 from .release import run_blocked_releases
 from .resource import Resource
 from .stream import Stream, check_stream
@@ -513,7 +513,7 @@ class ExternalSemaphore(Resource, Enqueueable, Generic[K]):
     def _check_closely(self, stream: Stream) -> None:
         self._check_open()
         check_stream(self.device, stream)
-        stream._known_as().refuse_edge()
+        stream._known_as().refuse_capture_change()
 
     def _note_use(self, stream: Stream, known: KnownStream) -> LastSignalled:
         check_stream(self.device, stream)
@@ -712,7 +712,7 @@ class SemaphoreBatch(NoCopy, Enqueueable):
         """Note a stream's first use. Return the list of all values, if the semaphores share one, and their places."""
         check_stream(self.device, stream)
         for noted in self._notes.copy():
-            if noted.state in GONE:
+            if noted.state in FINAL:
                 self._notes.pop(noted, None)
         places = note_signalled(self._lifetimes, known)
         values = places[0][0]

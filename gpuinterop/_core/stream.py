@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._arguments import NoCopy, check_int, check_timeout
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, ResourceBusyError, again
-from .lifetime import DEAD, LIVE, MARK, Lifetime, Marks, dropped, marked, note_use
+from .lifetime import LIVE, MARK, OF_PARENT, Lifetime, Marks, dropped, marked, note_use
 from .release import drain, run_blocked_releases, tidy
 from .resource import Resource
-from .streams import CapturedError, KnownStream, NativeEvent, settle
+from .streams import CapturedError, KnownStream, NativeEvent, note_passed
 
 if TYPE_CHECKING:
     from ..backend import DriverHandle
@@ -113,7 +113,7 @@ class Stream(Resource):
         seen = stream.enqueued()
         done = stream.uncaptured(lambda _: self._call(stream, self.driver.is_idle), True)
         if done:
-            settle(stream, seen)
+            note_passed(stream, seen)
             self._check_failure()
         return bool(done)
 
@@ -182,7 +182,7 @@ class Stream(Resource):
             for lifetime in (*lifetimes, stream):
                 lifetime.check()
             self._check_open()
-            stream.refuse_edge()
+            stream.refuse_capture_change()
             if lifetimes:
                 stream.unfenced = stream.thread is not None  # until `after_call` records an event
             result = call(stream.handle)
@@ -228,7 +228,7 @@ class Stream(Resource):
             run_blocked_releases(gate)
 
         def wait_for(event: DriverHandle) -> None:
-            other.refuse_edge()
+            other.refuse_capture_change()
             graph = other.graph if stream.graph is None else None
             try:
                 if graph is not None:
@@ -243,7 +243,7 @@ class Stream(Resource):
         def follow(event: DriverHandle) -> None:
             waits = stream.inherited_from(other)  # after the record, which covers other threads' waits on `other`
 
-            def noted(handle: DriverHandle) -> None:  # like `Enqueues._enqueue`
+            def noted(handle: DriverHandle) -> None:  # like `Enqueueable._enqueue`
                 try:
                     for wait in waits:
                         stream.note(wait)
@@ -333,12 +333,12 @@ class Event(NoCopy):
             raise self._known.timeout_error(f" did not reach the event in {limit:g} s")
 
     def _poll(self, call: Callable[[DriverHandle], bool]) -> bool:
-        if self.lifetime.state is DEAD:
+        if self.lifetime.state is OF_PARENT:
             self.lifetime.check()
         done: bool = self.lifetime.try_use(call, True)
         if done and not self._reached:
             self._known.poll_fences()  # fences before the event
-            settle(self._known, self.lifetime.covers)
+            note_passed(self._known, self.lifetime.covers)
             self._stream._check_failure(self._known)
             self._reached = True  # a later failure does not concern the event
         return done

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 from .. import system
 from ..errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, again
 from .lifetime import (
-    GONE,
+    FINAL,
     LIVE,
     MARK,
     RELEASING,
@@ -30,9 +30,9 @@ from .lifetime import (
     Marks,
     after_fork,
     locked,
-    polled,
     retire,
     revive,
+    to_release,
 )
 
 if TYPE_CHECKING:
@@ -69,9 +69,7 @@ class Gate:
         self.shut: list[None] = Marks()  # one mark for each release that is running or about to begin
         self.blocked: dict[Lifetime, str] = {}  # releases delayed by a pending wait, each with that stream's label
         self.limit = MANY
-        self.delays_waits = (
-            False  # so many releases are blocked that the next wait is delayed (`release.run_blocked_releases`)
-        )
+        self.delays_waits = False  # so many releases are blocked that the next wait runs them first
         self.devices: list[Streams] = []
 
     def let_releases_end(self) -> None:
@@ -117,13 +115,13 @@ def block(gate: Gate, lifetime: Lifetime, held_by: str) -> None:
         gate.delays_waits = True
     gate.blocked[lifetime] = held_by
     blocking[gate] = None
-    polled.pop(lifetime, None)
+    to_release.pop(lifetime, None)
 
 
 @locked
 def unblock(gate: Gate) -> None:
     """Make the next drain check all blocked releases again."""
-    polled.update(dict.fromkeys(gate.blocked))
+    to_release.update(dict.fromkeys(gate.blocked))
     gate.blocked.clear()
     blocking.pop(gate, None)
 
@@ -303,8 +301,8 @@ def _note_fence(fence: Fence) -> None:
 @locked
 def _reached(fence: Fence) -> None:
     stream = fence.stream
-    settle(stream, fence.covers)
-    polled.update(fence.waiters)
+    note_passed(stream, fence.covers)
+    to_release.update(fence.waiters)
     fence.waiters = {}
     retire(fence)  # before it leaves the list, because drains check only listed fences
     if fence in stream.fences:
@@ -331,7 +329,7 @@ def _mark_passed(waits: list[Wait]) -> None:
 
 
 @locked
-def settle(stream: KnownStream, passed: list[Wait]) -> None:
+def note_passed(stream: KnownStream, passed: list[Wait]) -> None:
     """Note waits that have passed. Fail the stream if one passed because its process has exited."""
     for wait in passed:
         origin = wait.origin
@@ -386,7 +384,7 @@ class KnownStream(Lifetime):
     @property
     def is_over(self) -> bool:
         """Whether no call can use it again. Another library's stream can be reopened while the table has it."""
-        return self.state in GONE and (self.owned or self.device.table.get(self.key) is not self)
+        return self.state in FINAL and (self.owned or self.device.table.get(self.key) is not self)
 
     def note(self, wait: Wait) -> None:
         """Note a wait before the driver gets it. The caller then checks the gate."""
@@ -455,7 +453,7 @@ class KnownStream(Lifetime):
         for event in self.dependents.copy():  # all events, so that the message names no wait that has passed
             with contextlib.suppress(GpuInteropError):  # the stream has failed
                 if isinstance(event, NativeEvent) and event.state is LIVE and event.try_use(is_done, False):
-                    settle(self, event.covers)
+                    note_passed(self, event.covers)
         waits = self.waiting_for()
         way_out = " If the process that should signal has exited, signal it here with host_signal or on another stream."
         return SemaphoreTimeoutError(f"{self.label}{what}{waits}.{way_out if waits else ''}")
@@ -471,14 +469,14 @@ class KnownStream(Lifetime):
             return not self.broken
         calls = self.calls
         calls += MARK
-        try:  # inlined from `ask` because this is a hot path
+        try:  # inlined from `try_use` because this is a hot path
             return self.state in _USABLE and self.backend.is_capturing(self.handle)
         except GpuInteropError:
             return False
         finally:
             del calls[-1]
 
-    def refuse_edge(self) -> None:
+    def refuse_capture_change(self) -> None:
         """Raise while `Stream.capture` begins or ends: the call might or might not be captured. The caller marks."""
         if self.captured and self.graph is None:
             raise CapturedError(self)
@@ -508,7 +506,7 @@ class KnownStream(Lifetime):
             if isinstance(error, CapturedError) or self.is_capturing():  # another library began one after the check
                 return False
             _mark_passed(seen)  # the stream has failed, so the rest of its work never runs
-        settle(self, seen)
+        note_passed(self, seen)
         self.unfenced = False
         return True
 
@@ -537,7 +535,7 @@ class KnownStream(Lifetime):
         wait: Callable[[DriverHandle], bool | None] = poll if polls else backend.synchronize
         if (poll(None) if self.of_other_thread else self.uncaptured(wait, None)) is False:
             return False
-        settle(self, seen)
+        note_passed(self, seen)
         return True
 
     def after_call(self) -> None:
@@ -634,7 +632,7 @@ class Streams:
         gate.devices.append(self)
 
     def known(self) -> list[KnownStream]:
-        return [stream for stream in self.table.copy().values() if stream.state not in GONE]
+        return [stream for stream in self.table.copy().values() if stream.state not in FINAL]
 
     def create(self, call: Callable[[], DriverHandle], wrap: Callable[[KnownStream], T], label: str | None) -> T:
         """Create a stream with `call`, and return the result of `wrap`, which keeps it open."""
@@ -727,7 +725,7 @@ def _drop_closed(device: Streams) -> None:
     for key, stream in list(device.table.items()):
         if stream.thread is not None and stream.thread() is None:
             retire(stream)
-        if stream.state in GONE:
+        if stream.state in FINAL:
             del device.table[key]
     device.limit = max(_REMEMBERED, 2 * len(device.table))
 

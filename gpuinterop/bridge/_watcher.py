@@ -164,13 +164,13 @@ class Lane:
     def host_wait(self, value: int, timeout: float) -> bool:
         """Block the calling thread, for `system.SLICE` at most. The endpoint may be called meanwhile."""
 
-        def polled() -> bool:
+        def to_release() -> bool:
             self._check()
             # Unless the watcher is stuck, wait for its poll, because a timeout of 0 must still see a signal.
             limit = max(_LAST_LOOK_S, timeout)
             return system.under(self._calling, lambda: system.holds(self._calling) and self._take(value), limit=limit)
 
-        return system.until(polled, timeout)
+        return system.until(to_release, timeout)
 
     def call(self, function: Callable[[*Ts], T], *arguments: *Ts) -> T:
         """Call the endpoint in the application's thread."""

@@ -156,7 +156,7 @@ class SocketTransport(Transport):
                 missing = names(set(range(self.size)) - {0, *self._links})
                 who = "rank 0, or a rank that it waits for," if self.rank else missing
                 late = PeerError(f"{who} did not come to {path!r} within {timeout:g} s.")
-                self._take_failure(late)
+                self._send_all(late)
                 raise late from None
             except GpuInteropError:
                 raise
@@ -185,7 +185,7 @@ class SocketTransport(Transport):
                         link.close()
                     else:
                         self._links[rank] = link
-        self._take_failure([])
+        self._send_all([])
 
     def _join(self, scope: contextlib.ExitStack, address: str, team: list[Any], deadline: float) -> None:
         """Connect to rank 0, and wait for its message that all ranks have connected."""
@@ -236,13 +236,13 @@ class SocketTransport(Transport):
                 late = min(late, gives_up)
         if missing:
             error = silent(missing, timeout)
-            self._take_failure(error)
+            self._send_all(error)
             raise error
         gathered = [payloads[rank] for rank in range(self.size)]
-        self._take_failure(gathered)
+        self._send_all(gathered)
         return gathered
 
-    def _take_failure(self, answer: Any) -> None:
+    def _send_all(self, answer: Any) -> None:
         for link in self._links.values():
             with contextlib.suppress(OSError):  # it has exited, which the next all-gather notices
                 link.send(answer)

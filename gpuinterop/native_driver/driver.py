@@ -223,7 +223,7 @@ class NativeObject:
         self.release()
 
     def undo(self) -> None:
-        """Call `take_back` after a failed call; if that fails too, warn (`NativeDriver.warn`)."""
+        """Call `undo_parts` after a failed call; if that fails too, warn (`NativeDriver.warn`)."""
         try:
             self.undo_parts()
         except DriverError as error:

@@ -1,4 +1,4 @@
-"""All calls to OpenGL, through ctypes, with functions that the current context's own loader finds."""
+"""OpenGL's functions, found by the current context's own loader and called through ctypes; and its constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenGL contexts, which other code makes and makes current, and the objects that this package makes in them."""
+"""OpenGL contexts that other code made: the objects of this package in them, and the VkDevice that exports to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share existing arrays, in place, with other processes on the same host.
+"""Share arrays and frames, in place, with other processes on the same host.
 
 `share` accepts an array of torch, CuPy, JAX, NumPy or another DLPack library, or several arrays by name.
 ``bytes(share)`` is a short descriptor, and ``str(share)`` is the descriptor as text. It contains no handle, so you can

@@ -24,11 +24,11 @@ from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceC
 from ..handles import DeviceIdentity, FdHandle, Handle, IpcMemHandle, OpaqueFd, TimelineFd, VmmFd
 from ..ipc import MAX_FDS
 from .arrays import Access, Arrays
-from .link import ENDED, Left, Link, link_to
+from .link import ENDED, Link, SecondsLeft, link_to
 from .loop import loop
 from .memory import memory_of
 from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
-from .order import ControlPage, FrameReader, Reader, Word, Writer
+from .order import ControlPage, FrameReader, Reader, TimelineSemaphore, Writer
 from .server import driver_lock, is_here, server, users_of
 from .shares import ArrayOffer
 
@@ -90,7 +90,7 @@ def end_unused(imported: Import) -> None:
 _numbers: Final = count()
 
 
-class Lease(NoCopy):
+class ShareHold(NoCopy):
     """A hold on a share, until its reader has released and its arrays are gone."""
 
     def __init__(self, descriptor: Descriptor, timeout: float | None, users: frozenset[int]) -> None:
@@ -107,7 +107,7 @@ class Lease(NoCopy):
         self.reader: Reader | None = None
         self.buffers, self.label = 0, ""
 
-    def contents(self, left: Left) -> tuple[Contents, ArrayOffer | None]:
+    def contents(self, left: SecondsLeft) -> tuple[Contents, ArrayOffer | None]:
         """The share's contents, and its offer if this process shares it. Adds descriptors to `received`."""
         link, descriptor = self.link, self.descriptor
         if self.is_here:
@@ -133,7 +133,7 @@ class Lease(NoCopy):
     def _enrolled_here(self) -> Reader:
         offer = server().find(self.descriptor, ArrayOffer, attached=True)
         place, writer = offer.take_place(server().me, self._number), offer.writer()
-        return self._reader(writer.page, writer.own, writer.leases[place], place, writer)
+        return self._reader(writer.page, writer.own, writer.reader_timelines[place], place, writer)
 
     def _enrolled(self, timeout: float | None) -> Reader:
         left = system.seconds_left(self.timeout if timeout is None else check_timeout(timeout))
@@ -146,7 +146,14 @@ class Lease(NoCopy):
             undo.pop_all()
             return reader
 
-    def _reader(self, page: ControlPage, writer: Word, own: Word, place: int, lender: Writer | None = None) -> Reader:
+    def _reader(
+        self,
+        page: ControlPage,
+        writer: TimelineSemaphore,
+        own: TimelineSemaphore,
+        place: int,
+        lender: Writer | None = None,
+    ) -> Reader:
         return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
 
     def over(self) -> GpuInteropError | None:
@@ -197,9 +204,9 @@ class AttachedArrays(Arrays):
     0.0
     """
 
-    def __init__(self, device: Device, contents: Contents, lease: Lease, label: str | None) -> None:
+    def __init__(self, device: Device, contents: Contents, lease: ShareHold, label: str | None) -> None:
         noun = "Subscription" if lease.buffers else "AttachedArrays"
-        super().__init__(Lifetime(noun, Lease.end, device=device.streams, label=label))
+        super().__init__(Lifetime(noun, ShareHold.end, device=device.streams, label=label))
         self.device, self._contents, self._lease = device, contents, lease
         self.key = lease.descriptor.process, lease.descriptor.serial
         lease.label, lease.device = self.label, device
@@ -279,7 +286,7 @@ class AttachedArrays(Arrays):
     def _over(self) -> GpuInteropError | None:
         return self.lifetime.refusal() if self.closed else self._lease.over()
 
-    def _map(self, offer: ArrayOffer | None, left: Left) -> None:
+    def _map(self, offer: ArrayOffer | None, left: SecondsLeft) -> None:
         lease, regions, imports = self._lease, self._contents.regions, list[Import]()
         addresses = offer.addresses if offer is not None else []
         while True:
@@ -381,7 +388,7 @@ def attached(
     if device is not None:
         check_device(device, "device")
     drain()
-    lease = Lease(parsed, limit, allowed)
+    lease = ShareHold(parsed, limit, allowed)
     try:
         contents, offer = lease.contents(left)
         lease.buffers = len(contents.arrays) if frames else 0
@@ -409,13 +416,17 @@ Mapped = tuple[Import, int]
 """An import that contains a region, and the region's address in it."""
 
 
-def import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
+def import_all(
+    link: Link, device: Device, regions: Sequence[Region], left: SecondsLeft, received: Received
+) -> list[Mapped]:
     """The import of each region; imports what is missing. Closes `received`."""
     limit = -1 if (rest := left()) is None else rest
     return system.under(link.importing, _import_all, link, device, regions, left, received, limit=limit)
 
 
-def _import_all(link: Link, device: Device, regions: Sequence[Region], left: Left, received: Received) -> list[Mapped]:
+def _import_all(
+    link: Link, device: Device, regions: Sequence[Region], left: SecondsLeft, received: Received
+) -> list[Mapped]:
     if not system.holds(link.importing):
         raise PeerError("another thread waits for that process, which did not answer within the time-out.")
     mapped = list[Mapped]()
@@ -441,7 +452,7 @@ def import_of(link: Link, device: Device, region: Region) -> Mapped | None:
     return None
 
 
-def _handles(link: Link, regions: Sequence[Region], at: int, left: Left, received: Received) -> Sequence[Handle]:
+def _handles(link: Link, regions: Sequence[Region], at: int, left: SecondsLeft, received: Received) -> Sequence[Handle]:
     """The handles of a region. Asks for missing descriptors, and for those of the regions after it."""
     region = regions[at]
     if region.kind is IpcMemHandle:

@@ -1,4 +1,4 @@
-"""Counts of holders: each process writes its own page of words, and the sharing process adds them up."""
+"""Counts of holders and of messages: each process writes a page of words, and the sharing process adds them up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds an array's device and the blocks that contain the array, through queries to the driver, without an export."""
+"""Finds an array's device and memory blocks through queries to the driver, and checks that they can be shared."""
 
 from __future__ import annotations
 

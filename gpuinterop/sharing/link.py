@@ -1,4 +1,4 @@
-"""Links this process to one that shares: the connection for its requests, and the counts that it writes."""
+"""Links this process to one that shares: requests, what was imported from it, and the notice of its exit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .loop import loop
 from .messages import DONE, HELLO, Contents, Descriptor, failure_of
 from .server import HANG_UP, VARIABLE, check_peer, has_hung_up
 
-Left = Callable[[], "float | None"]
+SecondsLeft = Callable[[], "float | None"]
 
 
 class Link(Holds):
@@ -45,7 +45,7 @@ class Link(Holds):
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle] = ()) -> Message:
+    def ask(self, kind: int, body: bytes, left: SecondsLeft, handles: Sequence[Handle] = ()) -> Message:
         """Ask, and return the answer, which the caller closes. Only one thread asks at a time."""
         rest = left()
         try:
@@ -54,7 +54,7 @@ class Link(Holds):
             if self.ended:  # `end` leaves closing the connection to the thread that asks
                 system.under(self._asking, self._close, limit=0)
 
-    def _ask(self, kind: int, body: bytes, left: Left, handles: Sequence[Handle]) -> Message:
+    def _ask(self, kind: int, body: bytes, left: SecondsLeft, handles: Sequence[Handle]) -> Message:
         if not system.holds(self._asking):
             raise _lost(TimeoutError())
         if self.ended or self._connection is None:
@@ -77,7 +77,7 @@ class Link(Holds):
         with message:
             raise failure_of(message.kind, message.body)
 
-    def connect(self, descriptor: Descriptor, left: Left, users: Collection[int]) -> None:
+    def connect(self, descriptor: Descriptor, left: SecondsLeft, users: Collection[int]) -> None:
         """Connect if not connected. The caller holds `_asking`, unless the time has passed."""
         if not system.holds(self._asking):
             raise _lost(TimeoutError())
@@ -91,7 +91,7 @@ class Link(Holds):
                 self._owned.close()
                 raise
 
-    def _connect(self, path: str, left: Left, users: Collection[int]) -> None:
+    def _connect(self, path: str, left: SecondsLeft, users: Collection[int]) -> None:
         folder = os.environ.get(VARIABLE)
         place = os.path.join(folder, os.path.basename(path)) if folder else path
         loop().start()  # it notices when the other process exits
@@ -176,7 +176,7 @@ links: Final[dict[bytes, Link]] = {}
 ENDED: Final = "the process that shared the arrays has ended; discard what was read since."
 
 
-def link_to(descriptor: Descriptor, left: Left, users: Collection[int]) -> Link:
+def link_to(descriptor: Descriptor, left: SecondsLeft, users: Collection[int]) -> Link:
     """The link to a sharing process. The first call connects."""
     while True:
         process, rest = descriptor.process, left()

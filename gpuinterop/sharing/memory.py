@@ -1,4 +1,4 @@
-"""Memory that a share and its attachments view."""
+"""Memory that another object has mapped, as buffers and views: of shares, attachments and imported arrays."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ The sharing process has a control page, a sealed memfd that each reader maps. It
 
 The writer's timeline reaches n + 1 when version n is complete; a reader's reaches k after its k-th release.
 
-A reader that acquires adds 1 to its slot. It waits for the newest version, or for the next one while the writer is
-writing. The writer that acquires makes `turn` odd, reads the slots, and waits for the last version and for the readers
-that have not released. Both hold the page's lock meanwhile, which the kernel frees if its holder exits. A process that
-acquires several shares at once holds all their locks. A release needs no lock. Each store is one word, so if a process
-exits between two stores, the others can continue: they then add `POISON` to the value of its timeline.
+A reader that acquires stores its turn in its slot. It waits for the newest version, or for the next one while the
+writer is writing. The writer that acquires makes `turn` odd, reads the slots, and waits for the last version and for
+the readers that have not released. Both hold the page's lock meanwhile, which the kernel frees if its holder exits. A
+process that acquires several shares at once holds all their locks. A release needs no lock. Each store is one word, so
+if a process exits between two stores, the others can continue: they then add `POISON` to the value of its timeline.
 
 **Frames** (`FrameWriter`, `FrameReader`) use several buffers and no lock. A reader claims the newest buffer: it writes
 `POISON` into its slot there, then checks that the buffer is still the newest. The writer publishes another buffer
@@ -48,11 +48,11 @@ from .._core.streams import CapturedError, KnownStream, awaited, fail_waits
 from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError, SemaphoreTimeoutError, again
 from ..handles import OpaqueFd, Timeline
 from .counts import Memfd
-from .link import ENDED, Left
+from .link import ENDED, SecondsLeft
 from .loop import loop
 
 Ts = TypeVarTuple("Ts")
-Word = ExternalSemaphore[Timeline]
+TimelineSemaphore = ExternalSemaphore[Timeline]
 
 _HEAD: Final = b"GIPORDER" + (1).to_bytes(8, "little")
 _TURN, _ASLEEP, _SLOTS = 2, 4, 8
@@ -63,7 +63,7 @@ SLOTS: Final = system.PAGE // 8 - _SLOTS
 POISON: Final = 1 << 62
 """What other processes add to the value of a timeline whose process has exited, so that all waits for it pass."""
 _NO_LIMIT: Final = system.seconds_left(None)
-LEFT: Final = 2**64 - 1
+DEPARTED: Final = 2**64 - 1
 """A reader's slot after the reader has left the order."""
 
 
@@ -113,7 +113,7 @@ class ControlPage(NoCopy):
 class Side(NoCopy):
     """One side's acquires and releases, alternately and by one thread at a time. Any thread can end it at any time."""
 
-    def __init__(self, page: ControlPage, writer: Word, own: Word, label: str) -> None:
+    def __init__(self, page: ControlPage, writer: TimelineSemaphore, own: TimelineSemaphore, label: str) -> None:
         self.page, self.writer, self.own, self.label = page, writer, own, label
         """A release signals the timeline `own`, which reaches n when turn n is over."""
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
@@ -168,7 +168,7 @@ class Side(NoCopy):
         """Whether no other thread acquires or releases. If `failure` is set, none will."""
         return system.under(self._lock, system.holds, self._lock, limit=0)
 
-    def unblock(self, word: Word) -> bool:
+    def unblock(self, word: TimelineSemaphore) -> bool:
         """Let streams continue that wait for a side which has left or exited; False while more waits can follow."""
         free = self.is_free()  # first
         return store(word) and free
@@ -186,10 +186,10 @@ class Side(NoCopy):
             refuse_capture(known, self.label)
 
     @abstractmethod
-    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
         """Note on the control page that this side acquires; return what its stream must wait for."""
 
-    def _wait(self, stream: Stream, word: Word, value: int, left: Left) -> None:
+    def _wait(self, stream: Stream, word: TimelineSemaphore, value: int, left: SecondsLeft) -> None:
         if (now := value_of(word)) < value:
             if left is not _NO_LIMIT or _is_here(stream):
                 now = self._wait_here(word, value, left)
@@ -200,7 +200,7 @@ class Side(NoCopy):
             raise again(self.failure)
         system.fence()  # later loads must follow the load of the value
 
-    def _wait_here(self, word: Word, value: int, left: Left) -> int:
+    def _wait_here(self, word: TimelineSemaphore, value: int, left: SecondsLeft) -> int:
         """Wait in the calling thread; check now and then whether another thread has ended this side."""
         while (now := value_of(word)) < value:
             if self.failure is not None:
@@ -259,9 +259,9 @@ class Writer(Side):
     buffer = 0
     """The buffer that is written."""
 
-    def __init__(self, page: ControlPage, own: Word, label: str) -> None:
+    def __init__(self, page: ControlPage, own: TimelineSemaphore, label: str) -> None:
         super().__init__(page, own, own, label)
-        self.leases: dict[int, Word] = {}
+        self.reader_timelines: dict[int, TimelineSemaphore] = {}
         """The timeline of each reader in the order, by its slot."""
         self.thread = 0
 
@@ -275,25 +275,25 @@ class Writer(Side):
         self.own.host_signal(1) if stream is None else self.own.signal(stream, 1)
         self._note_release(None if stream is None else stream._known_as(), whole=False)
 
-    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
         self.thread = threading.get_ident()
         waits = self._take()
         if self._stream is not self._signaller:
             waits.append((self.own, self._turn - 1))  # another stream may have signalled the last version
         return waits
 
-    def _take(self) -> list[tuple[Word, int]]:
+    def _take(self) -> list[tuple[TimelineSemaphore, int]]:
         """Take a buffer to write; return the releases to wait for."""
         self.page.words[_TURN] = 2 * self._turn - 1
         return self._readers_of(0)
 
-    def _readers_of(self, buffer: int) -> list[tuple[Word, int]]:
+    def _readers_of(self, buffer: int) -> list[tuple[TimelineSemaphore, int]]:
         """The readers that have not released a buffer, and the turn whose release each still owes."""
         slots, first = self.page.slots, SLOTS * buffer
         readers = []
-        for slot, lease in self.leases.copy().items():
+        for slot, lease in self.reader_timelines.copy().items():
             turn = min(slots[first + slot], POISON)
-            if slots[slot] != LEFT and value_of(lease) < turn:  # a reader that has left has released
+            if slots[slot] != DEPARTED and value_of(lease) < turn:  # a reader that has left has released
                 readers.append((lease, turn))
         system.fence()  # later loads must follow the loads of the values
         return readers
@@ -306,11 +306,11 @@ class Writer(Side):
 class FrameWriter(Writer):
     """The side that publishes frames, each in a buffer that no reader uses."""
 
-    def __init__(self, page: ControlPage, own: Word, label: str, buffers: int) -> None:
+    def __init__(self, page: ControlPage, own: TimelineSemaphore, label: str, buffers: int) -> None:
         super().__init__(page, own, label)
         self._written, self._warned = [0] * buffers, False
         """The turn in which each buffer was last published; whether the user knows that there are too few."""
-        self._readers: list[tuple[Word, int]] = []
+        self._readers: list[tuple[TimelineSemaphore, int]] = []
         """The readers of `buffer`, whose releases the stream waits for."""
 
     def begin(self, stream: Stream, timeout: float | None) -> Turn:
@@ -318,7 +318,7 @@ class FrameWriter(Writer):
         return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
     @system.locked
-    def _begin(self, stream: Stream, left: Left) -> None:
+    def _begin(self, stream: Stream, left: SecondsLeft) -> None:
         known, queues = stream._known_as(), left is _NO_LIMIT and not _is_here(stream)
         if self.inside:
             self._check(known, enters=True)
@@ -327,7 +327,7 @@ class FrameWriter(Writer):
             self._wait_for_buffer(left, queues=queues)
         _acquire([(self, stream, known)], (), left)
 
-    def _wait_for_buffer(self, left: Left, *, queues: bool) -> None:
+    def _wait_for_buffer(self, left: SecondsLeft, *, queues: bool) -> None:
         """Block the calling thread until a buffer is free, or a stream can wait for one."""
         for pause in system.pauses():
             if (holders := self._choose_buffer(queues=queues)) is None:
@@ -344,7 +344,7 @@ class FrameWriter(Writer):
         system.full_fence()  # a reader that claims a buffer after this sees that it is not the newest
         others = [buffer for buffer in range(len(self._written)) if buffer != newest]
         others.sort(key=self._written.__getitem__)
-        used: dict[int, list[tuple[Word, int]]] = {}
+        used: dict[int, list[tuple[TimelineSemaphore, int]]] = {}
         for self.buffer in others:
             self._readers = used[self.buffer] = self._readers_of(self.buffer)
             if not self._readers:
@@ -360,7 +360,7 @@ class FrameWriter(Writer):
                 return None
         return holders
 
-    def _take(self) -> list[tuple[Word, int]]:
+    def _take(self) -> list[tuple[TimelineSemaphore, int]]:
         return self._readers  # a reader that has claimed the buffer since then sees that it is not the newest
 
     def _note_release(self, signaller: KnownStream | None, whole: bool) -> None:
@@ -375,7 +375,13 @@ class Reader(Side):
     """One attachment's side."""
 
     def __init__(
-        self, page: ControlPage, writer: Word, own: Word, slot: int, label: str, lender: Writer | None = None
+        self,
+        page: ControlPage,
+        writer: TimelineSemaphore,
+        own: TimelineSemaphore,
+        slot: int,
+        label: str,
+        lender: Writer | None = None,
     ) -> None:
         super().__init__(page, writer, own, label)
         if slot >= SLOTS:
@@ -387,7 +393,7 @@ class Reader(Side):
     def version(self) -> int:
         return self._version if self.inside else self.page.newest()[0]
 
-    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
         writer, stream = self._lender, cast(KnownStream, self._stream)
         if (
             writer is not None
@@ -401,7 +407,7 @@ class Reader(Side):
         self._version = value - 1
         return [(self.writer, value)]
 
-    def await_version(self, newer_than: int, left: Left, over: Callable[[], GpuInteropError | None]) -> int:
+    def await_version(self, newer_than: int, left: SecondsLeft, over: Callable[[], GpuInteropError | None]) -> int:
         """Block the calling thread until there is a newer version, or `over` returns why there will be none."""
         spins = time.monotonic() + system.SPIN_S
         while True:
@@ -422,7 +428,7 @@ class Reader(Side):
         """If the reader has released, leave the order, and close the words and the page."""
         if not self.is_over():
             return False
-        self.page.slots[self._slot] = LEFT
+        self.page.slots[self._slot] = DEPARTED
         if self._lender is None:
             self.own.close()
             self.writer.close()
@@ -488,14 +494,14 @@ class FrameReader(Reader):
         return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
 
     @system.locked
-    def _begin(self, stream: Stream, left: Left) -> None:
+    def _begin(self, stream: Stream, left: SecondsLeft) -> None:
         known = stream._known_as()
         if left is not _NO_LIMIT:  # first, so that after a time-out the frame is still claimed
             self._check(known, enters=True)
             self._wait_here(self.writer, self._version + 1, left)
         _acquire([(self, stream, known)], (), left)
 
-    def _note_acquire(self) -> Sequence[tuple[Word, int]]:
+    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._replaced = self._turn, None
         return [(self.writer, self._version + 1)]
 
@@ -566,17 +572,17 @@ def _is_here(stream: Stream) -> bool:
     return not stream._ptr and stream.device.info.is_cpu
 
 
-def _name(word: Word) -> str:
+def _name(word: TimelineSemaphore) -> str:
     """The name of a timeline's process in messages."""
     return word.lifetime.naming[2] or word.label
 
 
-def _time_left(timeout: float | None) -> Left:
+def _time_left(timeout: float | None) -> SecondsLeft:
     limit = check_timeout(timeout)
     return _NO_LIMIT if limit is None else system.seconds_left(limit)
 
 
-def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Left) -> None:
+def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: SecondsLeft) -> None:
     for side, _, known in entries:
         side._check(known, enters=True)
     try:
@@ -589,7 +595,7 @@ def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Lef
         raise
 
 
-def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, Word, int]]:
+def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, TimelineSemaphore, int]]:
     waits = []
     for side, stream, known in entries:
         side._turn, side._stream, side.inside = side._turn + 1, known, True
@@ -608,7 +614,7 @@ def _forked() -> None:
         side.failure, side.inside, side._lock = side.own.lifetime.refusal(), False, threading.RLock()
 
 
-def value_of(word: Word) -> int:
+def value_of(word: TimelineSemaphore) -> int:
     """A timeline's current value, even if it is closed; `POISON` if it is gone."""
     lifetime: Any = word.lifetime
     value: int = lifetime.try_use(lifetime.counter, POISON)
@@ -620,7 +626,7 @@ def unsignalled(counter: int, value: int) -> PeerError | None:
     return PeerError(f"{ENDED} Make a new stream: this one has waited for it.") if value > counter % POISON else None
 
 
-def store(word: Word) -> bool:
+def store(word: TimelineSemaphore) -> bool:
     """Add `POISON` to the timeline of a process that has exited; False while a stream may still wait for it.
 
     Then call again: that process's GPU may store a smaller value late.

@@ -1,4 +1,4 @@
-"""Answers the requests of other processes for what this one shares.
+"""Answers other processes' requests, notices that they have exited, and ends the shares that nobody holds.
 
 A process has one server: a socket, the links of other processes, and the counts. The first share makes it, and it lasts
 until the process exits.

@@ -1,4 +1,4 @@
-"""Shares arrays: holds them, describes them to readers, and publishes their versions."""
+"""Shares arrays: describes them to readers, gives readers places in the order and withdraws them, and writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
 from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
-from .order import LEFT, SLOTS, ControlPage, Entry, FrameWriter, Word, Writer
+from .order import DEPARTED, SLOTS, ControlPage, Entry, FrameWriter, TimelineSemaphore, Writer
 from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
@@ -65,7 +65,7 @@ class ArrayOffer(NoCopy, Offer):
         self._writer: Writer | None = None
         self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
         """The process and the number of each reader that has a place in the order."""
-        self._leaving: set[Word] = set()
+        self._leaving: set[TimelineSemaphore] = set()
         """Timelines of readers that have left. Streams may still wait for them."""
 
     # -- the server --------------------------------------------------------------------------------------------------
@@ -88,9 +88,9 @@ class ArrayOffer(NoCopy, Offer):
     def enrol(self, guest: Guest, number: bytes) -> tuple[int, Sequence[Handle]]:
         place, writer = self.take_place(guest, number), self.writer()
         with ExitStack() as undo:
-            undo.callback(lambda: writer.leases.pop(place).close())
+            undo.callback(lambda: writer.reader_timelines.pop(place).close())
             undo.callback(self._places.pop, place)
-            exports = writer.own.export, writer.leases[place].export, writer.page.handle.duplicate
+            exports = writer.own.export, writer.reader_timelines[place].export, writer.page.handle.duplicate
             handles: list[Handle] = [undo.enter_context(export()) for export in exports]
             undo.pop_all()
             return place, handles
@@ -100,17 +100,17 @@ class ArrayOffer(NoCopy, Offer):
         if (writer := self._writer) is not None:
             for place, (guest, _) in self._places.copy().items():
                 attached = not guest.ended and guest.counts is not None and guest.counts.holds(self.slot)
-                if writer.page.slots[place] == LEFT or not attached:
+                if writer.page.slots[place] == DEPARTED or not attached:
                     self._drop_readers(writer, [place])
 
     def _drop_readers(self, writer: Writer, places: Iterable[int]) -> None:
         for place in places:
             if self._places.pop(place, None) is not None:  # two threads can do this at once
-                own = writer.leases.pop(place)
+                own = writer.reader_timelines.pop(place)
                 self._leaving.add(own)
                 loop().repeat(partial(self._unblock, writer, own))
 
-    def _unblock(self, writer: Writer, own: Word) -> bool:
+    def _unblock(self, writer: Writer, own: TimelineSemaphore) -> bool:
         if over := writer.unblock(own):
             own.close()
             self._leaving.discard(own)
@@ -141,15 +141,15 @@ class ArrayOffer(NoCopy, Offer):
         for taken, reader in self._places.items():
             if reader == (guest, number):  # it asks again after it gave up waiting for the answer
                 return taken
-        place = next((slot for slot in range(SLOTS) if slot not in writer.leases), None)
+        place = next((slot for slot in range(SLOTS) if slot not in writer.reader_timelines), None)
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
-        own: Word = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
+        own: TimelineSemaphore = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
         own.lifetime.warns = False  # the share gives the warning
         for buffer in range(max(1, self.buffers)):
             writer.page.slots[SLOTS * buffer + place] = 0
-        writer.leases[place] = own
+        writer.reader_timelines[place] = own
         self._places[place] = guest, number
         server().ordered[self] = None
         return place

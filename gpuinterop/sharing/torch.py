@@ -49,7 +49,7 @@ from .._core.device import Device
 from .._core.dlpack import capsule_of
 from .._core.foreign_arrays import hidden_values
 from .._core.layout import Layout, layout_of
-from .._core.lifetime import GONE, Lifetime, after_fork, alive, retire
+from .._core.lifetime import FINAL, Lifetime, after_fork, alive, retire
 from .._core.memory import Mapping
 from .._core.release import drain
 from .._core.streams import fail_waits
@@ -244,7 +244,7 @@ def _bytes(size: int) -> Layout:
 
 def _is_gone(lifetime: Lifetime) -> bool:
     drain()
-    return lifetime.state in GONE
+    return lifetime.state in FINAL
 
 
 class _Received:

@@ -1,4 +1,4 @@
-"""All calls to Vulkan, with the cffi types of PyPI's `vulkan` or of this package, and its own function pointers.
+"""Vulkan's functions and cffi types, of PyPI's `vulkan` or of this package, and the check of their results.
 
 PyPI's own wrappers raise ``KeyError`` for unknown results (such as ``VK_ERROR_INVALID_EXTERNAL_HANDLE``), and do not
 accept raw handles. Here a VkResult is an int. A handle is any value that can be cast to one, unless its type shows

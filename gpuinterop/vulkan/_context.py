@@ -1,4 +1,4 @@
-"""The application's VkDevice: calls on it, the objects that sharing makes on it, and the end of both."""
+"""The application's VkDevice: calls on it, the objects that sharing makes on it, and how these end before it."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ class VulkanContext(NoCopy):
         limit = check_timeout(timeout)
         refuse_reentry()
         context = self.lifetime
-        if context.state is lifetime.DEAD:
+        if context.state is lifetime.OF_PARENT:
             return
         seconds_left = system.seconds_left(limit)
         system.under(self._submitting, self._fence_queue)
@@ -311,7 +311,7 @@ class VulkanContext(NoCopy):
                 retire(native)
                 native.end_use()
             drain()
-        return context.state in lifetime.GONE
+        return context.state in lifetime.FINAL
 
     def _shared(self) -> list[VulkanObject]:
         return [native for native in self.lifetime.dependents.copy() if isinstance(native, VulkanObject)]

@@ -1,4 +1,4 @@
-"""Physical devices, and what their drivers can share: decided from the drivers' properties, never from versions."""
+"""Physical devices, and what their drivers can share, as the drivers' properties say."""
 
 from __future__ import annotations
 

@@ -469,7 +469,7 @@ class Core:
 def forget() -> None:
     """What is still to be released, in the whole process, is nobody's any more: a test that has failed left it."""
     for registry in (
-        lifetime._alive, lifetime.polled, lifetime.endings, streams.fenced, streams.waiting,
+        lifetime._alive, lifetime.to_release, lifetime.callbacks_due, streams.fenced, streams.waiting,
         streams.blocking, lifetime.dropped, lifetime.lingering,
     ):  # fmt: skip
         registry.clear()
@@ -489,7 +489,7 @@ def unsound() -> list[str]:
             found.append(f"{one!r} waits, and is not noted")
         for parent in one.parents:
             how = parent.dependents.get(one)
-            is_over = parent.state in (lifetime.RELEASED, lifetime.DEAD)
+            is_over = parent.state in (lifetime.RELEASED, lifetime.OF_PARENT)
             outlives = how is lifetime.Dependency.CHILD and one.state is lifetime.LIVE is not parent.state
             if how is None or is_over or outlives:
                 found.append(f"{one!r} stands on {parent!r}")

@@ -474,14 +474,14 @@ class FakeDriver(FakeWords):
         while any(self.waiting.values()):
             for held in itertools.chain(*self.waiting.values()):
                 held.there = lambda: True
-            self.settle()
+            self.note_passed()
 
     def arrive(self, semaphore: Handle, value: int) -> None:
         """The other side has signalled."""
         self.values[semaphore] = max(value, self.values.get(semaphore, 0))
-        self.settle()
+        self.note_passed()
 
-    def settle(self) -> None:
+    def note_passed(self) -> None:
         """Let the streams go as far as they can."""
         progress = True
         while progress:
@@ -501,7 +501,7 @@ class FakeDriver(FakeWords):
                     progress = True
 
     def _pending(self, stream: DriverHandle) -> frozenset[Held]:
-        self.settle()
+        self.note_passed()
         return frozenset(self.waiting.get((stream.device, self._queue(stream)), ()))
 
     def _queue(self, stream: DriverHandle) -> int:
@@ -521,11 +521,11 @@ class FakeDriver(FakeWords):
     def _hold(self, stream: DriverHandle, there: Callable[[], bool]) -> None:
         held = Held(there, self._pending(stream))
         self.waiting.setdefault((stream.device, self._queue(stream)), []).append(held)
-        self.settle()
+        self.note_passed()
 
     def _enqueue(self, stream: DriverHandle, effect: Callable[[], object]) -> None:
         self._later.append((self._pending(stream), effect))
-        self.settle()
+        self.note_passed()
 
     def is_idle(self, stream: DriverHandle) -> bool:
         self.looks += 1
@@ -537,7 +537,7 @@ class FakeDriver(FakeWords):
         return event
 
     def is_done(self, event: DriverHandle) -> bool:
-        self.settle()
+        self.note_passed()
         return super().is_done(event) and self._behind[event] <= self._passed
 
     def synchronize(self, stream: DriverHandle) -> None:
@@ -601,7 +601,7 @@ class FakeDriver(FakeWords):
             self.block(lambda: not any(thread != me for thread in self._releasing), call)
 
     def _waits_of(self, device: DriverHandle) -> list[tuple[DriverHandle, int]]:
-        self.settle()
+        self.note_passed()
         return [key for key in self.waiting if self.releases_block_for_all or key[0] == device]
 
     def _release(self, native: DriverHandle) -> None:

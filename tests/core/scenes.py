@@ -15,7 +15,7 @@ from gpuinterop._core import release
 from gpuinterop._core.device import Device
 from gpuinterop._core.lifetime import Lifetime
 from gpuinterop._core.memory import Hold
-from gpuinterop._core.streams import KnownStream, settle
+from gpuinterop._core.streams import KnownStream, note_passed
 from gpuinterop.backend import DriverHandle
 
 from .explorer import Core, Run, explore, unsound
@@ -384,7 +384,7 @@ SCENES: dict[str, Scene] = {
     ),
     "notes of waits by opcode": Scene(
         "semaphore", [_wait, lambda w: w.stream.query()], begin=_waited,
-        by_opcode=[KnownStream.note, inspect.unwrap(settle)],
+        by_opcode=[KnownStream.note, inspect.unwrap(note_passed)],
     ),
     "a stream and what it has used are closed": Scene(
         "stream buffer", [_close("stream"), _close("memory")], budget=2,

@@ -548,7 +548,7 @@ class Share:
             return False
         self.watchers.add(process)
         place, writer = answer[0], self.writer
-        words = (Word(process, word.name, word.cell) for word in (writer.own, writer.leases[place]))
+        words = (Word(process, word.name, word.cell) for word in (writer.own, writer.reader_timelines[place]))
         page = ControlPage(writer.page.page, self.lock)
         process.turns[self] = self._made("Reader", page, *words, place, process.name)
         if self.home.dead:

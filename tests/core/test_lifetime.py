@@ -40,7 +40,7 @@ def everything(backend: FakeEverything | None = None) -> tuple[Device, Any]:
     return fake_device(backend=backend or FakeEverything(), dlpack=(2, 0))
 
 
-def settle(device: Device, backend: FakeEverything, *closing: Any) -> None:
+def note_passed(device: Device, backend: FakeEverything, *closing: Any) -> None:
     """Everything ends, is closed and released, but for what may be kept: copy streams, and pages of our own."""
     backend.at = lambda *_: None
     backend.blocked.clear()
@@ -113,7 +113,7 @@ def test_the_host_memory_of_a_copy_that_is_to_come_is_kept(what: str) -> None:
     stream.synchronize()
     gc.collect()
     assert alive() is None
-    settle(device, backend, stream, memory, gate)
+    note_passed(device, backend, stream, memory, gate)
 
 
 def test_a_failed_stream_fails_its_own_buffers_copies_only(host: Device) -> None:
@@ -145,7 +145,7 @@ def test_synchronize_visits_every_stream() -> None:
     with pytest.raises(gi.DriverError):
         device.synchronize()
     assert set(seen) == pointers
-    settle(device, backend, *streams)
+    note_passed(device, backend, *streams)
 
 
 @pytest.mark.parametrize("child", ["mapping", "array"])
@@ -248,7 +248,7 @@ def test_a_stream_that_is_captured_is_refused_not_ignored() -> None:
             buffer.copy_to_host(target)
         with pytest.raises(gi.GpuInteropError):
             buffer.view(4).__dlpack__(stream=64)
-    settle(device, backend, stream, memory, gate)
+    note_passed(device, backend, stream, memory, gate)
 
 
 def test_a_follow_that_fails_leaves_the_follower_out_of_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +356,7 @@ def test_streams_0_and_1_are_one() -> None:
         semaphore.signal(legacy, 3)
     with pytest.raises(gi.SemaphoreTimeoutError, match="to reach 5"):
         legacy.synchronize(timeout=0)
-    settle(device, backend, null, legacy, gate, semaphore)
+    note_passed(device, backend, null, legacy, gate, semaphore)
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["between", "in the middle of a transition"])
@@ -493,7 +493,7 @@ def test_a_semaphore_keeps_no_stream_that_is_gone() -> None:
     gc.collect()
     assert sum(one() is not None for one in alive) <= 2
     assert backend.count("stream") <= 2
-    settle(device, backend, semaphore)
+    note_passed(device, backend, semaphore)
 
 
 def test_a_stream_that_is_wrapped_anew_is_waited_for_again(device: Device, backend: FakeBackend) -> None:
@@ -527,7 +527,7 @@ def test_the_work_of_a_thread_that_has_ended_holds_releases_up() -> None:
     other.close()
     device.drain()
     assert (backend.count("semaphore"), backend.violations) == (3, [])
-    settle(device, backend, gate, third)
+    note_passed(device, backend, gate, third)
 
 
 @pytest.mark.parametrize("error", [gi.SemaphoreTimeoutError, MemoryError, KeyboardInterrupt])
@@ -560,7 +560,7 @@ def test_work_that_no_event_stands_behind_holds_what_it_uses(error: type[BaseExc
         held = (backend.count("mapping"), backend.violations)
         closed.set()
     assert held == (1, [])
-    settle(device, backend)
+    note_passed(device, backend)
 
 
 def test_a_wait_is_not_over_before_an_event_stands_behind_it() -> None:
@@ -582,7 +582,7 @@ def test_a_wait_is_not_over_before_an_event_stands_behind_it() -> None:
 
     elsewhere(work)
     assert (backend.count("semaphore"), backend.violations) == (2, [])
-    settle(device, backend, gate)
+    note_passed(device, backend, gate)
 
 
 # -- cost --------------------------------------------------------------------------------------------------------------
@@ -619,7 +619,7 @@ def test_a_round_costs_the_same_however_many_streams_there_are() -> None:
         streams += [device.create_stream() for _ in range(count - len(streams))]
         costs[count] = calls_of(backend, lambda: import_map_close(device))
     assert set(costs.values()) == {costs[0]}, costs
-    settle(device, backend, *streams)
+    note_passed(device, backend, *streams)
 
 
 def test_a_wrapper_a_frame_leaves_nothing_behind(device: Device, backend: FakeBackend) -> None:

@@ -27,7 +27,7 @@ from gpuinterop._core.streams import KnownStream
 from gpuinterop.backend import SharingBackend
 from gpuinterop.sharing.find_memory import describe
 from gpuinterop.sharing.messages import Contents, Placed, Region
-from gpuinterop.sharing.order import LEFT, POISON, SLOTS, ControlPage, Reader
+from gpuinterop.sharing.order import DEPARTED, POISON, SLOTS, ControlPage, Reader
 from tests.limits import LIMIT
 
 ADD_SEALS = 1033
@@ -41,8 +41,8 @@ def test_bounds_of_a_control_page(host: Device) -> None:
         page.handle.duplicate() as handle,
     ):
         Reader(page, word, word, SLOTS - 1, "")
-        page.slots[SLOTS - 1] = LEFT
-        assert os.pread(handle.fd, system.PAGE, 0)[-9:] == b"\0" + LEFT.to_bytes(8)
+        page.slots[SLOTS - 1] = DEPARTED
+        assert os.pread(handle.fd, system.PAGE, 0)[-9:] == b"\0" + DEPARTED.to_bytes(8)
         with pytest.raises(gi.PeerError, match="number of a slot"):
             Reader(page, word, word, SLOTS, "")
         os.pwrite(short.fd, os.pread(handle.fd, 2048, 0), 0)

@@ -224,5 +224,5 @@ def test_a_failed_enrol_takes_no_slot() -> None:
         exporter("gi.OpaqueFd.duplicate = fails")
         with pytest.raises(Raised, match=r"PeerError: .*full"):
             reader("attached = gi.attach(descriptor); attached.acquire(timeout=300)")
-        assert exporter("[len(one._writer.leases) for one in server.server().offers.values()]") == [0]
+        assert exporter("[len(one._writer.reader_timelines) for one in server.server().offers.values()]") == [0]
         reader("attached.acquire(timeout=300); attached.release()")

@@ -190,7 +190,7 @@ def test_a_reader_that_leaves_beside_another_of_its_process_gives_its_place_back
         reader("stays = gi.attach(descriptor)")
         reader("with gi.attach(descriptor) as goes: goes.acquire(timeout=300); goes.release()")
         exporter("share.acquire(timeout=300); share.release()")
-        exporter.until("not share.lifetime.handle._writer.leases")
+        exporter.until("not share.lifetime.handle._writer.reader_timelines")
         assert exporter("leases()") == 1
         reader("stays._side()")  # in the same place
         exporter("server.server().poll()")

@@ -271,7 +271,7 @@ class Simulator:
         self._call("clear_operations")
         return int(self._call("clear"))
 
-    def settle(self, device: int = 0, timeout: float = LIMIT) -> bool:
+    def note_passed(self, device: int = 0, timeout: float = LIMIT) -> bool:
         """Wait until the device has done all that was enqueued."""
         return bool(self._call("settle", device, timeout))
 

@@ -168,7 +168,7 @@ class Check:
             scope.callback(self.simulator.set_platform, "linux")
             native = backend.import_semaphore(device, gi.D3D12Fence(handle=1))
             scope.callback(backend.destroy_semaphore, native)
-            scope.callback(self.simulator.settle, self.device.ordinal, LIMIT)
+            scope.callback(self.simulator.note_passed, self.device.ordinal, LIMIT)
             stream = scope.enter_context(self.device.create_stream())
             batch = backend.prepare([native])
             backend.signal(batch, stream._handle, (1,))
@@ -353,7 +353,7 @@ class Check:
     def rest(self) -> dict[str, int]:
         """Wait until the devices have done all, and release; what is alive then."""
         for device in (self.device, self.peer):
-            self.simulator.settle(device.ordinal, LIMIT)
+            self.simulator.note_passed(device.ordinal, LIMIT)
         for device in (self.device, self.peer):
             device._last_stream = None
             while device._copiers:  # kept for later copies, and perhaps with an event that could not be released
