@@ -14,7 +14,7 @@ from .._core.stream import Stream, check_stream
 from ..capabilities import Cell, Operation, Scope
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..handles import Binary, Handle, OpaqueFd, OpaqueWin32, Timeline, TimelineFd, TimelineWin32, is_here
-from .sides import Graphics, Side
+from .sides import Graphics, GraphicsSide
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -55,7 +55,7 @@ def _mode_gap(graphics: Graphics, device: Device, mode: str) -> UnsupportedError
 
 
 def agree_on_mode(
-    graphics: Side, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
+    graphics: GraphicsSide, device: Device, gaps: Mapping[str, UnsupportedError | None], allow: Sequence[str]
 ) -> str:
     """Return the first mode that both sides support. If there is none, raise the reason for every mode."""
     check_sequence(allow, "allow", "a sequence such as ('timeline', 'binary')")
@@ -114,7 +114,7 @@ def _question(value: int | None) -> str:
     return f"of a handoff: was frame {frame} {'released' if back else 'submitted'}?"
 
 
-class Turn(Enum):
+class NextCall(Enum):
     """The call that is due next."""
 
     SUBMIT = "submit"
@@ -122,15 +122,15 @@ class Turn(Enum):
     RELEASE = "release"
 
 
-SUBMIT, ACQUIRE, RELEASE = Turn
+SUBMIT, ACQUIRE, RELEASE = NextCall
 
 
-class Turns(NoCopy):
+class CallOrder(NoCopy):
     """The order of a handoff's calls: submit, acquire, release."""
 
     _submits: ClassVar[str] = "next_submit"  # the call that submits
     _draws: ClassVar[str] = "submit"  # a word for what that call does
-    _turn = SUBMIT
+    _next_call = SUBMIT
     _frame = 0
 
     @property
@@ -140,7 +140,7 @@ class Turns(NoCopy):
 
     def __repr__(self) -> str:
         closed = any(semaphore.closed for semaphore in self._semaphores())
-        due = self._draws if self._turn is SUBMIT else self._turn.value
+        due = self._draws if self._next_call is SUBMIT else self._next_call.value
         state = " closed" if closed else f": frame {self._frame} is due for {due}"
         return f"<{type(self).__name__} of {self._label()}{state}>"
 
@@ -150,16 +150,16 @@ class Turns(NoCopy):
     def _label(self) -> str:
         return " and ".join(semaphore.label for semaphore in self._semaphores())
 
-    def _check(self, turn: Turn, call: str) -> None:
-        if self._turn is not turn:
+    def _check(self, next_call: NextCall, call: str) -> None:
+        if self._next_call is not next_call:
             for semaphore in self._semaphores():
                 semaphore._check_open()
-            due = self._submits if self._turn is SUBMIT else self._turn.value
+            due = self._submits if self._next_call is SUBMIT else self._next_call.value
             expected = f"expected {due} for frame {self._frame} of {self._label()}"
             raise InvalidArgumentError("handoff", f"{expected}, got {call}; call {due} first.")
 
 
-class Handoff(Turns):
+class Handoff(CallOrder):
     """The compute side of a handoff. You still own the semaphores.
 
     Parameters
@@ -226,7 +226,7 @@ class Handoff(Turns):
         self._to_graphics = to_graphics
         self._timeline = to_compute.kind is Timeline
         self._tracks_submits = tracks_submits
-        self._first_turn = self._turn = SUBMIT if tracks_submits else ACQUIRE
+        self._first_call = self._next_call = SUBMIT if tracks_submits else ACQUIRE
         # The stream of the last release to a binary semaphore, which the host cannot read; it can query the stream.
         self._stream: Stream | None = None
         value = self._value_now() if self._timeline else 0
@@ -256,10 +256,10 @@ class Handoff(Turns):
 
     def _take_submit(self) -> tuple[int | None, int]:
         """The values that the next submission waits for and signals."""
-        if self._turn is not SUBMIT:
+        if self._next_call is not SUBMIT:
             self._check_tracking()
             self._check(SUBMIT, self._submits)
-        self._turn = ACQUIRE
+        self._next_call = ACQUIRE
         frame = self._frame
         waits = frame != self._first
         if not self._timeline:
@@ -277,7 +277,7 @@ class Handoff(Turns):
         """
         self._check_tracking()
         self._check(ACQUIRE, "undo_submit")
-        self._turn = SUBMIT
+        self._next_call = SUBMIT
         self._to_compute._promised = 0
 
     def acquire(self, stream: Stream | object, *, timeout: float | None = None) -> None:
@@ -297,12 +297,12 @@ class Handoff(Turns):
         SemaphoreTimeoutError
             `timeout` passed. Call `acquire` again for this frame.
         """
-        if self._turn is not ACQUIRE:
+        if self._next_call is not ACQUIRE:
             check_timeout(timeout)
             self._check(ACQUIRE, "acquire")
         value: Any = 2 * self._frame + 1 if self._timeline else None
         self._to_compute.wait(stream, value, timeout=timeout)
-        self._turn = RELEASE
+        self._next_call = RELEASE
 
     def release(self, stream: Stream | object) -> None:
         """Make `stream` signal the graphics side once its earlier work is done. Returns at once.
@@ -317,7 +317,7 @@ class Handoff(Turns):
         InvalidArgumentError
             The frame is not acquired.
         """
-        if self._turn is not RELEASE:
+        if self._next_call is not RELEASE:
             self._check(RELEASE, "release")
         if self._to_graphics is not None:
             if type(stream) is not Stream:
@@ -326,7 +326,7 @@ class Handoff(Turns):
             self._stream = stream
         else:
             self._to_compute.signal(stream, 2 * self._frame + 2)
-        self._turn = self._first_turn
+        self._next_call = self._first_call
         self._frame += 1
 
     def _semaphores(self) -> list[ExternalSemaphore[Any]]:
@@ -343,7 +343,7 @@ class Handoff(Turns):
         """Derive the frame from a timeline's value, and set the call that is due."""
         frame, submitted = divmod(value, 2)
         if submitted and self._tracks_submits and self._to_compute._promised == value:
-            self._turn = ACQUIRE  # the frame was submitted here and never released
+            self._next_call = ACQUIRE  # the frame was submitted here and never released
         elif submitted and (self._tracks_submits or self._to_compute._last_signalled() == value):
             raise InvalidArgumentError(
                 "frame",

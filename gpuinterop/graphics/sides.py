@@ -39,7 +39,7 @@ class Graphics(Protocol):
     def endpoint_gap(self) -> str: ...
 
 
-class Side(Graphics, Protocol):
+class GraphicsSide(Graphics, Protocol):
     """A graphics API's device, with the API's name and the call for `gpuinterop.match_device` in messages."""
 
     @property
@@ -49,7 +49,7 @@ class Side(Graphics, Protocol):
     def how_to_match(self) -> str: ...
 
 
-def check_same_device(graphics: Side, device: Device) -> None:
+def check_same_device(graphics: GraphicsSide, device: Device) -> None:
     """Refuse a device that is certainly another GPU: drivers would import its memory without an error."""
     from .._core.device import Device
 
@@ -62,7 +62,9 @@ def check_same_device(graphics: Side, device: Device) -> None:
         )
 
 
-def agree(graphics: Side, device: Device, operations: Sequence[Operation], types: Sequence[type[Any]]) -> type[Any]:
+def agree(
+    graphics: GraphicsSide, device: Device, operations: Sequence[Operation], types: Sequence[type[Any]]
+) -> type[Any]:
     """The first handle type with which both sides support all of `operations`; else raise the first gap."""
     gap = None
     for kind in types:
@@ -79,8 +81,9 @@ def agree(graphics: Side, device: Device, operations: Sequence[Operation], types
 
 @contextmanager
 def exported_block(
-    graphics: Side, device: Device, array: Described, what: str, check_size: Callable[[int], None], way_out: str = ""
-) -> Iterator[tuple[FdHandle, int, int]]:
+    graphics: GraphicsSide, device: Device, array: Described, what: str, check_size: Callable[[int], None],
+    way_out: str = "",
+) -> Iterator[tuple[FdHandle, int, int]]:  # fmt: skip
     """The one handle that contains an array (a GPU's VMM handle, or a memfd), its size, and the array's offset in it.
 
     `what` imports it: the VkDevice, or the context.

@@ -12,7 +12,7 @@ from .._arguments import NoCopy, check_timeout, check_type
 from .._core.stream import Event, check_stream
 from ..capabilities import Operation
 from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ..graphics.handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, Turn, Turns, agree_on_mode, mode_gaps
+from ..graphics.handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, CallOrder, NextCall, agree_on_mode, mode_gaps
 from ..graphics.sides import Graphics, check_same_device
 from ..handles import OpaqueFd, Timeline
 from ..vulkan import SharedSemaphore, export_semaphore
@@ -155,23 +155,23 @@ class _Block(NoCopy):
             context.check_current()
         if context.closed_names:
             context.delete_closed()
-        if handoff.closed or handoff._turn is not SUBMIT:
+        if handoff.closed or handoff._next_call is not SUBMIT:
             handoff._refuse(SUBMIT, "gl")
         handoff._began_in_gl = True
         self._sync.wait_in_gl(handoff._frame, self._barrier)
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         handoff, context = self._handoff, self._context
-        if handoff.closed or handoff._turn is not SUBMIT:
+        if handoff.closed or handoff._next_call is not SUBMIT:
             return  # closed in the block, or an inner block has ended the frame
         if context.current() == context.address:
             self._sync.signal_in_gl(handoff._frame, self._barrier)
-            handoff._turn = ACQUIRE
+            handoff._next_call = ACQUIRE
         elif error is None:  # never hide the first exception
             context.check_current()
 
 
-class SharedHandoff(Owned, Turns):
+class SharedHandoff(Owned, CallOrder):
     """Hands shared objects back and forth between an OpenGL context and a stream. Made by :func:`share_handoff`.
 
     Each frame: `acquire`, compute work on the stream, `release`, then a block of `gl`; or first the block. Begin every
@@ -201,7 +201,7 @@ class SharedHandoff(Owned, Turns):
         self._block: _Block | None = None
 
     def __repr__(self) -> str:
-        return f"<SharedHandoff of {self._label()} closed>" if self.closed else Turns.__repr__(self)
+        return f"<SharedHandoff of {self._label()} closed>" if self.closed else CallOrder.__repr__(self)
 
     @property
     def mode(self) -> str:
@@ -235,16 +235,16 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self._turn is ACQUIRE and not self.closed:
+        if self._next_call is ACQUIRE and not self.closed:
             if (timeline := self._timeline) is not None:
                 timeline.wait(stream, 2 * self._frame + 1, timeout=timeout)
             else:
                 self._sync.wait_on_stream(stream, self._frame, timeout)
-        elif self._frame or self._began_in_gl or self._turn is not SUBMIT or self.closed:
+        elif self._frame or self._began_in_gl or self._next_call is not SUBMIT or self.closed:
             self._refuse(ACQUIRE, "acquire")
         else:  # the compute side begins
             check_stream(self._device, stream)
-        self._turn = RELEASE
+        self._next_call = RELEASE
 
     def release(self, stream: Stream | object) -> None:
         """Make `stream` signal OpenGL when its queued work is done. Returns at once.
@@ -261,13 +261,13 @@ class SharedHandoff(Owned, Turns):
         ResourceClosedError
             The handoff was closed.
         """
-        if self.closed or self._turn is not RELEASE:
+        if self.closed or self._next_call is not RELEASE:
             self._refuse(RELEASE, "release")
         if (timeline := self._timeline) is not None:
             timeline.signal(stream, 2 * self._frame + 2)
         else:
             self._sync.signal_on_stream(stream)
-        self._turn = SUBMIT
+        self._next_call = SUBMIT
         self._frame += 1
 
     def gl(self, *shared: SharedObject) -> _Block:
@@ -297,12 +297,12 @@ class SharedHandoff(Owned, Turns):
                 item._check_open()
         return block
 
-    def _refuse(self, turn: Turn, call: str) -> None:
+    def _refuse(self, next_call: NextCall, call: str) -> None:
         """Raise for a call while the handoff is closed, or in the wrong order."""
         self._check_open()
-        if self._turn is SUBMIT and not self._began_in_gl and not self._frame:
+        if self._next_call is SUBMIT and not self._began_in_gl and not self._frame:
             raise InvalidArgumentError("handoff", f"expected acquire or a block of gl, got {call}; begin with one.")
-        self._check(turn, call)
+        self._check(next_call, call)
 
 
 def share_handoff(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.graphics.handoff import Turn
+from gpuinterop.graphics.handoff import NextCall
 from tests.limits import LIMIT
 
 if TYPE_CHECKING:
@@ -562,7 +562,7 @@ def test_the_stream_sees_what_opengl_has_drawn(
     ):
         shared.fill(0)
         if not waits:
-            monkeypatch.setattr(handoff, "acquire", lambda _: setattr(handoff, "_turn", Turn.RELEASE))
+            monkeypatch.setattr(handoff, "acquire", lambda _: setattr(handoff, "_next_call", NextCall.RELEASE))
         held = None if handoff.mode == "bridged" else scope.enter_context(HeldOpenGL(device))
         seen = []
         for frame in range(1, 21 if not waits else 6):
@@ -625,7 +625,7 @@ def test_a_call_out_of_turn_raises(opengl: OpenGLApplication, device: gi.Device,
         with pytest.raises(gi.InvalidArgumentError, match=r"^handoff: .*\bacquire\b.* gl;"), handoff.gl(shared):
             pass
         handoff.acquire(stream)
-        handoff._turn = Turn.ACQUIRE  # as after an interrupt at the end of acquire
+        handoff._next_call = NextCall.ACQUIRE  # as after an interrupt at the end of acquire
         handoff.acquire(stream)
         handoff.release(stream)
         with pytest.raises(KeyError), handoff.gl(shared):  # a block that raises has ended all the same
