@@ -171,27 +171,9 @@ class Lifetime(NoCopy):
     """One driver object, or an object of gpuinterop in its place."""
 
     __slots__ = (
-        "awaits",
-        "callback_runs",
-        "callbacks",
-        "calls",
-        "dependency",
-        "dependents",
-        "device",
-        "ends_with_children",
-        "gate",
-        "handle",
-        "keep",
-        "made_at",
-        "naming",
-        "parents",
-        "problem",
-        "release",
-        "state",
-        "untracked",
-        "uses",
-        "warns",
-        "written",
+        "awaits", "callback_runs", "callbacks", "calls", "dependency", "dependents", "device", "ends_with_children",
+        "gate", "handle", "keep", "made_at", "naming", "parents", "problem", "release", "state", "untracked", "uses",
+        "warns", "written",
     )  # fmt: skip
 
     arrays: list[Any] = Marks()  # one mark for each exported array; only mappings have them
