@@ -28,7 +28,7 @@ from .link import ENDED, Link, SecondsLeft, link_to
 from .loop import loop
 from .memory import memory_of
 from .messages import ATTACH, BLOCKS, ENROL, Contents, Descriptor, Region, boot_id
-from .order import ControlPage, FrameReader, Reader, TimelineSemaphore, Writer
+from .order import ControlPage, FrameReader, OwnTimeline, Reader, Writer
 from .server import driver_lock, is_here, server, users_of
 from .shares import ArrayOffer
 
@@ -147,12 +147,7 @@ class ShareHold(NoCopy):
             return reader
 
     def _reader(
-        self,
-        page: ControlPage,
-        writer: TimelineSemaphore,
-        own: TimelineSemaphore,
-        place: int,
-        lender: Writer | None = None,
+        self, page: ControlPage, writer: OwnTimeline, own: OwnTimeline, place: int, lender: Writer | None = None
     ) -> Reader:
         return (FrameReader if self.buffers else Reader)(page, writer, own, place, self.label, lender)
 

@@ -52,7 +52,7 @@ from .link import ENDED, SecondsLeft
 from .loop import loop
 
 Ts = TypeVarTuple("Ts")
-TimelineSemaphore = ExternalSemaphore[Timeline]
+OwnTimeline = ExternalSemaphore[Timeline]
 
 _HEAD: Final = b"GIPORDER" + (1).to_bytes(8, "little")
 _TURN, _ASLEEP, _SLOTS = 2, 4, 8
@@ -113,7 +113,7 @@ class ControlPage(NoCopy):
 class Side(NoCopy):
     """One side's acquires and releases, alternately and by one thread at a time. Any thread can end it at any time."""
 
-    def __init__(self, page: ControlPage, writer: TimelineSemaphore, own: TimelineSemaphore, label: str) -> None:
+    def __init__(self, page: ControlPage, writer: OwnTimeline, own: OwnTimeline, label: str) -> None:
         self.page, self.writer, self.own, self.label = page, writer, own, label
         """A release signals the timeline `own`, which reaches n when turn n is over."""
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
@@ -168,7 +168,7 @@ class Side(NoCopy):
         """Whether no other thread acquires or releases. If `failure` is set, none will."""
         return system.under(self._lock, system.holds, self._lock, limit=0)
 
-    def unblock(self, word: TimelineSemaphore) -> bool:
+    def unblock(self, word: OwnTimeline) -> bool:
         """Let streams continue that wait for a side which has left or exited; False while more waits can follow."""
         free = self.is_free()  # first
         return store(word) and free
@@ -186,10 +186,10 @@ class Side(NoCopy):
             refuse_capture(known, self.label)
 
     @abstractmethod
-    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
+    def _note_acquire(self) -> Sequence[tuple[OwnTimeline, int]]:
         """Note on the control page that this side acquires; return what its stream must wait for."""
 
-    def _wait(self, stream: Stream, word: TimelineSemaphore, value: int, left: SecondsLeft) -> None:
+    def _wait(self, stream: Stream, word: OwnTimeline, value: int, left: SecondsLeft) -> None:
         if (now := value_of(word)) < value:
             if left is not _NO_LIMIT or _is_here(stream):
                 now = self._wait_here(word, value, left)
@@ -200,7 +200,7 @@ class Side(NoCopy):
             raise again(self.failure)
         system.fence()  # later loads must follow the load of the value
 
-    def _wait_here(self, word: TimelineSemaphore, value: int, left: SecondsLeft) -> int:
+    def _wait_here(self, word: OwnTimeline, value: int, left: SecondsLeft) -> int:
         """Wait in the calling thread; check now and then whether another thread has ended this side."""
         while (now := value_of(word)) < value:
             if self.failure is not None:
@@ -259,9 +259,9 @@ class Writer(Side):
     buffer = 0
     """The buffer that is written."""
 
-    def __init__(self, page: ControlPage, own: TimelineSemaphore, label: str) -> None:
+    def __init__(self, page: ControlPage, own: OwnTimeline, label: str) -> None:
         super().__init__(page, own, own, label)
-        self.reader_timelines: dict[int, TimelineSemaphore] = {}
+        self.reader_timelines: dict[int, OwnTimeline] = {}
         """The timeline of each reader in the order, by its slot."""
         self.thread = 0
 
@@ -275,19 +275,19 @@ class Writer(Side):
         self.own.host_signal(1) if stream is None else self.own.signal(stream, 1)
         self._note_release(None if stream is None else stream._known_as(), whole=False)
 
-    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
+    def _note_acquire(self) -> Sequence[tuple[OwnTimeline, int]]:
         self.thread = threading.get_ident()
         waits = self._take()
         if self._stream is not self._signaller:
             waits.append((self.own, self._turn - 1))  # another stream may have signalled the last version
         return waits
 
-    def _take(self) -> list[tuple[TimelineSemaphore, int]]:
+    def _take(self) -> list[tuple[OwnTimeline, int]]:
         """Take a buffer to write; return the releases to wait for."""
         self.page.words[_TURN] = 2 * self._turn - 1
         return self._readers_of(0)
 
-    def _readers_of(self, buffer: int) -> list[tuple[TimelineSemaphore, int]]:
+    def _readers_of(self, buffer: int) -> list[tuple[OwnTimeline, int]]:
         """The readers that have not released a buffer, and the turn whose release each still owes."""
         slots, first = self.page.slots, SLOTS * buffer
         readers = []
@@ -306,11 +306,11 @@ class Writer(Side):
 class FrameWriter(Writer):
     """The side that publishes frames, each in a buffer that no reader uses."""
 
-    def __init__(self, page: ControlPage, own: TimelineSemaphore, label: str, buffers: int) -> None:
+    def __init__(self, page: ControlPage, own: OwnTimeline, label: str, buffers: int) -> None:
         super().__init__(page, own, label)
         self._written, self._warned = [0] * buffers, False
         """The turn in which each buffer was last published; whether the user knows that there are too few."""
-        self._readers: list[tuple[TimelineSemaphore, int]] = []
+        self._readers: list[tuple[OwnTimeline, int]] = []
         """The readers of `buffer`, whose releases the stream waits for."""
 
     def begin(self, stream: Stream, timeout: float | None) -> Turn:
@@ -344,7 +344,7 @@ class FrameWriter(Writer):
         system.full_fence()  # a reader that claims a buffer after this sees that it is not the newest
         others = [buffer for buffer in range(len(self._written)) if buffer != newest]
         others.sort(key=self._written.__getitem__)
-        used: dict[int, list[tuple[TimelineSemaphore, int]]] = {}
+        used: dict[int, list[tuple[OwnTimeline, int]]] = {}
         for self.buffer in others:
             self._readers = used[self.buffer] = self._readers_of(self.buffer)
             if not self._readers:
@@ -360,7 +360,7 @@ class FrameWriter(Writer):
                 return None
         return holders
 
-    def _take(self) -> list[tuple[TimelineSemaphore, int]]:
+    def _take(self) -> list[tuple[OwnTimeline, int]]:
         return self._readers  # a reader that has claimed the buffer since then sees that it is not the newest
 
     def _note_release(self, signaller: KnownStream | None, whole: bool) -> None:
@@ -377,8 +377,8 @@ class Reader(Side):
     def __init__(
         self,
         page: ControlPage,
-        writer: TimelineSemaphore,
-        own: TimelineSemaphore,
+        writer: OwnTimeline,
+        own: OwnTimeline,
         slot: int,
         label: str,
         lender: Writer | None = None,
@@ -393,7 +393,7 @@ class Reader(Side):
     def version(self) -> int:
         return self._version if self.inside else self.page.newest()[0]
 
-    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
+    def _note_acquire(self) -> Sequence[tuple[OwnTimeline, int]]:
         writer, stream = self._lender, cast(KnownStream, self._stream)
         if (
             writer is not None
@@ -501,7 +501,7 @@ class FrameReader(Reader):
             self._wait_here(self.writer, self._version + 1, left)
         _acquire([(self, stream, known)], (), left)
 
-    def _note_acquire(self) -> Sequence[tuple[TimelineSemaphore, int]]:
+    def _note_acquire(self) -> Sequence[tuple[OwnTimeline, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._replaced = self._turn, None
         return [(self.writer, self._version + 1)]
 
@@ -572,7 +572,7 @@ def _is_here(stream: Stream) -> bool:
     return not stream._ptr and stream.device.info.is_cpu
 
 
-def _name(word: TimelineSemaphore) -> str:
+def _name(word: OwnTimeline) -> str:
     """The name of a timeline's process in messages."""
     return word.lifetime.naming[2] or word.label
 
@@ -595,7 +595,7 @@ def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: Sec
         raise
 
 
-def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, TimelineSemaphore, int]]:
+def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, OwnTimeline, int]]:
     waits = []
     for side, stream, known in entries:
         side._turn, side._stream, side.inside = side._turn + 1, known, True
@@ -614,7 +614,7 @@ def _forked() -> None:
         side.failure, side.inside, side._lock = side.own.lifetime.refusal(), False, threading.RLock()
 
 
-def value_of(word: TimelineSemaphore) -> int:
+def value_of(word: OwnTimeline) -> int:
     """A timeline's current value, even if it is closed; `POISON` if it is gone."""
     lifetime: Any = word.lifetime
     value: int = lifetime.try_use(lifetime.counter, POISON)
@@ -626,7 +626,7 @@ def unsignalled(counter: int, value: int) -> PeerError | None:
     return PeerError(f"{ENDED} Make a new stream: this one has waited for it.") if value > counter % POISON else None
 
 
-def store(word: TimelineSemaphore) -> bool:
+def store(word: OwnTimeline) -> bool:
     """Add `POISON` to the timeline of a process that has exited; False while a stream may still wait for it.
 
     Then call again: that process's GPU may store a smaller value late.

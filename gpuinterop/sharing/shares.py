@@ -29,7 +29,7 @@ from .find_memory import check_pointers, describe, device_of, locate
 from .loop import loop
 from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
-from .order import DEPARTED, SLOTS, ControlPage, Entry, FrameWriter, TimelineSemaphore, Writer
+from .order import DEPARTED, SLOTS, ControlPage, Entry, FrameWriter, OwnTimeline, Writer
 from .server import Guest, Offer, region_of, server, users_of
 
 ALIGNMENT: Final = 256
@@ -65,7 +65,7 @@ class ArrayOffer(NoCopy, Offer):
         self._writer: Writer | None = None
         self._places: dict[int, tuple[Guest | Holds, bytes]] = {}
         """The process and the number of each reader that has a place in the order."""
-        self._leaving: set[TimelineSemaphore] = set()
+        self._leaving: set[OwnTimeline] = set()
         """Timelines of readers that have left. Streams may still wait for them."""
 
     # -- the server --------------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class ArrayOffer(NoCopy, Offer):
                 self._leaving.add(own)
                 loop().repeat(partial(self._unblock, writer, own))
 
-    def _unblock(self, writer: Writer, own: TimelineSemaphore) -> bool:
+    def _unblock(self, writer: Writer, own: OwnTimeline) -> bool:
         if over := writer.unblock(own):
             own.close()
             self._leaving.discard(own)
@@ -145,7 +145,7 @@ class ArrayOffer(NoCopy, Offer):
         if place is None:
             raise PeerError(f"expected {SLOTS} readers or fewer that acquire {self.label}, got one more.")
         pid = os.getpid() if isinstance(guest, Holds) else guest.pid
-        own: TimelineSemaphore = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
+        own: OwnTimeline = self.device.create_semaphore(TimelineFd, label=f"the reader in process {pid}")
         own.lifetime.warns = False  # the share gives the warning
         for buffer in range(max(1, self.buffers)):
             writer.page.slots[SLOTS * buffer + place] = 0
