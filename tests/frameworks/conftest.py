@@ -33,6 +33,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("party", metafunc.function.claim.memory, indirect=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def share_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder of this process's socket, from its first share on: others look into the folder that is the default."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUINTEROP_SHARE_DIR", str(tmp_path_factory.mktemp("share")))
+        yield
+
+
 @pytest.fixture
 def party(request: pytest.FixtureRequest) -> Iterator[Party]:
     with ExitStack() as scope:

@@ -115,14 +115,12 @@ def reading(method: str = "spawn") -> Iterator[Reader]:
 
 
 @pytest.fixture(scope="module")
-def torch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def torch() -> Any:
     found = load("torch")
     import gpuinterop.sharing.torch  # noqa: F401 - in torch's place from here on
 
-    with pytest.MonkeyPatch.context() as patch:  # processes of other runs look into the folder that is the default
-        patch.setenv("GPUINTEROP_SHARE_DIR", str(tmp_path_factory.mktemp("share")))
-        gi.device()  # a GPU's driver keeps some as well
-        yield found
+    gi.device()  # a GPU's driver keeps some as well
+    return found
 
 
 @pytest.fixture(scope="module")
