@@ -24,44 +24,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import stat
-import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing, suppress
-from fcntl import LOCK_UN, flock
-from functools import partial
-from glob import escape, glob
+from contextlib import ExitStack, closing
 from typing import Any, Final, Self, cast
 
 from .. import system
-from .._arguments import NoCopy, NotAnArray, check_int, check_timeout, check_type
+from .._arguments import NoCopy, NotAnArray, check_int, check_timeout
 from .._core.device import Device, check_device
 from .._core.discovery import device as default_device
 from .._core.layout import layout_of
-from .._core.lifetime import Lifetime, after_fork
+from .._core.lifetime import Lifetime
 from .._core.memory import round_up
 from .._core.resource import Resource
 from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
-from ..timeline import take_lock
 from .arrays import Access
 from .attachments import AttachedArrays, attached
-from .loop import loop
+from .names import Name, path_of, published, remove_unlocked
 from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn
-from .server import VARIABLE, folder, in_folder
 from .shares import ALIGNMENT, ArrayShare, share_described
 
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _CHECK_S: Final = 0.02
 """Seconds between two checks whether a process publishes a name."""
-_PATIENCE_S: Final = 10.0
-"""Seconds until a file is opened again, while readers check the lock of this one."""
 _ANSWER_S: Final = 0.05
 """Seconds that another writer has to answer, even in a call that does not block."""
 _POLL_S: Final = 0.0005
-_files: Final[dict[int, None]] = {}
 
 
 class Publisher(Resource):
@@ -84,8 +72,8 @@ class Publisher(Resource):
     ...             np.asarray(frame)[:] = step  # torch.from_dlpack(frame), on the same stream
     """
 
-    def __init__(self, name: str, file: _Name, share: ArrayShare) -> None:
-        super().__init__(Lifetime("Publisher", _Name.close, device=share.device.streams, label=name))
+    def __init__(self, name: str, file: Name, share: ArrayShare) -> None:
+        super().__init__(Lifetime("Publisher", Name.close, device=share.device.streams, label=name))
         self.name, self.device, self._share = name, share.device, share
         share.lifetime.warns = False
         self._writer = cast(FrameWriter, share._side())  # raises if the device has no timelines
@@ -195,13 +183,13 @@ def publish(
         ...
     gpuinterop.errors.ResourceBusyError: 'doc-camera' is published already; ...
     """
-    path, count = _path(name), check_int(slots, "slots", minimum=2, maximum=MAX_BUFFERS)
-    _tidy(os.path.dirname(path))
+    path, count = path_of(name), check_int(slots, "slots", minimum=2, maximum=MAX_BUFFERS)
+    remove_unlocked(os.path.dirname(path))
     device = default_device() if device is None else check_device(device, "device")
     layout = layout_of(shape, dtype, None)
     step = round_up(max(layout.high, 1), ALIGNMENT)
     with ExitStack() as undo:
-        file = undo.enter_context(closing(_Name(name, path)))
+        file = undo.enter_context(closing(Name(name, path)))
         with device.allocate(step * count) as allocation:
             arrays = {str(slot): allocation.buffer._view(layout, step * slot)._described() for slot in range(count)}
             share = undo.enter_context(share_described(device, arrays, None, name, buffers=count))
@@ -248,8 +236,8 @@ class Subscription(NoCopy):
 
     def __init__(self, name: str, timeout: float | None, device: Device | None) -> None:
         self.name, self._timeout, self._wanted = name, timeout, device
-        self._path = _path(name)
-        _tidy(os.path.dirname(self._path))
+        self._path = path_of(name)
+        remove_unlocked(os.path.dirname(self._path))
         self._join(timeout)
         self._restarted = False
 
@@ -378,7 +366,7 @@ class Subscription(NoCopy):
             rest = left()
             limit = 10.0 if rest is None else max(_ANSWER_S, rest)
             why = f"expected a process that publishes {self.name!r}, got none; start one as this user, in its folder."
-            if descriptor := _published(self._path):
+            if descriptor := published(self._path):
                 try:
                     with ExitStack() as undo:
                         arrays = undo.enter_context(
@@ -542,128 +530,3 @@ def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None 
     if device is not None:
         check_device(device, "device")
     return Subscription(name, limit, device)
-
-
-# -- names -------------------------------------------------------------------------------------------------------------
-
-
-def _path(name: str) -> str:
-    if not _NAME.fullmatch(check_type(name, str, "name", "a str")):
-        raise InvalidArgumentError("name", f"expected up to 100 letters, digits, '-', '_' and '.', got {name!r}.")
-    return os.path.join(folder(), f"gpuinterop-{name}.frames")
-
-
-class _Name(NoCopy):
-    """A name's file, which its writer keeps locked. The loop makes it again if it was removed."""
-
-    problem = ""
-    """Why the name is another process's now."""
-
-    def __init__(self, name: str, path: str) -> None:
-        self._name, self._path, self._descriptor, self._lock = name, path, b"", threading.RLock()
-        on_pass = loop().on_pass  # first, because the loop can fail
-        self._file = self._locked()
-        on_pass[self._check_file] = None
-
-    def write(self, descriptor: bytes) -> None:
-        self._write(self._file, descriptor)
-        self._descriptor = descriptor
-
-    @system.locked
-    def _check_file(self) -> None:
-        if self._descriptor and not (self.problem or os.fstat(self._file).st_nlink):
-            try:
-                file = self._locked()
-            except ResourceBusyError as error:
-                self.problem = str(error)
-                return
-            try:
-                self._write(file, self._descriptor)
-            except BaseException:
-                _unlock(file, self._path)
-                raise
-            before, self._file = self._file, file
-            _close(before)
-
-    def _write(self, file: int, descriptor: bytes) -> None:
-        in_folder(VARIABLE, f"write({self._path})", os.pwrite, file, descriptor, 0)
-        os.ftruncate(file, len(descriptor))
-
-    def _locked(self) -> int:
-        while True:
-            file = in_folder(VARIABLE, f"open({self._path})", _opened, self._path, os.O_RDWR | os.O_CREAT)
-            try:
-                if system.until(partial(self._takes, file), _PATIENCE_S) and os.fstat(file).st_nlink:
-                    return file
-            except BaseException:
-                _close(file)
-                raise
-            _close(file)  # another process has just removed it
-
-    def _takes(self, file: int) -> bool:
-        """Lock the file; False while others check its lock. Raise if a writer has locked it."""
-        if not (taken := take_lock(file)):
-            if not take_lock(file, shared=True):
-                raise ResourceBusyError(f"{self._name!r} is published already; take another name, or end that writer.")
-            flock(file, LOCK_UN)
-        return taken
-
-    @system.locked
-    def close(self) -> None:
-        self._descriptor = b""  # the loop may be about to check the file
-        loop().on_pass.pop(self._check_file, None)
-        _unlock(self._file, self._path)
-
-
-def _opened(path: str, flags: int = os.O_RDONLY) -> int:
-    """Open a name's file. Raise if it is not a file that this user has made."""
-    file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    _files[file], status = None, os.fstat(file)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-        return file
-    _close(file)
-    got = f"{stat.filemode(status.st_mode)} of user {status.st_uid}"
-    raise InvalidArgumentError("name", f"expected {path} to be a file of user {os.geteuid()}, got {got}; remove it.")
-
-
-def _published(path: str) -> bytes:
-    """The descriptor of the process that publishes a name; nothing if there is none."""
-    try:
-        file = _opened(path)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise system.driver_error(f"open({path})", error.errno or 0) from error
-    try:
-        return b"" if take_lock(file, shared=True) else os.read(file, system.PAGE)
-    finally:
-        _close(file)
-
-
-def _tidy(place: str) -> None:
-    """Remove the names of this user's killed processes from a folder."""
-    for path in glob(os.path.join(escape(place), "gpuinterop-*.frames")):
-        with suppress(OSError, InvalidArgumentError):
-            file = _opened(path)
-            _unlock(file, path) if take_lock(file, shared=True) else _close(file)
-
-
-def _unlock(file: int, path: str) -> None:
-    """Remove a file that this process has locked."""
-    with suppress(OSError):
-        if os.path.samestat(os.stat(path), os.fstat(file)):  # else the path is another writer's file by now
-            os.unlink(path)
-    _close(file)
-
-
-def _close(file: int) -> None:
-    del _files[file]
-    os.close(file)
-
-
-@after_fork
-def _forked() -> None:
-    """Close the child's copies, which would keep the names locked after the parent exits."""
-    for file in _files:
-        os.close(file)
-    _files.clear()

@@ -18,9 +18,10 @@ from ..errors import PeerError
 from ..handles import EventFd, Handle, OpaqueFd
 from ..ipc import Connection, Message
 from .counts import Holds, Words
+from .folder import VARIABLE, check_peer
 from .loop import loop
 from .messages import DONE, HELLO, Contents, Descriptor, failure_of
-from .server import HANG_UP, VARIABLE, check_peer, has_hung_up
+from .server import HANG_UP, has_hung_up
 
 SecondsLeft = Callable[[], "float | None"]
 

@@ -1,4 +1,4 @@
-"""The order of one writer and many readers, on timelines that gpuinterop makes.
+"""The order of one writer and many readers, of shares and of frames, on timelines that gpuinterop makes.
 
 The sharing process has a control page, a sealed memfd that each reader maps. Its words have 8 bytes::
 

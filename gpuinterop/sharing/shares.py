@@ -1,4 +1,4 @@
-"""Shares arrays: describes them to readers, gives readers places in the order and withdraws them, and writes."""
+"""Shares arrays: describes them to readers, gives and withdraws places in the order, and publishes versions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from ..handles import Handle, TimelineFd
 from .arrays import Access, Arrays
 from .counts import Holds
 from .find_memory import check_pointers, describe, device_of, locate
+from .folder import users_of
 from .loop import loop
 from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
 from .order import DEPARTED, SLOTS, ControlPage, Entry, FrameWriter, OwnTimeline, Writer
-from .server import Guest, Offer, region_of, server, users_of
+from .server import Guest, Offer, region_of, server
 
 ALIGNMENT: Final = 256
 _CHECKS: Final = 8

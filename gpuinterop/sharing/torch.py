@@ -56,8 +56,8 @@ from .._core.streams import fail_waits
 from ..backend import Block, MemoryKind
 from ..errors import GpuInteropError, PeerError, ResourceClosedError, UnsupportedError
 from ..handles import Handle, TimelineFd
-from .attachments import Import, device_for, import_all, import_of, keep
 from .find_memory import check_block, describe, device_of, find_runs
+from .imports import Import, device_for, import_all, import_of, keep
 from .link import ENDED, Link, link_to
 from .loop import loop
 from .messages import ENROL, MAGIC, Contents, Descriptor, Region

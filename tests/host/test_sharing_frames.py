@@ -293,14 +293,14 @@ def test_who_looks_at_a_names_lock_is_no_writer(writer: Shell, sockets: Path) ->
     writer("fcntl.flock(held, fcntl.LOCK_SH)")
     with Shell() as other:
         other("""
-from gpuinterop.sharing import frames
-unlocks, waits = frames.flock, []
+from gpuinterop.sharing import frames, names
+unlocks, waits = names.flock, []
 
 def meets(*given):
     waits.append(given)
     unlocks(*given)
 
-frames.flock, frames._tidy = meets, lambda place: None
+names.flock, frames.remove_unlocked = meets, lambda place: None
 published = ThreadPoolExecutor(1).submit(gi.publish, "camera", 4)
 """)
         other.until("waits")
@@ -494,15 +494,15 @@ async def both():
 
 def test_a_name_that_its_writer_gives_up_while_another_takes_it(writer: Shell) -> None:
     """The other has opened the file, which is then gone: it makes one that readers find."""
-    writer("""from gpuinterop.sharing import frames
-takes, before = frames.take_lock, camera
+    writer("""from gpuinterop.sharing import frames, names
+takes, before = names.take_lock, camera
 
 def late(file):
-    frames.take_lock = takes
+    names.take_lock = takes
     before.close()
     return takes(file)
 
-frames.take_lock, frames._tidy = late, lambda place: None  # which looks at the lock first
+names.take_lock, frames.remove_unlocked = late, lambda place: None  # which looks at the lock first
     """)
     writer(PUBLISH)
     writer("write(5)")

@@ -16,7 +16,7 @@ from .shells import Raised, Shell, needs_root, pair
 
 PARTS: Final = """
 from gpuinterop.sharing import acquire
-from gpuinterop.sharing.attachments import driver_lock
+from gpuinterop.sharing.server import driver_lock
 from gpuinterop.sharing.messages import Descriptor
 parts = Descriptor.parse(descriptor)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from ...errors import BackendUnavailableError, DriverError, InvalidArgumentError
-from ...sharing.server import private_folder
+from ...sharing.folder import private_folder
 
 _HERE: Final = Path(__file__).resolve().parent
 _FLAGS: Final = ("-std=gnu11", "-O1", "-g", "-fPIC", "-pthread", "-fvisibility=hidden")

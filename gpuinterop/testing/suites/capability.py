@@ -19,8 +19,8 @@ from ...backend import Block, MemoryKind
 from ...capabilities import DOMAIN, Capability, Cell, Operation, Support
 from ...errors import UnsupportedError
 from ...handles import Binary, FabricHandle, FdHandle, Handle, KmtHandle, PointerHandle, Win32Handle
-from ...sharing.attachments import device_for
 from ...sharing.find_memory import check_block
+from ...sharing.imports import device_for
 from ...sharing.messages import Contents, Region
 from .base import NotToBeCalled, Suite, same_file
 
