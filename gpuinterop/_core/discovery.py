@@ -138,10 +138,9 @@ class LoadedBackend(NoCopy):
             )
         cells = [self._completed(cell, declared.get(cell)) for cell in DOMAIN]
         package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
-        # A single module has no folder.
-        runs = (
-            capabilities.recorded(files(package) / "verified.toml") if package and hasattr(package, "__path__") else []
-        )
+        runs: list[capabilities.VerifiedRun] = []
+        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
+            runs = capabilities.recorded(files(package) / "verified.toml")
         name = None if info.is_cpu else info.name
         return Capabilities(left_on(capabilities.promote(cells, runs, device=name)), owner=info.name)
 

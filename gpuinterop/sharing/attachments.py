@@ -1,4 +1,4 @@
-"""Attaches the arrays of another process: holds its share, imports the memory, and takes a place in the order."""
+"""Attaches shared arrays: holds their share, maps their memory through `imports`, and takes a place in the order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import GpuInteropError, InvalidArgumentError, PeerError, ResourceC
 from ..handles import OpaqueFd, TimelineFd
 from .arrays import Access, Arrays
 from .folder import users_of
-from .imports import Import, Received, _by_descriptor, device_for, end_unused, import_all
+from .imports import Import, Received, device_for, end_unused, import_all, sent_blocks
 from .link import ENDED, Link, SecondsLeft, link_to
 from .loop import loop
 from .memory import memory_of
@@ -59,7 +59,7 @@ class ShareHold(NoCopy):
         if known is None or not link.is_open(descriptor.slot, descriptor.serial):
             with link.ask(ATTACH, descriptor.request, left) as answer:
                 known = Contents.parse(answer.body)
-                blocks = islice(_by_descriptor(known.regions), len(answer.fds))
+                blocks = islice(sent_blocks(known.regions), len(answer.fds))
                 self.received.update((number, answer.take(kind)) for number, kind in blocks)
             link.known[key] = known
         return known, None

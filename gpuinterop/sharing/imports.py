@@ -127,14 +127,14 @@ def _handles(link: Link, regions: Sequence[Region], at: int, left: SecondsLeft, 
     if region.kind is IpcMemHandle:
         return [IpcMemHandle(region.data)]
     while not received.keys() >= set(region.numbers):
-        missing = (block for block in _by_descriptor(islice(regions, at, None)) if block[0] not in received)
+        missing = (block for block in sent_blocks(islice(regions, at, None)) if block[0] not in received)
         asked = list(islice(missing, MAX_FDS))
         with link.ask(BLOCKS, pack(f"<{len(asked)}Q", *(number for number, _ in asked)), left) as answer:
             received.update((number, answer.take(kind)) for number, kind in asked)
     return [received.pop(number) for number in region.numbers]
 
 
-def _by_descriptor(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
+def sent_blocks(regions: Iterable[Region]) -> Iterator[tuple[int, type[FdHandle]]]:
     """Number and type of each block that is sent as a descriptor."""
     return ((number, kind) for kind, numbers, *_ in regions if issubclass(kind, FdHandle) for number in numbers)
 
