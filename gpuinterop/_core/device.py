@@ -412,8 +412,9 @@ class Device(NoCopy):
     def create_stream(self, *, high_priority: bool = False, label: str | None = None) -> Stream:
         """Create a stream (``cuStreamCreateWithPriority`` / ``hip...``). You close it.
 
-        It is independent of the default stream. `high_priority` is the device's highest priority. Use it for long
-        waits: on AMD, a waiting stream stalls the others on its hardware queue, and each priority has four queues.
+        It is independent of the default stream. With `high_priority` it has the device's highest priority. Use that
+        for long waits: on AMD, a waiting stream stalls the others on its hardware queue, and each priority has four
+        queues.
         """
         drain()
         return self._new_stream(high_priority=bool(high_priority), label=label)

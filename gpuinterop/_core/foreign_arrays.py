@@ -1,4 +1,4 @@
-"""Arrays of other libraries: where the memory of each is, and its layout.
+"""Arrays of other libraries, and callers' host memory: address, layout, and whether the memory has the values.
 
 In the core, only this module, `layout`, `dlpack` and `view` import NumPy, on first use.
 """

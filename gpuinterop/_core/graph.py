@@ -66,8 +66,8 @@ class GraphStep:
         counts = all(semaphore is not None and semaphore.kind in (Timeline, Fence) for semaphore in self.semaphores)
         # The largest value that all semaphores accept; None if one of them does not count.
         self._largest = min(semaphore.max_value for semaphore in self._imported) if counts else None
-        # No launch waits for more than the largest values ever set, even if another thread sets values.
-        self.values = self._largest_set = node.values
+        self.values = node.values
+        self._largest_set = node.values  # no launch waits for more, even if another thread sets values meanwhile
 
     def set(self, *values: int | None) -> None:
         """Set the values of later launches (``cuGraphExecExternalSemaphores{Signal,Wait}NodeSetParams``).

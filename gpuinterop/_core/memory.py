@@ -376,7 +376,8 @@ class Buffer(Sized):
     def fill(self, byte: int = 0, *, offset: int = 0, size: int | None = None, stream: Stream | object = None) -> None:
         """Set every byte to one value, 0 to 255 (``cuMemsetD8Async`` / ``hipMemsetD8Async``).
 
-        By default it fills everything from `offset` on. Both are in bytes, and `stream` is as in `copy_from_host`.
+        By default it fills everything from `offset` on. `offset` and `size` are in bytes. For `stream`, see
+        `copy_from_host`.
 
         Raises
         ------

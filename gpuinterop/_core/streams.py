@@ -91,7 +91,7 @@ class Gate:
     def delays_default(self) -> KnownStream | None:
         """Return a stream whose wait for a missing signal delays the default stream. Asks the driver.
 
-        gpuinterop's streams delay it only if both share a hardware queue, other libraries' streams always.
+        gpuinterop's streams delay it only if both share a hardware queue. Other libraries' streams always do.
         """
         for stream in self._waiting():
             if not stream.owned and stream.backend.blocks_default(stream.handle) and _holds_up(stream):
@@ -148,7 +148,7 @@ class CapturedError(InvalidArgumentError):
 
 
 class Wait:
-    """A semaphore wait of a stream, or inherited because the stream waits for another stream."""
+    """A wait for a semaphore that a stream was given, or that it inherits because it waits for another stream."""
 
     semaphore: Lifetime
     value: int | None = None

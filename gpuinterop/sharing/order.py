@@ -114,13 +114,15 @@ class Side(NoCopy):
     """One side's acquires and releases, alternately and by one thread at a time. Any thread can end it at any time."""
 
     def __init__(self, page: ControlPage, writer: OwnTimeline, own: OwnTimeline, label: str) -> None:
-        self.page, self.writer, self.own, self.label = page, writer, own, label
-        """A release signals the timeline `own`, which reaches n when turn n is over."""
+        self.page, self.writer, self.label = page, writer, label
+        self.own = own
+        """The timeline that a release signals: it reaches n when turn n is over."""
         own.lifetime.warns = writer.lifetime.warns = False  # the share or the attachment gives the warning
         writer.lifetime.unsignalled = unsignalled
         self.failure: GpuInteropError | None = None
         """Why this side does not acquire any more. The code that sets it then checks `is_free`."""
-        self.inside, self._turn = False, 0  # the number of the last turn
+        self.inside = False
+        self._turn = 0  # the number of the last turn
         self.abandoned = 0  # the turn whose `with` an interrupt has ended
         _sides.add(self)
         self._stream: KnownStream | None = None

@@ -194,7 +194,7 @@ class ArrayOffer(NoCopy, Offer):
 
     def end(self) -> None:
         """End the offer: it is withdrawn, and no process holds it, not even one that gave up while it enrolled."""
-        if not self._has_ended():  # else the loop asks again, as readers may still wait
+        if not self._has_ended():  # readers may still wait, so the loop asks again
             loop().repeat(self._has_ended)
 
     @system.locked
