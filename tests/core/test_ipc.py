@@ -107,6 +107,24 @@ def test_what_is_no_message_is_refused_and_every_descriptor_closed(
         ipc.receive_handle(there, gi.OpaqueFd)
 
 
+def test_a_message_with_descriptors_for_which_there_is_no_room_is_lost_alone(pair: Pair) -> None:
+    """The kernel drops some of them. Those that arrived are closed once, and not later under another file's number."""
+    near, far = pair
+    far.settimeout(None)
+    connection, number = ipc.Connection(far), memfd()
+    socket.send_fds(near, [message(fds=2, size=128)], [number])
+    with pytest.raises(gi.DriverError, match="EMFILE"):
+        connection.receive(lambda: LIMIT)
+    others = [os.dup(number) for _ in range(2)]  # one has the number of the descriptor that arrived
+    near.sendall(message(fds=0, kind=1, size=128))
+    with connection.receive(lambda: LIMIT) as second:
+        assert (second.fds, second.body[:2]) == ([], b"\1\0")
+    connection.discard()
+    assert all(map(is_open, others))
+    for fd in (number, *others):
+        os.close(fd)
+
+
 @pytest.mark.filterwarnings("ignore::gpuinterop.LeakedResourceWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("taken", [True, False])
 def test_an_interrupt_gives_no_descriptor_two_owners(monkeypatch: pytest.MonkeyPatch, taken: bool) -> None:

@@ -343,6 +343,16 @@ def test_a_file_in_the_place_of_a_name(sockets: Path, file: str) -> None:
         assert (sockets / "gpuinterop-camera.frames").is_symlink() or shell("os.path.getsize(path)") in (0, 4096)
 
 
+def test_a_killed_writers_longer_descriptor_leaves_no_byte_in_the_next_ones(sockets: Path) -> None:
+    """It was killed after the next writer had removed the files of killed ones."""
+    with Shell() as writer, Shell() as other:
+        writer("from gpuinterop.sharing import frames; frames.remove_unlocked = lambda place: None")
+        (sockets / "gpuinterop-camera.frames").write_bytes(bytes(3000))
+        writer("camera = gi.publish('camera', 4)")
+        other("gi.subscribe('camera', timeout=300).close()")
+        writer("camera.close()")
+
+
 WHY: Final = {
     "none": ("camera.close()", "expected a process that publishes 'camera', got none; start one"),
     "killed": (
