@@ -1,4 +1,4 @@
-"""Finds backends and their devices, and assembles each device's table of capabilities.
+"""Finds backends and their devices.
 
 The import reads nothing. ``GPUINTEROP_BACKEND`` is read whenever a call chooses a backend, ``GPUINTEROP_DISABLE`` when
 a device is first made: a process makes each device once, and its capability table never changes.
@@ -11,26 +11,23 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, entry_points
-from importlib.resources import files
-from importlib.util import find_spec
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
 from itertools import chain
-from pathlib import Path
 
-from .. import capabilities, errors, system
+from .. import errors, system
 from .._arguments import NoCopy, check_int, check_type
-from ..backend import INTERFACES, Backend, DeviceInfo, HostSemaphoreBackend
-from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Scope, Support
-from ..errors import ArgumentTypeError, BackendUnavailableError, GpuInteropError, InvalidArgumentError
-from ..handles import DeviceIdentity, TimelineFd
+from ..backend import Backend, DeviceInfo
+from ..capabilities import Capabilities
+from ..errors import ArgumentTypeError, BackendUnavailableError, GpuInteropError
+from ..handles import DeviceIdentity
 from ..installing import pip_install
+from .capability_table import capability_table
 from .device import Device
+from .entry_points import installed_backends, top_package
 from .lifetime import after_fork
 
-GROUP = "gpuinterop.backends"
 _BACKEND_VARIABLE = "GPUINTEROP_BACKEND"
-_DISABLE_VARIABLE = "GPUINTEROP_DISABLE"
 
 _lock = threading.RLock()
 _loaded: dict[str, LoadedBackend | BackendUnavailableError] = {}
@@ -128,100 +125,12 @@ class LoadedBackend(NoCopy):
         return self._devices[number]
 
     def _table(self, info: DeviceInfo) -> Capabilities:
-        """Return the backend's table, completed, promoted by recorded runs, without what the user turned off."""
         with _guarded(f"{self.name}: capabilities() failed"):
             declared = {capability.cell: capability for capability in self.driver.capabilities(info.ordinal)}
-        if unproven := [str(cell) for cell, entry in declared.items() if entry.support is Support.SUPPORTED]:
-            raise BackendUnavailableError(
-                f"expected UNVERIFIED from the backend {self.name!r} for {', '.join(unproven)}, got SUPPORTED, which "
-                "only verified.toml can contain."
-            )
-        cells = [self._completed(cell, declared.get(cell)) for cell in DOMAIN]
-        package = sys.modules.get(type(self.driver).__module__.partition(".")[0])
-        runs: list[capabilities.VerifiedRun] = []
-        if package is not None and hasattr(package, "__path__"):  # a single module has no folder
-            runs = capabilities.recorded(files(package) / "verified.toml")
-        name = None if info.is_cpu else info.name
-        return Capabilities(left_on(capabilities.promote(cells, runs, device=name)), owner=info.name)
-
-    def _completed(self, cell: Cell, declared: Capability | None) -> Capability:
-        """Return the backend's entry for a cell, or a gap if the backend or the core lacks what the cell needs."""
-        if declared is not None and not declared:
-            return declared
-        interfaces = INTERFACES.get(cell.operation)
-        if interfaces is not None and not isinstance(self.driver, interfaces):
-            names = " or ".join(interface.__name__ for interface in interfaces)
-            return _default_gap(cell, f"the backend {self.name!r} has no {names}")
-        # If the backend makes no semaphores, the core makes them from words that streams write.
-        of_words = cell.operation is Operation.CREATE_SEMAPHORE and not isinstance(self.driver, HostSemaphoreBackend)
-        if of_words and cell.handle_type is not TimelineFd:
-            return cell.gap(
-                Scope.BINDINGS,
-                "only timelines can be made from words that streams write.",
-                "gpuinterop.timeline",
-                "use create_semaphore(TimelineFd), if that is supported.",
-            )
-        if of_words and system.SYS_FUTEX is None:
-            return cell.gap(
-                Scope.PLATFORM,
-                "gpuinterop's own timelines need memfds, /proc and futexes, implemented for x86-64 and aarch64 Linux.",
-                "gpuinterop.timeline",
-                "import a timeline made by Vulkan or Direct3D.",
-            )
-        return declared or _undeclared(cell, self.name)
+        return capability_table(self.driver, info, declared)
 
     def __repr__(self) -> str:
         return f"<LoadedBackend {self.name!r}>"
-
-
-def _default_gap(cell: Cell, reason: str) -> Capability:
-    return cell.gap(Scope.BINDINGS, f"{reason}.", "gpuinterop.backend")
-
-
-def _undeclared(cell: Cell, backend: str) -> Capability:
-    return _default_gap(cell, f"the backend {backend!r} does not declare it")
-
-
-def top_package(entry_point: EntryPoint) -> str:
-    """Return the package with a backend's tables and records; empty if the entry point names none."""
-    return entry_point.value.partition(":")[0].partition(".")[0]
-
-
-def package_folder(package: str) -> Path | None:
-    """Return the folder of a top package without importing it; None for a single module or no package."""
-    spec = find_spec(package) if package else None
-    folders = (spec.submodule_search_locations if spec else None) or ()
-    return next(map(Path, folders), None)
-
-
-def left_on(cells: list[Capability]) -> list[Capability]:
-    patterns = os.environ.get(_DISABLE_VARIABLE)
-    return capabilities.disable(cells, patterns, _gaps_of) if patterns else cells
-
-
-def _gaps_of(profile: str) -> list[Capability]:
-    """Return the gaps of a device profile in a backend's ``capabilities.toml``. Loads no backend."""
-    known: dict[str, tuple[str, capabilities.Rules, str]] = {}
-    for backend, rivals in sorted(_installed().items()):
-        with suppress(Exception):  # skip a backend whose table cannot be read
-            if (folder := package_folder(top_package(rivals[0]))) is not None:
-                rules = capabilities.Rules(folder / "capabilities.toml")
-                known |= {f"{backend}-{name}": (backend, rules, name) for name in rules.profiles}
-    if profile not in known:
-        raise InvalidArgumentError(
-            _DISABLE_VARIABLE,
-            f"expected one of the profiles {', '.join(known) or '(none is installed)'}; got {profile!r}; install the "
-            "backend whose capabilities.toml has it.",
-        )
-    backend, rules, name = known[profile]
-    try:
-        declared = {capability.cell: capability for capability in rules.profile(name)}
-    except Exception as error:
-        raise InvalidArgumentError(
-            _DISABLE_VARIABLE, f"expected a profile, got {profile!r}, whose rules are broken: {error!r}."
-        ) from error
-    entries = (declared.get(cell, _undeclared(cell, backend)) for cell in DOMAIN)
-    return [entry for entry in entries if not entry]
 
 
 class InstalledBackend:
@@ -262,16 +171,6 @@ class InstalledBackend:
 
     def __repr__(self) -> str:
         return f"<InstalledBackend {self.name!r} of {self.distribution}>"
-
-
-def _installed() -> dict[str, list[EntryPoint]]:
-    """Return the entry points by name; several for one name if distributions disagree."""
-    by_name: dict[str, list[EntryPoint]] = {}
-    for entry_point in entry_points(group=GROUP):
-        rivals = by_name.setdefault(entry_point.name, [])
-        if all(entry_point.value != rival.value for rival in rivals):
-            rivals.append(entry_point)
-    return by_name
 
 
 class BrokenBackendError(BackendUnavailableError):
@@ -348,7 +247,7 @@ def backends() -> Mapping[str, InstalledBackend]:
     >>> "host" in gi.backends()
     True
     """
-    return {name: InstalledBackend(rivals) for name, rivals in sorted(_installed().items())}
+    return {name: InstalledBackend(rivals) for name, rivals in sorted(installed_backends().items())}
 
 
 def get_backend(name: str | None = None) -> LoadedBackend:
@@ -401,7 +300,7 @@ def _scanned_here() -> tuple[dict[str | None, str], list[LoadedBackend]]:
 
 def _by_name(name: str, source: str) -> LoadedBackend:
     """Return the backend. `source` is the variable that names it; empty if the caller does."""
-    installed, prefix = _installed(), f"{source}: " if source else ""
+    installed, prefix = installed_backends(), f"{source}: " if source else ""
     if name not in installed:
         known = f"installed: {', '.join(sorted(installed))}." if installed else _none_installed()
         raise errors.BackendNotFoundError(f"{prefix}there is no backend {name!r}; {known}")
@@ -444,7 +343,7 @@ def _warn_of_failures(fallback: str) -> None:
 
 
 def _reasons() -> str:
-    outcomes = ((name, _loaded.get(name)) for name in _installed())
+    outcomes = ((name, _loaded.get(name)) for name in installed_backends())
     return "; ".join(f"{name}: {error}" for name, error in outcomes if isinstance(error, BackendUnavailableError))
 
 
@@ -538,7 +437,7 @@ def search(fits: Callable[[Device], bool], problem: str, *, only_chosen: bool = 
 
 
 def _working() -> list[LoadedBackend]:
-    outcomes = map(_load, _installed().values())
+    outcomes = map(_load, installed_backends().values())
     loaded = (outcome for outcome in outcomes if isinstance(outcome, LoadedBackend))
     working = sorted(loaded, key=lambda backend: backend._rank)
     _scanned_here()[1][:] = working

@@ -1,6 +1,6 @@
-"""Arrays of other libraries, and callers' host memory: address, layout, and whether the memory has the values.
+"""Arrays of other libraries: address, layout, and whether the memory has the values.
 
-In the core, only this module, `layout`, `dlpack` and `view` import NumPy, on first use.
+In the core, only `host_array`, `layout`, `dlpack` and `view` import NumPy, on first use.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
     """
     if isinstance(array, Describable):
         return array._described()
-    array = _with_values(array, argument, in_place=in_place)
+    array = with_values(array, argument, in_place=in_place)
     problem = ""
-    for describe in (_by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
+    for describe in (by_dlpack, _by_interface):  # the interface serves ml_dtypes' element types and older libraries
         if isinstance(answer := describe(array), Described):
             return answer
         problem = answer or problem
@@ -70,10 +70,10 @@ def described(array: Any, argument: str, *, in_place: bool) -> Described:
     )
 
 
-def _with_values(array: Any, argument: str, *, in_place: bool) -> Any:
+def with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     """Return the array, or a copy, whose bytes are its values. Every call that takes an array asks this first."""
     problem = hidden_values(array)
-    if not problem and _is_torch(array) and (array.is_conj() or array.is_neg()):
+    if not problem and is_torch(array) and (array.is_conj() or array.is_neg()):
         if not in_place and array.is_cpu:  # on a GPU, torch's current stream would do it, which we do not wait for
             return array.resolve_conj().resolve_neg()
         problem = "one with a conjugate or negative bit; pass x.resolve_conj().resolve_neg(), which is a copy"
@@ -82,7 +82,7 @@ def _with_values(array: Any, argument: str, *, in_place: bool) -> Any:
     return array
 
 
-def _is_torch(array: Any) -> bool:
+def is_torch(array: Any) -> bool:
     """Whether it is a torch tensor. Does not import torch."""
     return hasattr(type(array), "__torch_dispatch__")
 
@@ -91,7 +91,7 @@ def hidden_values(array: Any) -> str:
     """Describe an array whose memory does not contain its values, with what to pass; empty for others."""
     if isinstance(array, NoCopy):  # gpuinterop's own; to ask for its interface would hold its bytes
         return ""
-    if not _is_torch(array):
+    if not is_torch(array):
         return _mask_or_nulls(array)
     # torch may compute values later, or elsewhere.
     dispatch = type(array).__torch_dispatch__
@@ -126,12 +126,12 @@ def _mask_or_nulls(array: Any) -> str:
     return ""
 
 
-def _by_dlpack(array: Any) -> Described | str:
+def by_dlpack(array: Any) -> Described | str:
     if not hasattr(array, "__dlpack__"):
         return ""
-    place, on_host, is_torch = None, False, _is_torch(array)
+    place, on_host, torchs = None, False, is_torch(array)
     try:
-        if is_torch:  # its method is slow, and refuses gradients and devices other than the current one
+        if torchs:  # its method is slow, and refuses gradients and devices other than the current one
             capsule = sys.modules["torch"].to_dlpack(array)
         else:
             kind, number = array.__dlpack_device__()
@@ -152,7 +152,7 @@ def _by_dlpack(array: Any) -> Described | str:
     if offset:
         read_only = bool(flags_at(address).value & READ_ONLY)
     else:
-        read_only = not is_torch and _is_read_only(array, on_host=on_host)
+        read_only = not torchs and _is_read_only(array, on_host=on_host)
     place, pointer = place or (tensor.device_type, tensor.device_id), (tensor.data or 0) + tensor.byte_offset
     return Described(place, pointer, layout, read_only, (array, capsule), _data_ptr(array))
 
@@ -220,53 +220,3 @@ def _by_interface(array: Any) -> Described | str:
         return f"DLPack has no element type {instead_of(dtype)}." if error.argument == "dtype" else str(error)
     except (LookupError, TypeError, ValueError) as error:
         return f"its {name} has {type(error).__name__}: {str(error).rstrip('.')}."
-
-
-# -- host memory of callers --------------------------------------------------------------------------------------------
-
-
-def _as_array(array: Any, argument: str, *, writable: bool) -> Any:
-    """Wrap host memory as a NumPy array over the same bytes, never over a copy."""
-    import numpy as np
-
-    try:
-        return np.asarray(memoryview(array))
-    except (TypeError, ValueError, BufferError):  # not a buffer, or an element type without a buffer format
-        problem = "it is neither a NumPy array nor a buffer"
-    if hasattr(array, "__array_interface__") or hasattr(array, "__array__"):
-        try:
-            seen = np.asarray(array)
-            if not (writable and seen.nbytes) or _is_torch(array) or np.asarray(array).ctypes.data == seen.ctypes.data:
-                return seen
-            problem = "NumPy gets a copy of it, whose bytes would be lost"
-        except Exception as error:  # torch: a CUDA tensor, or an element type that NumPy lacks
-            problem = str(error)
-    # autograd would not notice a write into a tensor that requires a gradient.
-    description = "" if writable and getattr(array, "requires_grad", False) else _by_dlpack(array)
-    if isinstance(description, Described) and description.place[0] in HOST_TYPES:
-        return np.asarray(description)
-    raise ArgumentTypeError(argument, f"expected host memory, got {type(array).__name__} ({problem}).")
-
-
-class HostArray:
-    """A caller's host memory during a copy."""
-
-    __slots__ = ("keep", "nbytes", "pageable", "ptr")
-
-    def __init__(self, array: object, *, argument: str, writable: bool) -> None:
-        import numpy as np
-
-        if type(array) is not np.ndarray:
-            array = _with_values(array, argument, in_place=writable)
-        host = array if isinstance(array, np.ndarray) else _as_array(array, argument, writable=writable)
-        if host.dtype.hasobject:
-            raise ArgumentTypeError(argument, f"expected numbers, got elements of {instead_of(host.dtype)}.")
-        if writable and not host.flags.writeable:
-            raise InvalidArgumentError(argument, "is read-only; pass a writable array.")
-        if writable and not host.flags.c_contiguous:
-            raise InvalidArgumentError(argument, "is not contiguous; copy into a contiguous array first.")
-        pinned = getattr(array, "is_pinned", None)
-        self.pageable = not (callable(pinned) and pinned())
-        self.keep = host if host.flags.c_contiguous else np.ascontiguousarray(host)
-        self.ptr: int = self.keep.ctypes.data
-        self.nbytes: int = self.keep.nbytes

@@ -9,7 +9,7 @@ from .._arguments import NotAnArray, check_int, check_nbytes
 from ..backend import ArrayBackend
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from ..handles import ArrayLayout, ArrayUsage
-from .foreign_arrays import HostArray
+from .host_array import HostArray
 from .layout import resolve_ints
 from .lifetime import Lifetime, marked, note_use
 from .resource import Resource

@@ -12,7 +12,7 @@ from .._arguments import NoCopy, NotAnArray, check_int, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, ResourceBusyError, ResourceClosedError, again
 from ..handles import ArrayUsage, MemoryHandle
-from .foreign_arrays import HostArray
+from .host_array import HostArray
 from .image import MipmappedArray, image_layout
 from .layout import Layout, layout_of
 from .lifetime import (

@@ -17,8 +17,8 @@ from .streams import CapturedError, KnownStream, NativeEvent, note_passed
 if TYPE_CHECKING:
     from ..backend import DriverHandle
     from .device import Device
-    from .foreign_arrays import HostArray
     from .graph import Graph
+    from .host_array import HostArray
 
 T = TypeVar("T")
 

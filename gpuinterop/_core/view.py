@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import ArgumentTypeError, InvalidArgumentError
 from .dlpack import CPU, ROCM, blank_array, capsule_at, check_request, numpy_knows_versions
-from .foreign_arrays import Describable, Described, HostArray, described
+from .foreign_arrays import Describable, Described, described
+from .host_array import HostArray
 from .layout import Layout, dense_order, layout_of
 from .lifetime import LIVE
 

@@ -12,7 +12,7 @@ from .._core.device import Device
 from .._core.discovery import match_device
 from ..capabilities import DOMAIN, Capabilities, Capability, Cell, Operation, Support
 from ..errors import GpuInteropError
-from ..graphics.handoff import MODES
+from ..graphics.modes import MODES
 from ..handles import PointerHandle, is_here
 from ..opengl._context import is_same_driver
 from ..testing.exporters.base import Driver

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from .._core.discovery import GROUP, package_folder, top_package
+from .._core.entry_points import GROUP, package_folder, top_package
 from ..capabilities import VerifiedRun, read_verified
 from ..errors import BackendUnavailableError, InvalidArgumentError
 from ..installing import pip_install

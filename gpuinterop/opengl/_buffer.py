@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Final
 from .._arguments import MAX_32, check_int, check_nbytes, check_sequence
 from ..capabilities import Operation
 from ..errors import ArgumentTypeError, InvalidArgumentError, ResourceClosedError
-from ..graphics.sides import BufferMethods, check_same_device, exported_block
+from ..graphics.buffer import BufferMethods, exported_block
+from ..graphics.sides import check_same_device
 from ..handles import Handle, OpaqueFd, VmmFd
 from ..vulkan._buffer import share_buffer as share_vulkan_buffer
 from . import _api as gl
-from ._context import Context, Names, current_context
+from ._context import Context, current_context
+from ._names import Names
 from ._pair import SharedObject
 
 if TYPE_CHECKING:

@@ -12,13 +12,15 @@ from .._arguments import NoCopy, check_timeout, check_type
 from .._core.stream import Event, check_stream
 from ..capabilities import Operation
 from ..errors import DriverError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ..graphics.handoff import ACQUIRE, BRIDGED, RELEASE, SUBMIT, CallOrder, NextCall, agree_on_mode, mode_gaps
+from ..graphics.handoff import ACQUIRE, RELEASE, SUBMIT, CallOrder, NextCall
+from ..graphics.modes import BRIDGED, agree_on_mode, mode_gaps
 from ..graphics.sides import Graphics, check_same_device
 from ..handles import OpaqueFd, Timeline
 from ..vulkan import SharedSemaphore, export_semaphore
 from ..vulkan._handoff import share_semaphores
 from . import _api as gl
-from ._context import Names, current_context
+from ._context import current_context
+from ._names import Names
 from ._pair import Owned, SharedObject
 from ._texture import SharedTexture
 

@@ -12,7 +12,8 @@ from ..errors import ResourceClosedError
 if TYPE_CHECKING:
     from .._core.resource import Resource
     from ..vulkan._pair import Shared
-    from ._context import Context, Names
+    from ._context import Context
+    from ._names import Names
 
 
 class Owned(NoCopy):

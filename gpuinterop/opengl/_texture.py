@@ -11,7 +11,8 @@ from ..errors import InvalidArgumentError
 from ..handles import OpaqueFd
 from ..vulkan import SharedImage
 from . import _api as gl
-from ._context import Names, current_context
+from ._context import current_context
+from ._names import Names
 from ._pair import SharedObject
 
 if TYPE_CHECKING:

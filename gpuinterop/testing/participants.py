@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from .._core import discovery
+from .._core import capability_table, discovery
 from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentError
 from ..handles import DeviceIdentity
 from . import stand_ins
@@ -191,7 +191,7 @@ class Participants:
             if not _PARTY.fullmatch(wanted)
         ]
         try:
-            discovery.left_on([])
+            capability_table.left_on([])
         except InvalidArgumentError as error:
             found.append(str(error))  # once, although it affects every working backend
         for spec in self.devices():

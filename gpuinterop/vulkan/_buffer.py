@@ -9,7 +9,8 @@ from .. import system
 from .._arguments import MAX_SIZE, check_flags, check_nbytes
 from ..capabilities import Operation
 from ..errors import InvalidArgumentError, OutOfMemoryError
-from ..graphics.sides import BufferMethods, agree, exported_block
+from ..graphics.buffer import BufferMethods, exported_block
+from ..graphics.sides import agree
 from ..handles import AllocationHandle, FdHandle, MemoryHandle, OpaqueFd
 from . import _api as c
 from ._context import VulkanContext, check_context

@@ -12,7 +12,8 @@ from .._arguments import check_flags, check_sequence, check_timeout
 from .._core.lifetime import LIVE, MARK
 from ..bridge import Bridge, BridgedSemaphore
 from ..errors import ArgumentTypeError, InvalidArgumentError, SemaphoreTimeoutError
-from ..graphics.handoff import BRIDGED, Handoff, agree_on_mode, mode_gaps
+from ..graphics.handoff import Handoff
+from ..graphics.modes import BRIDGED, agree_on_mode, mode_gaps
 from ..handles import Binary, Timeline
 from . import _api as c
 from ._api import Api, check

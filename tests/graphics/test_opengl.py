@@ -723,7 +723,7 @@ def test_semaphores_of_both_kinds_order_both_sides(
     loader = with_extensions(opengl, extensions, 5, **theirs.functions)
     handoff = gi.opengl.share_handoff(device, allow=(mode,), get_proc_address=loader)
     shared = gi.opengl.share_buffer(device, 64)
-    names = gi.opengl._context.Names(shared.context)
+    names = gi.opengl._names.Names(shared.context)
     texture = gi.opengl.SharedTexture(names, names.new("glCreateTextures", TEXTURE_2D), 0x9591)
     assert handoff.mode == mode
     name, timeline, found = shared.name, mode == "timeline", np.zeros(64, "uint8")
@@ -868,7 +868,7 @@ def test_fences_are_deleted_and_names_that_another_thread_closed(
 
 def test_what_is_dropped_is_deleted_by_the_next_call(opengl: OpenGLApplication, device: gi.Device) -> None:
     gi.opengl.share_buffer(device, 256).close()
-    names = gi.opengl._context.Names(gi.opengl._context.current_context())
+    names = gi.opengl._names.Names(gi.opengl._context.current_context())
     name = names.new("glCreateBuffers")
     del names
     assert opengl.gl("glIsBuffer", name, returns=ctypes.c_ubyte)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ... import opengl
 from ...errors import DriverError
-from ...graphics.handoff import MODES
+from ...graphics.modes import MODES
 from ...handles import Timeline
 from ...opengl import _api as gl
 from ...opengl._context import current_context

@@ -9,7 +9,8 @@ from functools import cached_property
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from ..._core.discovery import GROUP, get_backend, top_package
+from ..._core.discovery import get_backend
+from ..._core.entry_points import GROUP, top_package
 from ...capabilities import Operation
 from ...errors import DeviceNotFoundError
 from ...handles import OpaqueFd, TimelineFd

@@ -17,7 +17,7 @@ from ... import opengl
 from ..._core.device import Device
 from ..._core.memory import Buffer
 from ...errors import DriverError, InvalidArgumentError
-from ...graphics.handoff import BRIDGED
+from ...graphics.modes import BRIDGED
 from ...handles import OpaqueFd, TimelineFd, VmmFd
 from ...testing.exporters.base import Driver, Submission
 from ...testing.exporters.opengl import HeadlessContext

@@ -27,7 +27,8 @@ from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Event, Stream
 from ...bridge import Bridge
 from ...errors import GpuInteropError, InvalidArgumentError, SemaphoreTimeoutError, UnsupportedError
-from ...graphics.handoff import MODES, Handoff, mode_gaps
+from ...graphics.handoff import Handoff
+from ...graphics.modes import MODES, mode_gaps
 from ...graphics.sides import Graphics
 from ...handles import Binary, Timeline
 from ...testing.exporters.base import Exporter, ExporterSemaphore, Submission

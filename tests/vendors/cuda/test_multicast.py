@@ -17,7 +17,7 @@ import pytest
 from cuda.bindings import driver as cuda
 
 import gpuinterop as gi
-from gpuinterop._core import discovery
+from gpuinterop._core import capability_table
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop.testing.simulated import assert_simulated
 from gpuinterop_cuda import capabilities
@@ -157,7 +157,7 @@ def test_a_profile_is_what_such_a_device_has(simulator: Simulator, multicast: in
     simulator.set_attribute(0, 132, multicast)
     cuda = gi.get_backend("cuda")
     here = cuda._table(cuda._infos()[0]).values()
-    assert {gap.cell: gap for gap in discovery._gaps_of(profile)} == {gap.cell: gap for gap in here if not gap}
+    assert {gap.cell: gap for gap in capability_table._gaps_of(profile)} == {gap.cell: gap for gap in here if not gap}
     assert any(gap.cell.operation in MULTICAST and gap.cell.handle_type is None for gap in here if not gap) != multicast
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import handles as h
-from gpuinterop._core import discovery
+from gpuinterop._core import capability_table
 from gpuinterop.capabilities import DOMAIN, Capability, Cell
 from gpuinterop_hip import capabilities
 from gpuinterop_hip.backend import HipBackend
@@ -219,4 +219,6 @@ def test_the_profile_is_what_this_runtime_has(driver: Driver, monkeypatch: pytes
     monkeypatch.setattr(capabilities, "has_fabric_type", lambda driver: True)
     backend = gi.get_backend("hip")
     here = backend._table(backend._infos()[0]).values()
-    assert {gap.cell: gap for gap in discovery._gaps_of("hip-linux")} == {gap.cell: gap for gap in here if not gap}
+    assert {gap.cell: gap for gap in capability_table._gaps_of("hip-linux")} == {
+        gap.cell: gap for gap in here if not gap
+    }

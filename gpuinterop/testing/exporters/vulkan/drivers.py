@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...._arguments import check_int, check_type
 from ....capabilities import Operation
 from ....errors import BackendUnavailableError, DeviceNotFoundError, DriverError
-from ....graphics.handoff import mode_gaps
+from ....graphics.modes import mode_gaps
 from ....handles import OpaqueFd
 from ....installing import install_vulkan
 from ....vulkan._device import Instance
