@@ -102,3 +102,29 @@ allocation.close(timeout=300)
 """
     done = python("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_wrapped_stream_is_the_parents() -> None:
+    program = """
+import os, warnings
+warnings.simplefilter("ignore")
+import gpuinterop as gi
+device = gi.get_backend("host").device()
+with device.allocate(4096) as allocation:
+    wrapped = device.wrap_stream(0)
+    allocation.buffer.fill(1, stream=wrapped)
+    wrapped.synchronize(300)
+    if child := os.fork():
+        assert os.waitpid(child, 0)[1] == 0
+    else:
+        for call in (wrapped.query, wrapped.record, wrapped.synchronize):
+            try:
+                call()
+            except gi.ResourceClosedError:
+                continue
+            os._exit(9)
+        device.wrap_stream(0).synchronize(300)
+        os._exit(0)
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
