@@ -59,7 +59,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar, TypeVarTuple
 from weakref import WeakSet
@@ -161,40 +161,40 @@ class Lock(NoCopy):
         self._files: list[int] = []  # open file descriptions; each call takes one and returns it
 
     def run(self, call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call with the lock held. Raises like `run_all`."""
-        return self.run_all((self,), call, *arguments)
-
-    @staticmethod
-    def run_all(locks: Sequence[Lock], call: Callable[[*Ts], T], *arguments: *Ts) -> T:
-        """Call with several locks held, acquired in this order.
+        """Call with the lock held.
 
         Raises
         ------
         DriverError
             ``/proc`` is not mounted, through which the descriptor is reopened.
         PeerError
-            Another process holds a lock and does not release it.
+            Another process holds the lock and does not release it.
         """
-        forks = _forks
-        held: list[tuple[Lock, int]] = []
+        forks, held = _forks, list[int]()
         try:
             try:
-                for lock in locks:
-                    try:
-                        own = lock._files.pop()
-                    except IndexError:  # the first call, or other threads use all
-                        own = lock._open()
-                    held.append((lock, own))
-                    try:
-                        flock(own, LOCK_EX | LOCK_NB)
-                    except BlockingIOError:
-                        lock._wait(own)
+                try:
+                    own = self._files.pop()
+                except IndexError:  # the first call, or other threads use all
+                    own = self._open()
+                held.append(own)
+                try:
+                    flock(own, LOCK_EX | LOCK_NB)
+                except BlockingIOError:
+                    self._wait(own)
                 return call(*arguments)
             finally:
-                _unlock(held, forks)
+                self._unlock(held, forks)
         except BaseException:
-            _unlock(held, forks)  # again, because an interrupt in the first must not keep other processes waiting
+            self._unlock(held, forks)  # again, because an interrupt in the first must not keep other processes waiting
             raise
+
+    def _unlock(self, held: list[int], forks: int) -> None:
+        while held:
+            flock(held[-1], LOCK_UN)  # first, because other processes wait for it
+            self._files.append(held.pop())
+            if forks != _forks:  # a child shares the description and would keep the lock after this process
+                self._forget()
 
     def close(self) -> None:
         """Close the open files. Later calls fail, because another file may have the borrowed number by then."""
@@ -228,16 +228,6 @@ def take_lock(fd: int, *, shared: bool = False) -> bool:
         flock(fd, (LOCK_SH if shared else LOCK_EX) | LOCK_NB)
         return True
     return False
-
-
-def _unlock(held: list[tuple[Lock, int]], forks: int) -> None:
-    while held:
-        lock, own = held[-1]
-        flock(own, LOCK_UN)  # first, because other processes wait for it
-        del held[-1]
-        lock._files.append(own)
-        if forks != _forks:  # a child shares the description and would keep the lock after this process
-            lock._forget()
 
 
 class Page(NoCopy):
@@ -289,7 +279,7 @@ class Page(NoCopy):
         PeerError
             Another process holds the signallers' lock and does not release it.
         """
-        Lock.run_all((self.lock,), self._store, value)
+        self.lock.run(self._store, value)
 
     def _store(self, value: int) -> None:
         if value <= self.counter.value:

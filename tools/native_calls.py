@@ -373,9 +373,6 @@ class Methods:
                 yield "", lambda: shared.release(writers)
             here_too.close()
             yield "`ArrayShare.close(timeout)`", lambda: shared.close(LIMIT)
-            served = yield "", lambda: gi.share(mine, threaded=False)
-            yield "`ArrayShare.serve(timeout)`", lambda: served.serve(0)
-            yield "", served.close
 
             descriptors = self.shares_elsewhere(scope)
             for text, words in zip(descriptors, (OURS, LEGACY), strict=True):

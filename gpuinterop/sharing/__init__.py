@@ -40,12 +40,11 @@ counts of holders.
 
 from __future__ import annotations
 
-from .arrays import acquire
 from .attachments import AttachedArrays, attach
 from .frames import Frame, Publisher, Subscription, publish, subscribe
 from .shares import ArrayShare, share
 
 __all__ = [
-    "ArrayShare", "AttachedArrays", "Frame", "Publisher", "Subscription", "acquire", "attach", "publish", "share",
+    "ArrayShare", "AttachedArrays", "Frame", "Publisher", "Subscription", "attach", "publish", "share",
     "subscribe",
 ]  # fmt: skip

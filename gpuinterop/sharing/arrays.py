@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from .._arguments import NotAnArray, check_timeout
+from .._arguments import NotAnArray
 from .._core.device import Device
 from .._core.memory import Buffer
 from .._core.resource import Resource
 from .._core.stream import Stream, check_stream
 from .._core.view import View
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError
+from ..errors import GpuInteropError, InvalidArgumentError, PeerError
 from .memory import SharedMemory
 from .messages import Contents
-from .order import Entry, Reader, Turn, Writer, acquire_all
+from .order import Reader, Turn, Writer, time_left
 
 T = TypeVar("T")
 Begin = Callable[[object, float | None], tuple[T, Turn | None]]
@@ -58,8 +58,6 @@ class Arrays(Resource):
     device: Device
     _shown: View | None = None
     """A view that keeps the bytes while this object exists; libraries keep this object as the owner of their array."""
-    key: tuple[bytes, int]
-    """The sharing process and the share's number there: equal in every process."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -210,8 +208,9 @@ class Arrays(Resource):
         ...     shared.acquire(timeout=10)  # this thread waits for that reader
         ...     shared.release()
         """
-        entry = self._entry(stream, timeout)
-        acquire_all([entry], [entry[0].page.lock], timeout)
+        left = time_left(timeout)
+        side, bound = self._prepare(stream, left())
+        side.acquire(bound, left)
 
     def release(self, stream: Stream | object = None) -> None:
         """Release once a stream's queued work is done (``cuStreamWriteValue64`` / ``hipStreamWriteValue64``).
@@ -244,8 +243,8 @@ class Arrays(Resource):
 
     def _begin(self, stream: object, timeout: float | None) -> tuple[View | Self, Turn]:
         self._side()  # within the time-out of `attach`; `timeout` is for the turn
-        side, bound, _ = entry = self._entry(stream, timeout)
-        turn = Turn(side, bound).begin(acquire_all, [entry], [side.page.lock], timeout)
+        left = time_left(timeout)
+        turn = Turn(*self._prepare(stream, left())).begin(left)
         return self.view if self._contents.single else self, turn
 
     def _place(self, name: str) -> tuple[Buffer, int]:
@@ -266,51 +265,11 @@ class Arrays(Resource):
         """The side in the order. The first call takes it, within `timeout` seconds."""
         raise NotImplementedError
 
-    def _entry(self, stream: object, timeout: float | None) -> Entry:
+    def _prepare(self, stream: object, timeout: float | None) -> tuple[Writer | Reader, Stream]:
         """The side that acquires, and its stream."""
         bound = self._stream(stream)
-        return self._side(check_timeout(timeout)), bound, bound._known_as()
+        return self._side(timeout), bound
 
     def _stream(self, stream: object) -> Stream:
         self._check_open()
         return check_stream(self.device, 0 if stream is None and self.device.info.is_cpu else stream)
-
-
-def acquire(arrays: Iterable[Arrays], stream: object = None, *, timeout: float | None = None) -> None:
-    """Acquire several shares or attachments for one stream; none if one fails.
-
-    Two processes that acquire the same shares one by one, in different orders, can block each other forever. With this
-    call they cannot. Release each share or attachment separately.
-
-    Parameters
-    ----------
-    arrays : iterable of ArrayShare or AttachedArrays
-        The shares and attachments. A repeated one is acquired once.
-    stream, timeout
-        See `ArrayShare.acquire`; the time-out covers all together.
-
-    Raises
-    ------
-    GpuInteropError
-        The first failure (see `ArrayShare.acquire`). The others are released.
-
-    Examples
-    --------
-    >>> one, other = buffer.view(4), buffer.view(4, offset=4)
-    >>> with gi.share(one) as first, gi.share(other) as second, gi.attach(bytes(first)) as reader:
-    ...     gi.sharing.acquire([second, reader], stream)
-    ...     for arrays in (second, reader):
-    ...         arrays.release(stream)
-    ...     stream.synchronize(timeout=10)
-    """
-    if isinstance(arrays, Resource):
-        raise ArgumentTypeError("arrays", "expected several, got one; call shared.acquire(stream), or pass [shared].")
-    ordered = sorted(dict.fromkeys(arrays), key=lambda shared: (shared.key, id(shared)))
-    entries = [shared._entry(stream, timeout) for shared in ordered]
-    sides = [(shared.key, side) for shared, (side, *_) in zip(ordered, entries, strict=True)]
-    locks = {key: side.page.lock for key, side in sides}
-    kinds = {(key, type(side)) for key, side in sides}
-    if len(kinds) > len(locks):
-        problem = "expected a share or an attachment of it, got both, which wait for each other; acquire one first."
-        raise InvalidArgumentError("arrays", problem)
-    acquire_all(entries, list(locks.values()), timeout)

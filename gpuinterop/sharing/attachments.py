@@ -143,7 +143,6 @@ class AttachedArrays(Arrays):
         noun = "Subscription" if lease.buffers else "AttachedArrays"
         super().__init__(Lifetime(noun, ShareHold.end, device=device.streams, label=label))
         self.device, self._contents, self._lease = device, contents, lease
-        self.key = lease.descriptor.process, lease.descriptor.serial
         lease.label, lease.device = self.label, device
         self.lifetime.create(lambda: lease)
 

@@ -25,9 +25,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from typing import Any, Final, Self, cast
+from typing import Final, Self, cast
 
 from .. import system
 from .._arguments import NoCopy, NotAnArray, check_int, check_timeout
@@ -41,8 +41,9 @@ from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from .arrays import Access
 from .attachments import AttachedArrays, attached
+from .link import SecondsLeft
 from .names import Name, path_of, published, remove_unlocked
-from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn
+from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn, time_left
 from .shares import ALIGNMENT, ArrayShare, share_described
 
 _CHECK_S: Final = 0.02
@@ -116,7 +117,7 @@ class Publisher(Resource):
         bound = self._share._stream(stream)
         if problem := self.lifetime.handle.problem:
             raise ResourceBusyError(problem)
-        turn = self._writer.begin(bound, timeout)
+        turn = Turn(self._writer, bound).begin(time_left(timeout))
         return self._views[self._writer.buffer], turn
 
     def close(self, timeout: float | None = None) -> None:
@@ -259,14 +260,10 @@ class Subscription(NoCopy):
         PeerError
             The writer has exited, and no process has taken over.
         """
-        frame = Frame(self)
-        return frame if self._takes(frame) else None
+        return self._take()
 
     def next(self, timeout: float | None = None) -> Frame:
         """Take the newest frame that you have not taken; block the calling thread until there is one.
-
-        In a coroutine write ``await camera.next()``, so that other tasks run. (While an asyncio loop runs, the call
-        returns at once; the wait happens where you await the frame or first use it.)
 
         Parameters
         ----------
@@ -280,32 +277,40 @@ class Subscription(NoCopy):
         ResourceClosedError, PeerError
             See `latest`.
         """
-        frame = Frame(self, timeout)
-        try:
-            if self._takes(frame):
-                return frame
-        except PeerError:  # another writer can take over
-            pass
-        if asyncio._get_running_loop() is None:
-            self._wait(frame)
-        return frame
+        return self._wait(time_left(timeout))
+
+    async def next_async(self, timeout: float | None = None) -> Frame:
+        """Take the newest frame that you have not taken; other tasks of asyncio run until there is one. See `next`."""
+        left, patience = time_left(timeout), None
+        while True:
+            try:
+                if frame := self._take():
+                    return frame
+                patience = None  # there is a writer
+            except PeerError:
+                patience = patience or system.seconds_left(self._timeout)
+                if patience() == 0:
+                    raise
+            if left() == 0:
+                raise SemaphoreTimeoutError(f"{self.name!r} has no newer frame; is its writer alive?")
+            self._reader.unclaim()  # the writer may wait for it
+            await asyncio.sleep(_POLL_S)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Frame:
         try:
-            self._wait(frame := Frame(self))
+            return self.next()
         except ResourceClosedError:
             raise StopIteration from None
-        return frame
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Frame:
         try:
-            return await Frame(self)
+            return await self.next_async()
         except ResourceClosedError:
             raise StopAsyncIteration from None
 
@@ -325,36 +330,33 @@ class Subscription(NoCopy):
     def __repr__(self) -> str:
         return f"<Subscription to {self.name!r}{' closed' if self._arrays.closed else ''}>"
 
-    def _takes(self, frame: Frame) -> bool:
+    def _take(self) -> Frame | None:
         over = None
         while True:
             reader, before, views = self._reader, self._number, self._views
             version = reader.claim(self._last) if views else None  # empty after `close`
             if version is not None and (reader.failure is None or reader.is_whole()):
-                frame.number = number = reader.number
-                frame._version = version
-                frame.dropped = number - before - 1 if before else 0
-                frame.restarted, self._restarted = self._restarted, False
-                frame._reader, frame._arrays, frame._view = reader, self._arrays, views[reader.buffer]
-                self._last, self._number = version, number
-                return True
+                self._last, self._number, restarted, self._restarted = version, reader.number, self._restarted, False
+                dropped = self._number - before - 1 if before else 0
+                view = views[reader.buffer]
+                return Frame(self.name, reader, self._arrays, view, version, self._number, dropped, restarted)
             if isinstance(over, PeerError):
                 self._join(0.0)
             elif over is not None:
                 raise over
             if (over := self._arrays._over()) is None:  # else check again: the last frame is published before the end
-                return False
+                return None
 
-    def _wait(self, frame: Frame) -> None:
+    def _wait(self, left: SecondsLeft) -> Frame:
         """Drop the last frame, wait for a newer one, and take the newest."""
         while True:
             try:
                 self._reader.unclaim()  # the writer may wait for it
-                self._arrays.wait(newer_than=self._last, timeout=frame._left())
-                if self._takes(frame):
-                    return
+                self._arrays.wait(newer_than=self._last, timeout=left())
+                if frame := self._take():
+                    return frame
             except PeerError:
-                rest = frame._left()
+                rest = left()
                 self._join(self._timeout if rest is None else rest)
 
     def _attach(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
@@ -422,16 +424,13 @@ class Frame(NotAnArray):
     """
 
     _as_array = "numpy.asarray(picture) in a with: with frame.read() as picture"
-    number: int
-    dropped: int
-    restarted: bool
-    _version: int
-    _reader: FrameReader
-    _arrays: AttachedArrays
-    _view: View
 
-    def __init__(self, camera: Subscription, timeout: float | None = None) -> None:
-        self._camera, self._left = camera, system.seconds_left(check_timeout(timeout))
+    def __init__(
+        self, name: str, reader: FrameReader, arrays: AttachedArrays, view: View, version: int,
+        number: int, dropped: int, restarted: bool,
+    ) -> None:  # fmt: skip
+        self._name, self._reader, self._arrays, self._view, self._version = name, reader, arrays, view, version
+        self.number, self.dropped, self.restarted = number, dropped, restarted
 
     def read(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
         """Read the frame in a ``with``, which gives its array; do not write to it.
@@ -460,37 +459,14 @@ class Frame(NotAnArray):
             problem = f"expected a frame to read, got {self.number}, which was read or passed over; take the next one."
             raise InvalidArgumentError("frame", problem)
         try:
-            return self._view, reader.begin(bound, timeout)
+            return self._view, Turn(reader, bound).begin(time_left(timeout))
         except PeerError:
             if not reader.is_whole():
                 raise
             return self._view, None  # no process writes the slot any more
 
-    def __await__(self) -> Generator[Any, None, Frame]:
-        patience = None
-        while True:
-            try:
-                if "number" in self.__dict__ or self._camera._takes(self):
-                    return self
-                patience = None  # there is a writer
-            except PeerError:
-                patience = patience or system.seconds_left(self._camera._timeout)
-                if patience() == 0:
-                    raise
-            if self._left() == 0:
-                raise SemaphoreTimeoutError(f"{self._camera.name!r} has no newer frame; is its writer alive?")
-            self._camera._reader.unclaim()
-            yield from asyncio.sleep(_POLL_S).__await__()
-
-    def __getattr__(self, name: str) -> Any:
-        """Wait for the frame if the caller uses it without awaiting it."""
-        if name not in Frame.__annotations__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        self._camera._wait(self)
-        return self.__dict__[name]
-
     def __repr__(self) -> str:
-        return f"<Frame {self.__dict__.get('number', 'to come')} of {self._camera.name!r}>"
+        return f"<Frame {self.number} of {self._name!r}>"
 
 
 def subscribe(name: str, *, timeout: float | None = 10.0, device: Device | None = None) -> Subscription:

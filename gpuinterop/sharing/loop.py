@@ -1,6 +1,6 @@
 """The thread of this process that waits for other processes: links, leaving readers, and repeated checks.
 
-It starts on first use, and ends with the process. While you call `ArrayShare.serve`, your thread makes the passes.
+It starts on first use, and ends with the process.
 """
 
 from __future__ import annotations
@@ -83,15 +83,6 @@ class Loop(NoCopy):
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
-    def run(self, left: Callable[[], float | None], over: Callable[[], bool]) -> None:
-        """Make the passes in the calling thread while no other thread does, until `over()` or the time-out."""
-        while True:
-            rest = left()
-            limit = system.SLICE if rest is None else min(rest, system.SLICE)
-            system.under(self._passing, self._pass, rest, limit=limit)
-            if rest == 0 or over():
-                return
-
     def _stop(self) -> None:
         self.exits = True
         self.wake()
@@ -100,18 +91,15 @@ class Loop(NoCopy):
         with self._passing:
             while not self.exits:
                 try:
-                    self._pass(None)
+                    self._pass()
                 except BaseException as error:  # from an array library; the loop must still serve the others
                     report(error)
             self._poll()
 
-    def _pass(self, timeout: float | None) -> None:
-        if not system.holds(self._passing):
-            return
+    def _pass(self) -> None:
         patience, timeline.patience.seconds = timeline.patience.seconds, 0.0  # do not wait for a peer's lock; try again
-        limits = [TICK_S if self._repeated else _LONG_S, *([] if timeout is None else [timeout])]
         try:
-            for fd, events in self._epoll.poll(min(limits)):
+            for fd, events in self._epoll.poll(TICK_S if self._repeated else _LONG_S):
                 if (call := self._calls.get(fd)) is not None:
                     call(events)
             self._poll()

@@ -15,8 +15,8 @@ The writer's timeline reaches n + 1 when version n is complete; a reader's reach
 A reader that acquires stores its turn in its slot. It waits for the newest version, or for the next one while the
 writer is writing. The writer that acquires makes `turn` odd, reads the slots, and waits for the last version and for
 the readers that have not released. Both hold the page's lock meanwhile, which the kernel frees if its holder exits. A
-process that acquires several shares at once holds all their locks. A release needs no lock. Each store is one word, so
-if a process exits between two stores, the others can continue: they then add `POISON` to the value of its timeline.
+release needs no lock. Each store is one word, so if a process exits between two stores, the others can continue: they
+then add `POISON` to the value of its timeline.
 
 **Frames** (`FrameWriter`, `FrameReader`) use several buffers and no lock. A reader claims the newest buffer: it writes
 `POISON` into its slot there, then checks that the buffer is still the newest. The writer publishes another buffer
@@ -35,7 +35,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final, Self, TypeVarTuple, cast
+from typing import Any, Final, Self, cast
 from weakref import WeakSet
 
 from .. import system, timeline
@@ -51,7 +51,6 @@ from .counts import Memfd
 from .link import ENDED, SecondsLeft
 from .loop import loop
 
-Ts = TypeVarTuple("Ts")
 OwnTimeline = ExternalSemaphore[Timeline]
 
 _HEAD: Final = b"GIPORDER" + (1).to_bytes(8, "little")
@@ -131,6 +130,27 @@ class Side(NoCopy):
         """The stream that has the last signal; None if the host signals."""
         self._lock = threading.RLock()
         """Held by a thread that acquires or releases, until everything is enqueued on the stream."""
+
+    @system.locked
+    def acquire(self, stream: Stream, left: SecondsLeft) -> None:
+        """Make the stream, or with a limit the calling thread, wait for the other side."""
+        self._acquire(stream, stream._known_as(), left)
+
+    def _acquire(self, stream: Stream, known: KnownStream, left: SecondsLeft) -> None:
+        self._check(known, enters=True)
+        try:
+            for word, value in self._enter(known):
+                self._wait(stream, word, value, left)
+        except BaseException:  # the other side may already wait for the release of this turn
+            self._host_release()
+            raise
+
+    def _enter(self, known: KnownStream) -> Sequence[tuple[OwnTimeline, int]]:
+        return self.page.lock.run(self._begin_turn, known)
+
+    def _begin_turn(self, known: KnownStream) -> Sequence[tuple[OwnTimeline, int]]:
+        self._turn, self._stream, self.inside = self._turn + 1, known, True
+        return self._note_acquire()
 
     @system.locked
     def release(self, stream: Stream, *, whole: bool = True) -> None:
@@ -315,19 +335,18 @@ class FrameWriter(Writer):
         self._readers: list[tuple[OwnTimeline, int]] = []
         """The readers of `buffer`, whose releases the stream waits for."""
 
-    def begin(self, stream: Stream, timeout: float | None) -> Turn:
-        """Acquire a buffer, `buffer`: a free one, or one that its readers' streams will release."""
-        return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
+    _enter = Side._begin_turn  # frames need no lock
 
     @system.locked
-    def _begin(self, stream: Stream, left: SecondsLeft) -> None:
+    def acquire(self, stream: Stream, left: SecondsLeft) -> None:
+        """Acquire a buffer, `buffer`: a free one, or one that its readers' streams will release."""
         known, queues = stream._known_as(), left is _NO_LIMIT and not _is_here(stream)
         if self.inside:
             self._check(known, enters=True)
         if self._choose_buffer(queues=queues) is not None:
             self._check(known, enters=True)
             self._wait_for_buffer(left, queues=queues)
-        _acquire([(self, stream, known)], (), left)
+        self._acquire(stream, known, left)
 
     def _wait_for_buffer(self, left: SecondsLeft, *, queues: bool) -> None:
         """Block the calling thread until a buffer is free, or a stream can wait for one."""
@@ -491,17 +510,16 @@ class FrameReader(Reader):
         """Whether the writer had written the frame before it exited."""
         return value_of(self.writer) % POISON > self._version
 
-    def begin(self, stream: Stream, timeout: float | None) -> Turn:
-        """Acquire the claimed frame."""
-        return Turn(self, stream).begin(self._begin, stream, _time_left(timeout))
+    _enter = Side._begin_turn
 
     @system.locked
-    def _begin(self, stream: Stream, left: SecondsLeft) -> None:
+    def acquire(self, stream: Stream, left: SecondsLeft) -> None:
+        """Acquire the claimed frame."""
         known = stream._known_as()
         if left is not _NO_LIMIT:  # first, so that after a time-out the frame is still claimed
             self._check(known, enters=True)
             self._wait_here(self.writer, self._version + 1, left)
-        _acquire([(self, stream, known)], (), left)
+        self._acquire(stream, known, left)
 
     def _note_acquire(self) -> Sequence[tuple[OwnTimeline, int]]:
         self.page.slots[SLOTS * self.buffer + self._slot], self._replaced = self._turn, None
@@ -524,9 +542,9 @@ class Turn(NoCopy):
     def __init__(self, side: Side, stream: Stream) -> None:
         self._side, self._stream, self._number = side, stream, side._turn + 1
 
-    def begin(self, acquire: Callable[[*Ts], object], *arguments: *Ts) -> Self:
+    def begin(self, left: SecondsLeft) -> Self:
         try:
-            acquire(*arguments)
+            self._side.acquire(self._stream, left)
         except Exception:  # nothing is acquired, or it is released already
             self._number = 0
             raise
@@ -546,30 +564,6 @@ class Turn(NoCopy):
             loop().repeat(partial(self._side.drop, number))
 
 
-Entry = tuple[Side, Stream, KnownStream]
-"""A side, and the stream for which it acquires."""
-
-
-def acquire_all(entries: Sequence[Entry], locks: Sequence[timeline.Lock], timeout: float | None) -> None:
-    """Acquire several sides at once, with the locks of their pages; none if one fails.
-
-    A stream acquires long before it has waited. If two streams acquired pages one by one, each could be first at
-    one page, and then they would wait for each other.
-    """
-    left, held = _time_left(timeout), cast("list[threading.RLock]", [])
-    try:
-        for side, *_ in entries:
-            held.append(side._lock)
-            side._lock.acquire()
-        _acquire(entries, locks, left)
-    finally:
-        for lock in reversed(held):
-            try:  # noqa: SIM105 - as `system.under`
-                lock.release()
-            except RuntimeError:
-                pass
-
-
 def _is_here(stream: Stream) -> bool:
     return not stream._ptr and stream.device.info.is_cpu
 
@@ -579,31 +573,10 @@ def _name(word: OwnTimeline) -> str:
     return word.lifetime.naming[2] or word.label
 
 
-def _time_left(timeout: float | None) -> SecondsLeft:
+def time_left(timeout: float | None) -> SecondsLeft:
+    """The seconds left of a time-out that begins now; None means no limit, which streams can wait for."""
     limit = check_timeout(timeout)
     return _NO_LIMIT if limit is None else system.seconds_left(limit)
-
-
-def _acquire(entries: Sequence[Entry], locks: Sequence[timeline.Lock], left: SecondsLeft) -> None:
-    for side, _, known in entries:
-        side._check(known, enters=True)
-    try:
-        waits = timeline.Lock.run_all(locks, _enter, entries)
-        for side, stream, word, value in waits:
-            side._wait(stream, word, value, left)
-    except BaseException:  # other sides may already wait for the release of this turn
-        for side, *_ in entries:
-            side._host_release()
-        raise
-
-
-def _enter(entries: Sequence[Entry]) -> list[tuple[Side, Stream, OwnTimeline, int]]:
-    waits = []
-    for side, stream, known in entries:
-        side._turn, side._stream, side.inside = side._turn + 1, known, True
-        for word, value in side._note_acquire():
-            waits.append((side, stream, word, value))
-    return waits
 
 
 _sides: Final[WeakSet[Side]] = WeakSet()

@@ -55,7 +55,6 @@ class Offer:
     token = secrets.token_bytes(16)
     serial = slot = 0
     users: Collection[int] = ()
-    threaded = True
     blocks: Sequence[SharedBlock] = ()
 
     def encoded(self) -> bytes:
@@ -143,8 +142,7 @@ class Server(NoCopy):
     @system.locked
     def enter(self, offer: Offer, messages: int) -> None:
         """Give the offer a serial and a slot, count its messages, and let readers attach."""
-        if offer.threaded:
-            loop().start()  # first, because it can fail
+        loop().start()  # first, because it can fail
         if offer.users:
             system.call(f"chmod({self._path})", open_to_all, self._path)
             self._users = self._users.union(offer.users)
@@ -234,10 +232,6 @@ class Server(NoCopy):
                 del self._blocks[shared.device, shared.block], self._numbers[shared.number]
                 for guest in list(self._guests):
                     guest.blocks.discard(shared.number)
-
-    def serve(self, timeout: float | None) -> None:
-        """Serve in the calling thread until the time-out, or until the last offer without a thread has ended."""
-        loop().run(system.seconds_left(timeout), lambda: all(offer.threaded for offer in list(self.offers.values())))
 
     def _rung(self, _events: int) -> None:
         """Add up the counts, at most once in `TICK_S`."""

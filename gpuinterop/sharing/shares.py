@@ -30,7 +30,7 @@ from .folder import users_of
 from .loop import loop
 from .memory import SharedMemory, memory_of
 from .messages import Contents, Placed
-from .order import DEPARTED, SLOTS, ControlPage, Entry, FrameWriter, OwnTimeline, Writer
+from .order import DEPARTED, SLOTS, ControlPage, FrameWriter, OwnTimeline, Reader, Writer
 from .server import Guest, Offer, region_of, server
 
 ALIGNMENT: Final = 256
@@ -42,11 +42,9 @@ class ArrayOffer(NoCopy, Offer):
     """The part of a share that readers use. It ends when the share is closed and no process holds it."""
 
     def __init__(
-        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], threaded: bool,
-        buffers: int = 0,
-    ) -> None:  # fmt: skip
-        self.device, self.arrays, self.users, self.threaded = device, arrays, users, threaded
-        self.buffers = buffers
+        self, device: Device, arrays: Mapping[str, Described], *, single: bool, users: Collection[int], buffers: int
+    ) -> None:
+        self.device, self.arrays, self.users, self.buffers = device, arrays, users, buffers
         """Number of slots, if the share has frames."""
         self._is_written = self._is_checked = self.is_over = False
         self.label, self.token = "the share", secrets.token_bytes(16)  # a label until the share has one
@@ -213,9 +211,8 @@ class ArrayOffer(NoCopy, Offer):
         self.is_over = True
         return True
 
-    def serves_out(self) -> bool:
-        """Whether the share has ended. Without a thread, this call serves the readers that are left."""
-        server().poll() if self.threaded else server().serve(0.0)
+    def has_ended(self) -> bool:
+        server().poll()
         return self.is_over
 
 
@@ -248,7 +245,6 @@ class ArrayShare(Arrays):
         if stream is not None:
             offer.writer(stream)
         server().enter(offer, 0)
-        self.key = server().nonce, offer.serial
         self.lifetime.create(lambda: offer)
 
     def __bytes__(self) -> bytes:
@@ -270,37 +266,6 @@ class ArrayShare(Arrays):
         The text is as secret as the bytes, so do not log it. Log the `repr` instead.
         """
         return base64.urlsafe_b64encode(bytes(self)).decode().rstrip("=")
-
-    def serve(self, timeout: float | None = None) -> None:
-        """Serve readers in the calling thread, if you shared with ``threaded=False``.
-
-        This serves all shares of the process, until `timeout` has passed or the last share with ``threaded=False`` is
-        closed. Readers can attach, take a place and be dropped only during this call, so call it again and again.
-        Otherwise a reader gives up after the time-out of its `attach`, and the writer waits for a reader that exited.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds; 0 serves only the pending requests. Default: until the last such share is closed.
-
-        Raises
-        ------
-        InvalidArgumentError
-            gpuinterop's thread serves this share.
-        ResourceClosedError
-            `close` was called.
-
-        Examples
-        --------
-        >>> with gi.share(buffer.view(4), threaded=False) as shared:
-        ...     for step in range(3):
-        ...         buffer.fill(step)
-        ...         shared.serve(timeout=0)
-        """
-        limit = check_timeout(timeout)
-        if self.lifetime.use(lambda offer: offer).threaded:
-            raise InvalidArgumentError("serve", "a thread of the library serves this share; share with threaded=False.")
-        server().serve(limit)
 
     def close(self, timeout: float | None = None) -> None:
         """Refuse new readers at once. Attached memory stays valid until it is detached.
@@ -333,7 +298,7 @@ class ArrayShare(Arrays):
         if not self.closed:
             self._offer.leave()
         super().close(timeout)
-        if timeout is not None and not system.until(self._offer.serves_out, limit):
+        if timeout is not None and not system.until(self._offer.has_ended, limit):
             readers = f"{server().holders(self._offer.slot)} reader(s) are attached."
             raise ResourceBusyError(f"{self.label} is still in use after close({limit:g}): {readers}")
 
@@ -367,16 +332,16 @@ class ArrayShare(Arrays):
             raise InvalidArgumentError(self._immutable or "array", problem)
         return self._offer._writer or self.lifetime.use(ArrayOffer.writer)
 
-    def _entry(self, stream: object, timeout: float | None) -> Entry:
+    def _prepare(self, stream: object, timeout: float | None) -> tuple[Writer | Reader, Stream]:
         if self._offer.movable:
             self.lifetime.use(ArrayOffer.check_some)
-        entry = super()._entry(stream, timeout)
+        prepared = super()._prepare(stream, timeout)
         self._offer.begin_to_write()
-        return entry
+        return prepared
 
 
 def share(
-    arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (), threaded: bool = True,
+    arrays: object, *, stream: object = None, copy: bool = False, users: Iterable[int] = (),
     label: str | None = None,
 ) -> ArrayShare:  # fmt: skip
     """Share existing arrays with other processes, in place.
@@ -402,8 +367,6 @@ def share(
     users : iterable of int
         User ids whose processes may attach, besides this process's own. They must be able to enter the socket's folder:
         set ``GPUINTEROP_SHARE_DIR``.
-    threaded : bool
-        Serve readers in a gpuinterop thread, one for all shares of the process. If False, call `ArrayShare.serve`.
     label : str, optional
         Name of the object in messages, warnings and its `repr`.
 
@@ -468,15 +431,21 @@ def share(
     order = None if stream is None else check_stream(device, stream)
     if copy:
         described = _copied(device, described, order)
-    return share_described(device, described, order, label, single=single, users=allowed, threaded=threaded)
+    return share_described(device, described, order, label, single=single, users=allowed)
 
 
 def share_described(
-    device: Device, arrays: Mapping[str, Described], stream: Stream | None, label: str | None, *, single: bool = False,
-    users: Collection[int] = (), threaded: bool = True, buffers: int = 0,
-) -> ArrayShare:  # fmt: skip
+    device: Device,
+    arrays: Mapping[str, Described],
+    stream: Stream | None,
+    label: str | None,
+    *,
+    single: bool = False,
+    users: Collection[int] = (),
+    buffers: int = 0,
+) -> ArrayShare:
     """Share arrays, or the slots of frames."""
-    offer = ArrayOffer(device, arrays, single=single, users=users, threaded=threaded, buffers=buffers)
+    offer = ArrayOffer(device, arrays, single=single, users=users, buffers=buffers)
     try:
         return ArrayShare(offer, stream, label)
     except BaseException:

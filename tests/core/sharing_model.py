@@ -11,7 +11,7 @@ import ast
 import inspect
 import textwrap
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from functools import cache, partial
 from itertools import repeat
 from random import Random
@@ -19,7 +19,7 @@ from types import GeneratorType, SimpleNamespace
 from typing import Any
 
 from gpuinterop.errors import GpuInteropError, PeerError, ResourceClosedError, SemaphoreTimeoutError
-from gpuinterop.sharing import arrays, order, shares
+from gpuinterop.sharing import order, shares
 
 Steps = Generator[None, None, Any]
 Mutant = tuple[str, str]
@@ -28,13 +28,12 @@ Kernel = Callable[[], bool]
 
 _SOURCES = (
     *(order.Side, order.Turn, order.Writer, order.Reader, order.FrameWriter, order.FrameReader),
-    *(order.acquire_all, order._acquire, order._enter, order.store),
+    order.store,
     *(
         shares.ArrayOffer.poll,
         shares.ArrayOffer._drop_readers,
         shares.ArrayOffer._unblock,
         shares.ArrayOffer.take_place,
-        arrays.acquire,
     ),
 )
 _BUFFERS = 3
@@ -58,7 +57,7 @@ class _Stops(ast.NodeTransformer):
     def __init__(self, tree: ast.AST) -> None:
         self.names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         self.names = {name for name in self.names if not name.startswith("__")}
-        self.names |= {"run", "run_all", "wait", "host_wait", "under", "newest"}
+        self.names |= {"run", "wait", "host_wait", "under", "newest"}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node if node.name == "__init__" else self.generic_visit(node)
@@ -93,7 +92,7 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
             text = text.replace(*mutant)
         body += ast.increment_lineno(ast.parse(text), first - 1).body
     assert mutant is None or found == 1, f"the source says {found} times: {mutant[0]}"
-    namespace = {**vars(arrays), **vars(shares), **vars(order)}
+    namespace = {**vars(shares), **vars(order)}
     namespace |= {
         "SLOTS": 2,
         "fail_waits": lambda word: word.process.fail_waits(word),
@@ -112,7 +111,6 @@ def protocol(mutant: Mutant | None = None) -> dict[str, Any]:
         ),
         "threading": SimpleNamespace(RLock=Lock, get_ident=lambda: Thread.now),
         "value_of": lambda word: order.POISON if word.closed else word.cell[0],
-        "timeline": SimpleNamespace(Lock=SimpleNamespace(run_all=_run_all)),
         "time": SimpleNamespace(sleep=lambda _: None),
         "warnings": SimpleNamespace(warn=lambda *_, **__: None),
     }
@@ -166,12 +164,6 @@ def _left(timeout: float | None) -> Callable[[], int | None]:
     """Each look at the time takes some."""
     left = iter(() if timeout is None else range(int(timeout), 0, -2))
     return lambda: None if timeout is None else next(left, 0)
-
-
-def _run_all(locks: Sequence[Lock], call: Callable[..., Any], *arguments: Any) -> Steps:
-    if locks:
-        return (yield from locks[0].run(_run_all, locks[1:], call, *arguments))
-    return (yield from _run(call, *arguments))
 
 
 class Thread:
@@ -403,34 +395,31 @@ class Process:
         streams = [one for one in self.streams if not one.closed and one.failure is None]
         if not streams:
             return False
-        shares = random.sample(list(self.turns), 1 + random.randrange(len(self.turns)))
+        share = random.choice(list(self.turns))
         stream = random.choice(streams)
         stream.closed = random.random() < 0.03
         timeout = random.randrange(1, 200) if random.random() < (0.5 if stream.host else 0.03) else None
-        noticed = any(self in share.noticed for share in shares)
-        floors = [share.released for share in shares]
+        noticed, floor = self in share.noticed, share.released
         try:
-            if isinstance(frames := shares[0], Frames):
-                yield from frames.round(self, stream, timeout)
+            if isinstance(share, Frames):
+                yield from share.round(self, stream, timeout)
                 return True
             try:
-                yield from self.world.code["acquire"]([share.arrays(self) for share in shares], stream, timeout=timeout)
+                yield from self.turns[share].acquire(stream, self.world.code["time_left"](timeout))
             except GpuInteropError:
-                if any(self.turns[share].inside for share in shares):
+                if self.turns[share].inside:
                     raise Wrong(f"{self.name} was refused, and is in") from None
                 raise
             self.world.tell(f"{self.name} has come in on {stream.name}")
-            overdue = any(share.version < floor for share, floor in zip(shares, floors, strict=True))
-            if noticed or (overdue and stream.host):
+            if noticed or (share.version < floor and stream.host):
                 raise Wrong(f"{self.name} came in, and knows that the writer is dead")
             self.computing = stream.host
-            for share, floor in zip(shares, floors, strict=True):
-                if not any(self.turns[share].failure for share in shares):
-                    begin, end = share.kernel(self, stream, floor)
-                    stream.give(begin)
-                    if stream.host:
-                        yield
-                    stream.give(end)
+            if not self.turns[share].failure:
+                begin, end = share.kernel(self, stream, floor)
+                stream.give(begin)
+                if stream.host:
+                    yield
+                stream.give(end)
             self.computing = False
             yield
             behind = random.choice(streams)
@@ -439,10 +428,9 @@ class Process:
             else:
                 behind.follow(stream)
             behind.closed = behind.closed or (random.random() < 0.05 and not behind.host)
-            for share in shares:
-                yield from self.turns[share].release(behind)
-                self.world.tell(f"{self.name} has gone out of share {share.number}")
-                share.has_released(self)
+            yield from self.turns[share].release(behind)
+            self.world.tell(f"{self.name} has gone out of share {share.number}")
+            share.has_released(self)
         except GpuInteropError as error:
             self.world.tell(f"{self.name} is refused: {error!r}")
             ended = any(turns.failure for turns in self.turns.values())
@@ -521,12 +509,6 @@ class Share:
 
     def _made(self, kind: str, *arguments: Any) -> Any:
         return self.world.code[self.prefix + kind](*arguments)
-
-    def arrays(self, process: Process) -> Any:
-        return _Namespace(
-            key=self.number,
-            _entry=lambda stream, timeout: (process.turns[self], stream, stream),
-        )
 
     def enrol(self, process: Process) -> Steps:
         """A reader takes its place, in the writer's loop."""
@@ -641,7 +623,7 @@ class Frames(Share):
             if random.random() < 0.2:
                 return  # it takes the next one
         try:
-            yield from turns.begin(stream, timeout)
+            yield from turns.acquire(stream, self.world.code["time_left"](timeout))
         except PeerError:
             if (yield from turns.is_whole()) and self.content[turns.buffer] != found:
                 raise Wrong(f"{process.name} takes frame {found} for whole") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import inspect
 import itertools
 import mmap
 import os
@@ -91,20 +90,6 @@ def test_contents_that_cannot_be_meant(host: Device) -> None:
         for byte in (0, 1, 127, 255):
             with suppress(gi.PeerError):
                 Contents.parse(whole[:at] + bytes([byte]) + whole[at + 1 :])
-
-
-def test_many_are_acquired_at_once(host: Device) -> None:
-    """The stack does not grow with them."""
-    with host.allocate(4096) as memory, ExitStack() as stack:
-        arrays = (memory.buffer.view(4, offset=4 * one) for one in range(100))
-        many = [stack.enter_context(gi.share(one)) for one in arrays]
-        gi.sharing.acquire(many[:1], timeout=LIMIT)
-        many[0].release()
-        stack.callback(sys.setrecursionlimit, sys.getrecursionlimit())
-        sys.setrecursionlimit(len(inspect.stack(0)) + 100)
-        gi.sharing.acquire(many, timeout=LIMIT)
-        for one in many:
-            one.release()
 
 
 def test_the_last_version_comes_before_the_end(host: Device) -> None:

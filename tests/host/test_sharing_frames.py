@@ -480,11 +480,11 @@ async def both():
                 open(ticks, "w").close()
             await asyncio.sleep(0)
     ticker = asyncio.create_task(tick())
-    frame = await camera.next(timeout=300)
+    frame = await camera.next_async(timeout=300)
     with frame.read() as picture:
         found = [frame.number, int(np.asarray(picture)[0])]
     try:
-        await camera.next(timeout=0.01)
+        await camera.next_async(timeout=0.01)
     except gi.SemaphoreTimeoutError:
         found.append("late")
     told_at = number + 100
@@ -544,7 +544,7 @@ WAITS: Final = "task = tasks.create_task(waits({})); tasks.run_until_complete(as
     ("wait", "end"),
     [
         ("with contextlib.suppress(gi.SemaphoreTimeoutError): camera.next(timeout=0)", "camera.latest().number"),
-        (WAITS.format("camera.next"), "tasks.run_until_complete(task)"),
+        (WAITS.format("camera.next_async"), "tasks.run_until_complete(task)"),
         (WAITS.format("camera.__anext__"), "tasks.run_until_complete(task)"),
     ],
     ids=["thread", "await", "async for"],
@@ -566,7 +566,7 @@ def test_who_waits_keeps_no_slot(writer: Shell, reader: Shell, wait: str, end: s
 def test_a_time_out_of_next_ends_it_after_the_writer_has_exited(writer: Shell, reader: Shell, call: str) -> None:
     """Also if `subscribe` has none."""
     reader("camera.close(); camera = gi.subscribe('camera', timeout=None)")
-    reader("import asyncio\nasync def waits(): await camera.next(timeout=0.2)")
+    reader("import asyncio\nasync def waits(): await camera.next_async(timeout=0.2)")
     writer("write(1)")
     reader("watch(1)")
     writer.kill()

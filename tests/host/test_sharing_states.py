@@ -15,7 +15,6 @@ import pytest
 from .shells import Raised, Shell, needs_root, pair
 
 PARTS: Final = """
-from gpuinterop.sharing import acquire
 from gpuinterop.sharing.server import driver_lock
 from gpuinterop.sharing.messages import Descriptor
 parts = Descriptor.parse(descriptor)
@@ -182,21 +181,17 @@ def test_a_child_of_fork_takes_no_lock_that_its_parent_held() -> None:
 
 
 def test_in_one_process() -> None:
-    """Attach to an own share, after whose end the share goes on; several at once, in one order."""
+    """Attach to an own share, after whose end the share goes on."""
     with pair() as (one, _):
         one("attached = gi.attach(descriptor); attached.acquire(timeout=300); attached.release(); attached.close()")
         one.until("leases() == 0")
         one("share.acquire(timeout=300); share.release()")  # the control page is still the share's
-        one("another, own = gi.share(array.copy(), copy=True), gi.attach(descriptor)")
-        one("gi.sharing.acquire([own, another, own], timeout=300)")
-        one("own.release(); another.release(); share.acquire(timeout=300)")
+        one("own = gi.attach(descriptor); share.acquire(timeout=300)")
         with pytest.raises(Raised, match="InvalidArgumentError: order: expected ArrayShare"):  # this thread writes
-            one("gi.sharing.acquire([another, own], timeout=0.05)")
-        with pytest.raises(Raised, match=r"InvalidArgumentError: arrays: .*attachment"):
-            one("with gi.attach(bytes(another)) as mine: gi.sharing.acquire([another, mine])")
-        one("another.acquire(timeout=300); share.close()")
+            one("own.acquire(timeout=0.05)")
+        one("share.close()")
         assert one("int(np.asarray(own.view).sum(dtype=int))") == 7 * 4096
-        one("own.close(); another.close()")
+        one("own.close()")
         one.until("offers() == 0")
 
 
@@ -267,19 +262,6 @@ def test_one_share_writes_bytes() -> None:
         one("first.close(); second.acquire(); second.release(); second.close(); beside.close()")
 
 
-def test_attachments_are_acquired_in_one_order() -> None:
-    """Two threads acquire them in one order each, and wait for each other never."""
-    with pair() as (_, reader):
-        reader("x, y = gi.attach(descriptor), gi.attach(descriptor)")
-        reader("""def acquires(order):
-            for _ in range(200):
-                with contextlib.suppress(gi.InvalidArgumentError):  # the other thread is in
-                    gi.sharing.acquire(order, timeout=300)
-                    x.release(), y.release()
-        """)
-        reader("list(ThreadPoolExecutor(2).map(acquires, ([x, y], [y, x])))")
-
-
 def test_memfds_whose_mappings_touch() -> None:
     """An array is of the file that is mapped there, however large the file before it is; a part of one is refused."""
     with pair() as (exporter, reader):
@@ -305,30 +287,6 @@ def test_a_peer_that_keeps_the_control_pages_lock() -> None:
             other(f"gi.attach(bytes.fromhex({reader('descriptor.hex()')!r}))")
         reader("os.close(held)")
         exporter("share.close(timeout=300); another.close()")
-
-
-def test_a_loop_of_the_users() -> None:
-    with pair() as (reader, exporter):
-        exporter("array, before = array(), threads(); share = gi.share(array, threaded=False)")
-        assert exporter("threads() == before")
-        reader(f"served = {exporter.descriptor('share')}")
-        with pytest.raises(Raised, match=r"PeerError: .*did not answer"):
-            reader("gi.attach(served, timeout=0.1)")
-        reader.give("attached = gi.attach(served, timeout=300); attached.acquire(timeout=300); attached.release()")
-        exporter("while not any(one._places for one in server.server().ordered): share.serve(timeout=0)")
-        reader.answer()
-        exporter("gi.attach(descriptor).close(); share.acquire(timeout=300); share.release()")
-        exporter("since = time.monotonic(); share.serve(0.2); assert time.monotonic() >= since + 0.2")
-        reader("attached.close()")
-        exporter("while leases(): share.serve(0.05)")
-        exporter("""def runs(*given):
-            loop().run = run
-            threading.Thread(target=share.close).start()
-            return run(*given)
-        """)
-        exporter("more, run, loop().run = gi.share(array), loop().run, runs")
-        exporter("share.serve()")  # and another thread closes it meanwhile
-        exporter("share.close(timeout=300)")
 
 
 @pytest.mark.parametrize("variable", ["TMPDIR", "XDG_RUNTIME_DIR", "GPUINTEROP_SHARE_DIR"])
