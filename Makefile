@@ -152,7 +152,7 @@ test-lowest-hip: $(VENV)/.test drivers
 	@GPUINTEROP_SIM_HIP_ABORT=0 $(MAKE) --no-print-directory test-hip HIP_BINDINGS=7.2.2.562.43 $(ONCE)
 
 # Long tests. test-main and test-cuda leave them to test-kit, and test-cuda leaves the exchange to test-exchange.
-KIT := $(addprefix tests/meta/test_,$(addsuffix .py,json plugin profiles simulated toy)) \
+KIT := $(addprefix tests/meta/test_,$(addsuffix .py,junit plugin profiles simulated toy)) \
     tests/graphics/test_vulkan_validation.py
 TWO_PROCESSES := tests/vendors/cuda/test_selftest_multicast.py
 

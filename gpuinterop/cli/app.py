@@ -29,7 +29,7 @@ examples:
   gpuinterop demo --driver lavapipe
   gpuinterop demo --exporter process
   gpuinterop selftest --backend host -k timeline
-  gpuinterop matrix nvidia.json amd.json
+  gpuinterop matrix nvidia.xml amd.xml
 
 a simulated driver, to test without a GPU:
   python -m gpuinterop.testing.simulated cuda -- pytest

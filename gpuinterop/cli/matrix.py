@@ -8,37 +8,28 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from ..capabilities import DOMAIN, Cell, Operation
 from ..errors import InvalidArgumentError
-from ..handles import is_here
-from ..testing.results import DECLARED, OUTCOMES, Result, Run, counts, exercised, read_run
-from .console import cell_name, say
-from .pages import Items, Section, Table, html, markdown, text
+from ..testing.results import DECLARED, OUTCOMES, PART, UNRECORDED, Result, Run, read_run
+from .console import say
+from .pages import Items, Section, Table, markdown, text
 
 __all__ = ["add_arguments", "command"]
 
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
+_NOTHING: Final = "NOTHING PASSED"
 _REASON: Final = 100
-"""Most characters of a skip's reason in the summary."""
-_MARKS: Final = {"shown": "✓", "stand-in": "○", "failed": "✗", "usable": "?", "gap": "·"}
-_LEGEND: Final = {
-    "✓": "shown on the row's device",
-    "○": "shown on a stand-in for it",
-    "✗": "a test failed",
-    "?": "usable, and no test has shown it",
-    "·": "a gap",
-}
+"""Most characters of a skip's reason."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpuinterop matrix``."""
     parser.add_argument(
-        "reports", nargs="*", metavar="REPORT", type=Path, help="files that pytest --gpuinterop-json=FILE wrote"
+        "reports", nargs="*", metavar="REPORT", type=Path, help="JUnit XML: files that pytest --junitxml=FILE wrote"
     )
     parser.add_argument(
         "--expect", action="append", default=[], metavar="ROW", help="fail if this row is missing (repeatable)"
@@ -46,52 +37,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--since", metavar="TIME", type=_time, help="fail if a report's run began before (2026-01-31T12:00:00Z)"
     )
-    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the summary as Markdown")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="also write it as HTML, with all details")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the table as Markdown")
 
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a time such as 2026-01-31T12:00:00Z, got {text!r}") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def command(given: argparse.Namespace) -> int:
-    """Merge the reports of several runs, machines and vendors into one summary, and one page of details.
+    """Merge the JUnit XML of several runs, machines and vendors into one table.
 
-    A row is a device of a report, named after the report's file. The summary shows what ran where, what failed, and
-    which tests a row skipped or does not have, and why. --html adds all versions, and the capabilities each row has
-    shown. A run on a simulated driver shows no device's capabilities.
+    A row is a device of a report, named after the report's file. The table shows what ran where, what failed, and
+    which tests a row skipped or does not have, and why.
 
-    Exit status 0: every expected row is present and new enough, every run ended, something passed in each, and nothing
-    failed. Otherwise 1, also if a report cannot be read, which makes its row red. 2 for wrong arguments.
+    A run that was killed writes no report: name its row with --expect.
+
+    Exit status 0: every expected row is present and new enough, something passed in each, and nothing failed.
+    Otherwise 1, also if a report cannot be read, which makes its row red. 2 for wrong arguments.
     """
     if not given.reports and not given.expect:
-        raise InvalidArgumentError("reports", "expected files that `pytest --gpuinterop-json=FILE` wrote, got none.")
+        raise InvalidArgumentError("reports", "expected files that `pytest --junitxml=FILE` wrote, got none.")
     rows: list[_Row] = []
     bad: dict[str, tuple[str, str]] = {}
     for name, file in _names(given.reports).items():
         try:
             run = read_run(file)
-            if given.since and (began := _time(run.facts["started"])) < given.since:
-                bad[name] = "OLD", f"expected a report of a run since {given.since}, got one of {began}"
-            else:
-                rows += _rows(name, run)
-        except (InvalidArgumentError, argparse.ArgumentTypeError) as error:
+        except InvalidArgumentError as error:
             bad[name] = "UNREADABLE", str(error)
+            continue
+        if given.since and run.started < given.since:
+            bad[name] = "OLD", f"expected a report of a run since {given.since}, got one of {run.started}"
+        else:
+            rows += _rows(name, run)
     there = {row.report for row in rows} | bad.keys()
     bad |= {name: ("MISSING", "no report has this name") for name in given.expect if name not in there}
-    summary = list(_summary(rows, bad, _REASON))
-    say((text(summary), ""))
-    whole = html([*_summary(rows, bad), *_details(rows)])
-    for file, content in ((given.markdown, markdown(summary)), (given.html, whole)):
-        if file is not None:
-            try:
-                file.write_text(content, encoding="utf-8", errors="backslashreplace")
-            except OSError as error:
-                raise InvalidArgumentError("page", f"expected a file that can be written, got {error}.") from error
+    page = list(_page(rows, bad))
+    say((text(page), ""))
+    if given.markdown is not None:
+        try:
+            given.markdown.write_text(markdown(page), encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            raise InvalidArgumentError("--markdown", f"expected a file that can be written, got {error}.") from error
     return int(bool(bad) or any(row.problem for row in rows))
 
 
@@ -103,87 +93,35 @@ class _Row:
     device: str
     run: Run
     results: list[Result]
-    name: str = ""
-    problem: str = ""
-    why: Sequence[str] = ()
-    """Why the row is red, if no failed test shows it."""
-    cells: dict[Cell, str] = field(default_factory=dict)
+    name: str
 
-    def __post_init__(self) -> None:
-        self.problem, self.why = self._problem()
-        if self.device in self.run.facts["devices"]:
-            self.cells = self._cells()
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if result.outcome == "failed"]
 
-    def _problem(self) -> tuple[str, Sequence[str]]:
+    @property
+    def problem(self) -> str:
         """Why the row is red; empty if it is green. Tests that passed without a device prove nothing about one."""
-        outcomes = Counter(result.outcome for result in self.results)
-        passed = [result for result in self.results if result.outcome == "passed" and result.device == self.device]
-        if self.run.end is None:
-            last = self.run.results[-1] if self.run.results else None
-            where = f" in {last.id}" if last and last.outcome == "unfinished" else ""
-            return "ENDED EARLY", [f"the run was ended{where}; its log has the stacks"]
-        if outcomes["failed"] or outcomes["unfinished"]:
-            return "FAILED", ()
-        backends = self.run.facts["backends"]
-        if any(one["required"] and one["problem"] for one in backends):
-            return "NO BACKEND", [one["problem"] for one in backends if one["problem"]]
-        if not passed:
-            return "NOTHING PASSED", [f"no test of {self.device or 'the run'} passed"]
-        if status := self.run.end["status"]:
-            return f"FAILED with status {status}", [f"no test failed, and pytest ended with status {status}"]
-        return "", ()
-
-    def _cells(self) -> dict[Cell, str]:
-        facts = self.run.facts["devices"][self.device]
-        shown = exercised(self.results)
-        failed = {cell for result in self.results if result.outcome == "failed" for cell in result.cells}
-        found = {}
-        for name, said in facts["capabilities"].items():
-            cell = Cell.parse(name)
-            if said["support"] not in ("supported", "unverified"):
-                found[cell] = "gap"
-            elif name in failed:
-                found[cell] = "failed"
-            elif cell in shown:
-                found[cell] = "stand-in" if facts["stand_in"] else "shown"
-            else:
-                found[cell] = "usable"
-        return found
+        status = self.run.properties.get("gpuinterop.status", "0")
+        if self.failed:
+            return "FAILED"
+        if not any(result.outcome == "passed" and result.device == self.device for result in self.results):
+            return _NOTHING
+        return f"FAILED with status {status}" * (status != "0")
 
     @property
     def double(self) -> str:
-        """`` (simulated)``: what replaces the device's driver; empty for hardware."""
-        said = self.run.facts["devices"].get(self.device, {}).get("stand_in")
-        return f" ({said})" if said else ""
-
-    @property
-    def versions(self) -> dict[str, str]:
-        device = self.run.facts["devices"].get(self.device, {}).get("backend")
-        found = [backend["versions"] for backend in self.run.facts["backends"] if backend["name"] == device]
-        return {name: str(version) for name, version in found[0].items()} if found else {}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """Versions, times, platform and counts, by their names."""
-        run = self.run.facts
-        found = {name: run[name] for name in ("started", "gpuinterop", "python", "platform")}
-        if self.device in run["devices"]:
-            found["device"] = run["devices"][self.device]["name"] + self.double
-        found |= self.versions
-        found |= {result.party.partition("@")[0]: result.driver for result in self.results if result.driver}
-        found["tests"] = ", ".join(f"{count} {word}" for word, count in counts(self.results).items() if count)
-        return found | {name: str(value) for name, value in run["variables"].items() if value}
+        """``simulated``: what replaces the device's driver; empty for hardware."""
+        return self.run.properties.get(f"gpuinterop.stand-in.{self.device}", "")
 
     @property
     def line(self) -> tuple[str, ...]:
-        """The row in the summary."""
+        """The row in the table."""
         numbers = Counter("skipped" if result.outcome in _SKIPPED else result.outcome for result in self.results)
         said = [f"{count} {word}" for word, count in sorted(numbers.items())]
-        said += ["a part of the tests"] if self.run.end and self.run.end["partial"] else []
-        # If no version is called the driver's, take the first one.
-        names = [name for name in self.versions if "driver" in name] or list(self.versions)[:1]
-        driver = ", ".join(f"{name} {self.versions[name]}" for name in names)
-        return self.name, self.problem or "passed", ", ".join(said), self.facts.get("device", ""), driver
+        said += [PART] * (self.run.properties.get(UNRECORDED) == PART)
+        device = self.run.properties.get(f"gpuinterop.device.{self.device}", self.device)
+        return self.name, self.problem or "passed", ", ".join(said), device
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
@@ -203,113 +141,59 @@ def _rows(name: str, run: Run) -> Iterator[_Row]:
 
     A failure outside of any device makes each row red: a run that lacks what it requires has proved nothing.
     """
-    used = dict.fromkeys(result.device for result in run.results)
-    devices = [device for device in run.facts["devices"] if device in used]
-    others = [result for result in run.results if result.device not in devices]
-    if not devices:
-        # A backend that does not work has a name and no device: if its tests were skipped, nothing was shown.
-        absent = next((one["name"] for one in run.facts["backends"] if one["name"] in used), "")
-        yield _Row(name, absent, run, others, name)
+    devices = list(dict.fromkeys(result.device for result in run.results if result.device)) or [""]
     for device in devices:
-        mine = [result for result in run.results if result.device == device]
-        label = name if len(devices) == 1 else f"{name} {device}"
-        yield _Row(name, device, run, [*mine, *others], label)
+        results = [result for result in run.results if result.device in (device, "")]
+        yield _Row(name, device, run, results, name if len(devices) == 1 else f"{name} {device}")
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def _summary(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]], limit: int = 1000) -> Iterator[Section]:
-    """The part that is printed, with reasons of `limit` characters. `bad` names unread reports: a word and why."""
-    ran = [*((name, word, "", "", "") for name, (word, _) in bad.items()), *(row.line for row in rows)]
-    reds = [number for number, one in enumerate(ran) if one[1] != "passed"]
+def _page(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]]) -> Iterator[Section]:
+    """The table, what failed, and what was skipped. `bad` has a word and a reason for each report without a row."""
+    ran = [*((name, word, "", "") for name, (word, _) in bad.items()), *(row.line for row in rows)]
+    red = sum(line[1] != "passed" for line in ran)
     doubles = sum(bool(row.double) for row in rows)
     heading = f"{len(ran)} row{'s' * (len(ran) > 1)}" + f", {doubles} simulated" * bool(doubles)
-    table = Table(("row", "result", "tests", "device", "driver"), ran, reds)
-    yield f"{heading}: {len(reds) or 'none'} red", [table]
+    yield f"{heading}: {red or 'none'} red", [Table(("row", "result", "tests", "device"), ran)]
     if failed := [*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)]:
         yield "What failed", [Items(failed)]
-    if skipped := list(_skipped(rows, limit)):
+    if skipped := list(_skipped(rows)):
         yield "What was skipped, or is not in every row", [Items(skipped)]
 
 
-def _details(rows: Sequence[_Row]) -> Iterator[Section]:
-    yield "Versions and counts", [Table(("of", "is", "rows"), list(_versions(rows)))]
-    if tables := [row for row in rows if row.cells]:
-        legend = "; ".join(f"{sign} {meaning}" for sign, meaning in _LEGEND.items())
-        columns = ("cell", *(row.name + row.double for row in tables))
-        yield "Capabilities", [Table(columns, list(_cell_rows(tables))), legend]
-        yield "Cells that no device has shown", [Items(_never_shown(tables))]
-
-
-def _versions(rows: Sequence[_Row]) -> Iterator[tuple[str, str, str]]:
-    """Each version once, with the rows that have it."""
-    for name in dict.fromkeys(name for row in rows for name in row.facts):
-        found: dict[str, list[str]] = {}
-        for row in rows:
-            if name in row.facts:
-                found.setdefault(row.facts[name], []).append(row.name)
-        for value, names in found.items():
-            yield name, value, "all" if len(names) == len(rows) else ", ".join(names)
-
-
-def _failures(rows: Sequence[_Row]) -> list[str]:
-    found = []
+def _failures(rows: Sequence[_Row]) -> Iterator[str]:
     for row in rows:
-        found += [f"{row.name}: {why}" for why in row.why]
-        bad: dict[str, list[str]] = {}
-        for result in row.results:
-            if result.outcome == "failed" or (result.outcome == "unfinished" and row.run.end is not None):
-                bad.setdefault(result.reason or "it did not end", []).append(result.id)
-        for reason, tests in bad.items():
+        reasons: dict[str, list[str]] = {}
+        for result in row.failed:
+            reasons.setdefault(result.reason, []).append(result.id)
+        for reason, tests in reasons.items():
             more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
-            found.append(f"{row.name}: {tests[0]}{more}: {reason}")
-    return found
+            yield f"{row.name}: {tests[0]}{more}: {reason}"
+        if row.problem == _NOTHING:
+            yield f"{row.name}: no test of {row.device or 'the run'} passed"
+        elif row.problem and not row.failed:
+            yield f"{row.name}: no test failed; the run's log shows what ended it"
 
 
-def _cell_rows(rows: Sequence[_Row]) -> Iterator[tuple[str, ...]]:
-    """Cells that some row can use; `_never_shown` lists the gaps that all rows share."""
-    for cell in DOMAIN:
-        states = [row.cells.get(cell, "gap") for row in rows]
-        if set(states) != {"gap"}:
-            yield cell_name(cell), *(_MARKS[state] for state in states)
-
-
-def _never_shown(rows: Sequence[_Row]) -> list[str]:
-    """First cells that some row can use; then, by operation, cells that are a gap in every row for their platform."""
-    found = []
-    gaps: dict[Operation, list[str]] = {}
-    for cell in DOMAIN:
-        states = {row.name: row.cells.get(cell, "gap") for row in rows}
-        if "shown" in states.values():
-            continue
-        if claims := [f"{state} in {name}" for name, state in states.items() if state != "gap"]:
-            found.append(f"{cell_name(cell)}: {', '.join(claims)}")
-        elif (kind := cell.handle_type) is None or any(is_here(kind, row.run.facts["platform"]) for row in rows):
-            gaps.setdefault(cell.operation, []).append(kind.__name__ if kind else "")
-    for operation, kinds in gaps.items():
-        found.append(f"{operation.value}, a gap in every row" + (f": {', '.join(kinds)}" if all(kinds) else ""))
-    return found
-
-
-def _skipped(rows: Sequence[_Row], limit: int) -> Iterator[str]:
+def _skipped(rows: Sequence[_Row]) -> Iterator[str]:
     """Tests that a row skipped on every exporter, expected to fail, or does not have: by rows and reason."""
     sides: dict[str, dict[str, Result]] = {row.name: {} for row in rows}
     for row in rows:
         for result in sorted(row.results, key=lambda result: OUTCOMES.index(result.outcome)):
             # The kit's tests are in site-packages, whose path differs between machines.
-            test = re.sub(r"^\S*/(?=gpuinterop/testing/\w+\.py)", "", result.test)
+            test = re.sub(r"^\S*\.(?=gpuinterop\.testing\.)", "", result.test)
             sides[row.name].setdefault(test, result)  # failures come first, then what ran, then skips
     every = dict.fromkeys(test for side in sides.values() for test in side)
-    modules = {test.partition("::")[0] for test in every if "::" in test}
+    modules = {test: _module(test, every) for test in every}
     found: dict[tuple[str, str], list[str]] = {}
-    # A module that skipped itself in one row may have tests in another. The kit's own test can only fail. A test that
-    # was running when its run was killed has no name.
-    for test in every.keys() - modules - {"gpuinterop::environment", ""}:
+    # A module that skipped itself in one row may have tests in another. The kit's own test can only fail.
+    for test in every.keys() - set(modules.values()) - {"gpuinterop::environment"}:
         whys: dict[tuple[str, str], list[str]] = {}
         for name, side in sides.items():
-            result = side.get(test) or side.get(test.partition("::")[0]) or Result(test, outcome="not there")
-            if result.outcome not in ("passed", "failed", "unfinished"):
+            result = side.get(test) or side.get(modules[test]) or Result(test, outcome="not there")
+            if result.outcome not in ("passed", "failed"):
                 word = "skipped" if result.outcome in _SKIPPED else result.outcome
                 whys.setdefault((word, result.reason.removeprefix(DECLARED)), []).append(name)
         if sum(map(len, whys.values())) == len(rows):
@@ -318,8 +202,14 @@ def _skipped(rows: Sequence[_Row], limit: int) -> Iterator[str]:
         for (word, reason), names in whys.items():
             found.setdefault((f"{word} in {', '.join(names)}", reason), []).append(test)
     for (where, reason), tests in sorted(found.items()):
-        short = textwrap.shorten(reason, limit, placeholder="...")
+        short = textwrap.shorten(reason, _REASON, placeholder="...")
         yield f"{where}: {_together(sorted(tests))}" + f": {short}" * bool(short)
+
+
+def _module(test: str, every: Mapping[str, object]) -> str:
+    """The module of a test, if some row has only that because it could not be collected; otherwise empty."""
+    names = test.partition("::")[0].split(".") if "::" in test else []
+    return next((name for end in range(len(names), 0, -1) if (name := ".".join(names[:end])) in every), "")
 
 
 def _together(tests: Sequence[str]) -> str:

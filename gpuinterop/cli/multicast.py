@@ -13,18 +13,21 @@ import sys
 import tempfile
 import threading
 import time
+import xml.etree.ElementTree as ET
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
 from .._core.discovery import get_backend
-from ..capabilities import Cell, Operation, VerifiedRun
+from ..capabilities import Cell, Operation
 from ..errors import InvalidArgumentError
 from ..testing import stand_ins
-from .console import complain, note, say
-from .records import add_record_arguments, check_record_arguments, need, recorded_runs, verified_file
+from ..testing.results import RUNS, UNRECORDED, make_run
+from .console import note, say
+from .selftest import add_report_arguments, begin_report
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -83,7 +86,7 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``gpuinterop selftest multicast``."""
-    add_record_arguments(parser, "was shown")
+    add_report_arguments(parser)
     parser.add_argument(
         "--devices", metavar="0,1,...", type=_ordinals, help="two or more ordinals; by default all that report it"
     )
@@ -101,15 +104,11 @@ def command(given: argparse.Namespace) -> int:
 
     Run it on a machine you do not share: if the fabric is broken, the command can block, or disturb other users.
 
-    Exit status: 0 if every step was right, 1 if one was not, 2 if nothing was tried, and 3 if every step was right but
-    --report could not record it.
+    Exit status: 0 if every step was right, 1 if one was not, and 2 if nothing was tried.
     """
-    check_record_arguments(given)
-    if given.report:
-        need("tomli_w", "--report")
-
     loaded = get_backend(given.backend)
     team = _team(loaded, given.devices)
+    begin_report(given.report)
     double = stand_ins.stand_in(loaded.libraries)
     result = Result(loaded.name, [{"ordinal": device.ordinal, "name": device.name} for device in team], double or None)
     if not given.json:
@@ -125,8 +124,8 @@ def command(given: argparse.Namespace) -> int:
         print(json.dumps(asdict(result), indent=2))
     elif result.correct:
         say(("multicast works here", "green"))
-    if given.report and not _record(result, loaded, team, given.document):
-        return 3
+    if given.report is not None:
+        _write_report(given.report, result, _runs(result, loaded, team))
     return 0 if result.correct else 1
 
 
@@ -300,30 +299,30 @@ def _show(step: Step) -> None:
         say(("    ", ""), ("likely:", "yellow"), (f" {step.likely_cause} (docs/howto/multicast.md)", ""))
 
 
-def _record(result: Result, backend: LoadedBackend, team: Sequence[Device], document: Path | None) -> bool:
-    """Record the run in verified.toml, unless it ran on a stand-in or failed. Returns False on failure."""
-    from ..testing.report import write_document, write_report
-
+def _write_report(file: Path, result: Result, runs: Sequence[dict[str, Any]]) -> None:
+    """Write JUnit XML: a test for each step, and what may be recorded if every step was right on hardware."""
+    suite = ET.Element("testsuite", name="multicast", timestamp=datetime.now(UTC).isoformat(timespec="seconds"))
+    facts = {f"gpuinterop.device.{result.backend}:{one['ordinal']}": one["name"] for one in result.devices}
     if result.stand_in:
-        note(f"nothing was recorded: {result.stand_in} replaces the driver.")
-        return True
-    if not result.correct:
-        complain("nothing was recorded: a step was not right.")
-        return True
-    try:
-        write_report(verified_file(backend.name), _runs(result, backend, team))
-        if document is not None:
-            write_document(document, recorded_runs())
-    except (OSError, ValueError, LookupError, TypeError) as error:  # also raised for a file in another format
-        complain(f"error: every step was right, but it could not be recorded: {error}")
-        return False
-    return True
+        facts[UNRECORDED] = f"it ran on {result.stand_in}"
+    elif not result.correct:
+        facts[UNRECORDED] = "a step was not right"
+    else:
+        facts[RUNS + result.backend] = json.dumps(runs)
+    properties = ET.SubElement(suite, "properties")
+    for name, value in facts.items():
+        ET.SubElement(properties, "property", name=name, value=value)
+    for step in result.steps:
+        case = ET.SubElement(suite, "testcase", classname="multicast", name=step.step, time=str(step.seconds))
+        if step.outcome != "right":
+            printable = "".join(letter if letter.isprintable() else " " for letter in step.detail)
+            ET.SubElement(case, "failure", message=f"{step.outcome}: {printable}")
+    ET.ElementTree(suite).write(file, encoding="utf-8", xml_declaration=True)
 
 
-def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[VerifiedRun]:
+def _runs(result: Result, backend: LoadedBackend, team: Sequence[Device]) -> list[dict[str, Any]]:
     """One run for each device name, with the results of the devices of that name."""
     from ..testing.multicast import Life
-    from ..testing.report import make_run
 
     life = Life(team)
     cells: dict[str, set[Cell]] = {}

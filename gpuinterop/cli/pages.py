@@ -1,17 +1,16 @@
-"""A page of headings, tables and lists, as text, Markdown and HTML. Its content is untrusted."""
+"""A page of headings, tables and lists, as text and as Markdown. Its content is untrusted."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from .console import columns, table, wrap
 
-__all__ = ["Items", "Section", "Table", "html", "markdown", "text"]
+__all__ = ["Items", "Section", "Table", "markdown", "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +19,6 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    red: Sequence[int] = ()
-    """Numbers of the rows that HTML shows in red."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,39 +77,3 @@ def _markdown(block: Block) -> str:
 def _marked(one: str) -> str:
     """Escape Markdown, and HTML within it; a table's rule stays."""
     return one if one == "---" else re.sub(r"([\\`*_\[\]<>|#~&!])", r"\\\1", _plain(one))
-
-
-_STYLE: Final = """\
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-th, td { border: 1px solid #8884; padding: .2rem .6rem; text-align: left; vertical-align: top; }
-tr:nth-child(even) { background: #8881; }
-tr.red { background: #e532; }
-tr.red :nth-child(2) { color: #d33; font-weight: bold; }
-"""
-
-
-def html(page: Iterable[Section]) -> str:
-    """Write the page as one HTML file that loads nothing."""
-    parts = (f"<h2>{escape(heading)}</h2>\n" + "\n".join(map(_html, blocks)) for heading, blocks in page)
-    return (
-        '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>gpuinterop matrix</title>\n<style>\n{_STYLE}</style>\n<h1>gpuinterop matrix</h1>\n"
-        + "\n".join(parts)
-        + "\n</html>\n"
-    )
-
-
-def _html(block: Block) -> str:
-    if isinstance(block, str):
-        return f"<p>{escape(block)}</p>"
-    if isinstance(block, Items):
-        return f"<ul>{''.join(f'<li>{escape(one)}</li>' for one in block.texts)}</ul>" if block.texts else "<p>none</p>"
-    head = "".join(f"<th>{escape(one)}</th>" for one in block.columns)
-    rows = [
-        f"<tr{' class=red' * (number in block.red)}>{''.join(f'<td>{escape(one)}</td>' for one in row)}</tr>"
-        for number, row in enumerate(block.rows)
-    ]
-    return "<table>\n" + "\n".join([f"<tr>{head}</tr>", *rows]) + "\n</table>"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
+import json
 import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,23 +15,26 @@ import pytest
 
 from .. import __version__
 from .._core import discovery
-from ..capabilities import DOMAIN, Cell, Operation, VerifiedRun
+from ..capabilities import DOMAIN, Cell, Operation
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .plugin import PARTIAL, SKIPPED
-from .report import make_run, of_suites, write_report
 from .requirements import cells_of, params_of, skip_declared
 from .results import (
     CELLS,
     DECLARED,
     DEVICE,
     DRIVER,
+    PART,
     PARTY,
+    RUNS,
     SKIP,
-    Document,
+    UNRECORDED,
     Result,
     Results,
     counts,
     exercised,
+    make_run,
+    of_suites,
     reason_of,
 )
 
@@ -59,13 +62,9 @@ _BOTH_SIDES: Final = frozenset(
 class Kit(Participants):
     """One pytest run of the kit."""
 
-    def __init__(self, config: pytest.Config, json: Path | None) -> None:
+    def __init__(self, config: pytest.Config) -> None:
         super().__init__(config)
         self._config = config
-        self._report = config.getoption("gpuinterop_report")
-        self._exporter_report = config.getoption("gpuinterop_exporter_report")
-        self._json = json
-        self._document: Document | None = None
         # Whether this process controls pytest-xdist's workers, which run the tests.
         self.controls = config.pluginmanager.hasplugin("dsession")
         self._open: dict[ExporterSpec, Exporter] = {}
@@ -145,7 +144,8 @@ class Kit(Participants):
                 if not spec.problem and (reason := self._known_failure(item, spec.backend)):
                     item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
                 item.user_properties.append((DEVICE, str(spec)))
-                item.user_properties.append((CELLS, " ".join(map(str, cells_of(item)))))
+                if cells := cells_of(item):
+                    item.user_properties.append((CELLS, " ".join(map(str, cells))))
             if party is not None:
                 item.user_properties.append((PARTY, str(party)))
             if spec is not None and party is not None and self._fails_alone(spec, party):
@@ -204,9 +204,9 @@ class Kit(Participants):
         found = report.longrepr
         where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
         if reason.removeprefix("Skipped: ").startswith(DECLARED):
-            report.user_properties.append((SKIP, "gap"))
+            _classify(item, report, "gap")
         elif _is_kits_own(item) or Path(where).is_relative_to(_HOME):
-            report.user_properties.append((SKIP, "undeclared"))
+            _classify(item, report, "undeclared")
             if self.is_required(spec.backend) and not spec.problem:
                 report.outcome = "failed"
                 report.longrepr = (
@@ -218,101 +218,42 @@ class Kit(Participants):
         """Cells whose tests have all passed so far."""
         return exercised(self.results.of(str(spec)))
 
-    # -- the report of every test ---------------------------------------------------------------------------------
-
-    def begun(self, nodeid: str) -> None:
-        """A test begins; recorded only if one runs at a time."""
-        document = self._opened()
-        if not self.controls:
-            document.begin(nodeid)
-
-    def finished(self, nodeid: str) -> None:
-        self._opened().add(self.results.by_id[nodeid])
-
-    def _opened(self) -> Document:
-        if self._document is None:
-            assert self._json is not None
-            self._document = Document(self._json, self._facts())
-        return self._document
-
-    def _facts(self) -> dict[str, Any]:
-        gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
-        backends = {spec.backend: spec for spec in reversed(self.devices())}
-        working = [spec for spec in self.devices() if not spec.problem]
-        return {
-            "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "gpuinterop": __version__,
-            "python": platform.python_version() + ("" if gil else " without GIL"),
-            "platform": platform.platform(),
-            "variables": _variables(),
-            "backends": [
-                {
-                    "name": name,
-                    "required": self.is_required(name),
-                    "problem": spec.problem,
-                    "versions": {} if spec.problem else dict(discovery.get_backend(name).versions),
-                }
-                for name, spec in backends.items()
-            ],
-            "devices": {
-                str(spec): {
-                    "backend": spec.backend,
-                    "name": self.device(spec).name,
-                    "stand_in": self._stands_in(spec.backend),
-                    "capabilities": {
-                        str(found.cell): {"support": found.support.value, "reason": found.reason}
-                        for found in self.device(spec).capabilities.values()
-                    },
-                }
-                for spec in working
-            },
-            "drivers": [f"{found.driver} {found.version}" for found in self._drivers or ()],
-        }
-
-    def _stands_in(self, backend: str) -> str:
-        """Name the test double for a backend's hardware; empty for hardware."""
-        return "simulated" if self.is_simulated(backend) else self._stand_in(backend)
+    # -- the properties of the XML ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         for one in list(self._open):
             self.discard(one)
 
-    def finish(self, status: int) -> str:
-        """Write the reports. Returns why the report of every test is incomplete."""
-        if self._json:
-            document = self._opened()
-            for result in self.results.by_id.values():
-                document.add(result)  # the result of a crashed worker, and what could not be collected
-            document.end(status=status, partial=self.partial)
-        if not self.partial and not self._only_simulated():
-            if self._report:
-                write_report(self._report, self._device_runs())
-            if self._exporter_report:
-                write_report(self._exporter_report, self.driver_runs())
-        return self._document.problem if self._document else ""
+    def properties(self, status: int) -> list[tuple[str, str]]:
+        """The facts of the run, and its results as entries of ``verified.toml``, by owner of that file."""
+        facts = [(name.replace(" ", "."), value) for name, value in self._facts()]
+        facts.append(("gpuinterop.status", str(status)))
+        if self.partial:
+            facts.append((UNRECORDED, PART))
+        elif "gpuinterop.testing" not in self._config.args:
+            facts.append((UNRECORDED, "its tests are not those of gpuinterop.testing"))
+        facts += [(f"{UNRECORDED}.{name}", why) for name in self.backends() if (why := self.why_unrecorded(name))]
+        entries = {name: self._device_runs(name) for name in self.backends()} | {"vulkan": self.driver_runs()}
+        return facts + [(RUNS + name, json.dumps(runs)) for name, runs in entries.items() if runs]
 
-    def _only_simulated(self) -> bool:
-        """Whether the run used only simulated devices."""
-        return all(map(self.is_unrecorded, self.backends()))
-
-    def _device_runs(self) -> list[VerifiedRun]:
-        found: dict[str, list[DeviceSpec]] = {}  # several devices with one name make one run
+    def _device_runs(self, backend: str) -> list[dict[str, Any]]:
+        devices: dict[str, list[str]] = {}  # several devices with one name make one run
         for spec in self.devices():
-            if not spec.problem and not self.is_unrecorded(spec.backend):
-                found.setdefault(self.device(spec).name, []).append(spec)
+            if spec.backend == backend and not spec.problem and not self.why_unrecorded(backend):
+                devices.setdefault(self.device(spec).name, []).append(str(spec))
         runs = []
-        for name, specs in found.items():
-            results = self.results.of(*map(str, specs))
+        for name, specs in devices.items():
+            results = self.results.of(*specs)
             if not (cells := exercised(results)):
                 continue
-            versions = dict(discovery.get_backend(specs[0].backend).versions)
+            versions = dict(discovery.get_backend(backend).versions)
             versions |= {f"exporter {one.party}": one.driver for one in results if one.driver and "@" not in one.party}
             runs.append(make_run(name, versions, cells, counts(results)))
         return runs
 
-    def driver_runs(self) -> list[VerifiedRun]:
-        """The results of each Vulkan driver: the exercised cells in which it took part."""
-        recorded = [str(spec) for spec in self.devices() if not spec.problem and not self.is_unrecorded(spec.backend)]
+    def driver_runs(self) -> list[dict[str, Any]]:
+        """Entries for the Vulkan drivers: the exercised cells in which each took part."""
+        recorded = [str(spec) for spec in self.devices() if not spec.problem and not self.why_unrecorded(spec.backend)]
         results: dict[str, list[Result]] = {}
         for result in self.results.of(*recorded):
             results.setdefault(result.party.partition("@")[0], []).append(result)
@@ -333,38 +274,35 @@ class Kit(Participants):
         ]
 
     def header(self) -> list[str]:
-        lines = [f"gpuinterop {__version__}, Python {platform.python_version()}, {platform.platform()}"]
-        variables = " ".join(f"{name}={value}" for name, value in _variables().items())
-        lines.append(f"gpuinterop variables: {variables or 'none set'}")
+        return [f"{name}: {value}" for name, value in self._facts()]
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        """Versions, variables and participants of the run: lines of the header, and properties of the XML."""
+        gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
+        python = platform.python_version() + " without GIL" * (not gil)
+        yield "gpuinterop version", f"{__version__}, Python {python}, {platform.platform()}"
+        variables = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_"))
+        yield "gpuinterop variables", " ".join(variables) or "none set"
         for spec in self.devices():
             if spec.problem:
-                lines.append(f"gpuinterop: {spec.problem}")
+                yield f"gpuinterop problem {spec}", spec.problem
                 continue
             backend = discovery.get_backend(spec.backend)
             versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())
-            simulated = " (simulated)" if self.is_simulated(spec.backend) else ""
+            double = "simulated" if self.is_simulated(spec.backend) else self._stand_in(spec.backend)
             unknown = f"; {backend.unknown_version}" if backend.unknown_version else ""
-            lines.append(f"gpuinterop device {spec}{simulated}: {self.device(spec).name} ({versions}){unknown}")
-            lines.append(f"gpuinterop exporters of {spec}: {', '.join(map(str, self.exporters(spec)))}")
-        lines += [f"gpuinterop Vulkan driver: {found.name}: {found.driver} {found.version}" for found in self.drivers()]
+            name = self.device(spec).name + f" ({double})" * bool(double)
+            yield f"gpuinterop device {spec}", f"{name} ({versions}){unknown}"
+            if double:
+                yield f"gpuinterop stand-in {spec}", double
+            yield f"gpuinterop exporters {spec}", ", ".join(map(str, self.exporters(spec)))
+        for driver in self.drivers():
+            yield "gpuinterop Vulkan driver", f"{driver.name}: {driver.driver} {driver.version}"
         if not self.drivers():
-            lines.append(f"gpuinterop Vulkan driver: none: {self.drivers().reason}")
-        return lines
+            yield "gpuinterop Vulkan driver", f"none: {self.drivers().reason}"
 
     def summary(self) -> list[str]:
         lines = self.header() if self.controls else []  # no worker has printed it
-        if self._document and self._document.problem:
-            lines.append(f"--gpuinterop-json: the report is not complete, so the run fails: {self._document.problem}")
-        if self._report and self.partial:
-            lines.append(f"{self._report} was not written: only part of the tests was run")
-        elif self._report and self._only_simulated():
-            lines.append(f"{self._report} was not written: simulated devices prove nothing about real ones")
-        if self._report or self._exporter_report:
-            lines += [
-                f"{name}: nothing was recorded, because {why}"
-                for name in self.backends()
-                if (why := self._why_unrecorded(name))
-            ]
         for spec in self.devices():
             if not (results := self.results.of(str(spec))) or spec.problem:
                 continue
@@ -380,10 +318,6 @@ class Kit(Participants):
             if usable and not self.partial and "gpuinterop.testing" in self._config.args:
                 lines.append(f"{spec}{simulated}: usable, and no test has shown it: {', '.join(usable)}")
         return lines
-
-
-def _variables() -> dict[str, str]:
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_")}
 
 
 class _Environment(pytest.Item):
@@ -402,6 +336,12 @@ class _Environment(pytest.Item):
 
     def runtest(self) -> None:
         pytest.fail("\n".join(self.lacking), pytrace=False)
+
+
+def _classify(item: pytest.Item, report: pytest.TestReport, skip: str) -> None:
+    """Note what kind of skip it is, for `Results`, and in the test's last report for the XML."""
+    for properties in (item.user_properties, report.user_properties):
+        properties.append((SKIP, skip))
 
 
 def _is_kits_own(item: pytest.Item) -> bool:

@@ -123,20 +123,18 @@ class Participants:
         """Whether the backend's devices are simulated on the CPU."""
         return backend in self._simulated
 
-    def is_unrecorded(self, backend: str) -> bool:
-        """Whether no results of a backend are recorded.
+    def why_unrecorded(self, backend: str) -> str:
+        """Why no results of a backend are recorded; empty if they are.
 
-        That is so if its devices are simulated, if a test double is loaded in place of its driver, or if no run has
+        They are not if a test double is loaded in place of its driver, if its devices are simulated, or if no run has
         shown the driver's version.
         """
-        return self.is_simulated(backend) or bool(self._why_unrecorded(backend))
-
-    def _why_unrecorded(self, backend: str) -> str:
         try:
             double = self._stand_in(backend)
-            return f"it ran on {double}" if double else discovery.get_backend(backend).unknown_version
+            unknown = discovery.get_backend(backend).unknown_version
         except Exception:  # the backend does not load, and its own tests report that
             return ""
+        return f"it ran on {double}" if double else "its devices are simulated" * self.is_simulated(backend) or unknown
 
     @staticmethod
     def _stand_in(backend: str) -> str:

@@ -6,11 +6,8 @@ gpuinterop's and loads no backend. Everything else is in :mod:`.kit`.
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Generator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,7 +26,6 @@ SKIPPED = pytest.StashKey[list[pytest.CollectReport]]()
 """Modules that skipped themselves."""
 
 _KIT = pytest.StashKey[Any]()
-_JSON = pytest.StashKey[Path]()  # not in the workers of pytest-xdist: their controller writes the report
 _FAILED = pytest.StashKey[bool]()
 _FIXTURES = frozenset(("gpuinterop_backend", "gpuinterop_device"))
 
@@ -74,38 +70,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="the devices of this backend are simulated on the CPU (repeatable): their results are not recorded",
     )
-    group.addoption(
-        "--gpuinterop-report",
-        default=None,
-        metavar="FILE",
-        help="write the cells that were exercised and passed, as an entry of verified.toml",
-    )
-    group.addoption(
-        "--gpuinterop-exporter-report",
-        default=None,
-        metavar="FILE",
-        help="write the results of the Vulkan drivers, as entries of gpuinterop.vulkan's verified.toml",
-    )
-    group.addoption(
-        "--gpuinterop-json",
-        default=None,
-        metavar="FILE",
-        help="write the result of every test, with devices and versions, for `gpuinterop matrix`",
-    )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Empty the report before anything can fail, so that an old report is not taken for this run's."""
-    file: str | None = early_config.known_args_namespace.gpuinterop_json
-    # pytest-xdist starts its workers with `python -c`, and they learn later that they are workers. The variable may
-    # also belong to a worker whose test runs pytest.
-    if file and not ("PYTEST_XDIST_WORKER" in os.environ and sys.argv[:1] == ["-c"]):
-        try:
-            Path(file).write_text("", encoding="utf-8")
-        except OSError as error:
-            raise pytest.UsageError(f"--gpuinterop-json: expected a file that can be written, got {error}.") from None
-        early_config.stash[_JSON] = Path(file).absolute()  # a conftest can change the folder
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -114,9 +78,6 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "gpuinterop_requires(*cells): the capabilities that a test exercises (gpuinterop.testing.requires)",
     )
-    file: str | None = config.getoption("gpuinterop_json")
-    if file and not hasattr(config, "workerinput"):
-        config.stash.setdefault(_JSON, Path(file).absolute())
     config.pluginmanager.register(_Listener(config), "gpuinterop-listener")
 
 
@@ -218,7 +179,7 @@ def kit_of(config: pytest.Config) -> Kit:
     if kit is None:
         from .kit import Kit
 
-        kit = config.stash[_KIT] = Kit(config, config.stash.get(_JSON, None))
+        kit = config.stash[_KIT] = Kit(config)
     return kit
 
 
@@ -291,45 +252,41 @@ class _Listener:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._writes = _JSON in config.stash
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        if self._writes:
-            kit_of(self._config).begun(nodeid)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self._writes or "'gpuinterop." in repr(report.user_properties):
-            kit_of(self._config).results.hear(report)
+        if "'gpuinterop." in repr(report.user_properties):
+            kit_of(self._config).results.add(report)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.skipped:
             self._config.stash.setdefault(SKIPPED, []).append(report)
-        if self._writes and not report.passed:
-            kit_of(self._config).results.hear_collection(report)
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if self._writes:
-            kit_of(self._config).finished(nodeid)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest writes the XML
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the reports, and close what the kit has opened.
+    """Add the run's facts to the XML, and close what the kit has opened.
 
     A worker of pytest-xdist reports to its controller only whether it ran part of the tests.
     """
     config = session.config
-    if session.shouldstop or session.shouldfail or any("::" in argument for argument in config.args):
+    if session.shouldstop or session.shouldfail or exitstatus not in (0, 1):
+        config.stash[PARTIAL] = True
+    if any("::" in argument for argument in config.args):
         config.stash[PARTIAL] = True
     if any(config.getoption(option, False) for option in ("lf", "stepwise")):
         config.stash[PARTIAL] = True
-    kit: Kit | None = kit_of(config) if _JSON in config.stash else config.stash.get(_KIT, None)
-    if kit is None:
+    # pytest's, which writes the XML; a worker has none.
+    writers: list[Any] = [one for one in config.pluginmanager.get_plugins() if hasattr(one, "add_global_property")]
+    kit: Kit | None = config.stash.get(_KIT, None)
+    if kit is None and not (writers and config.getoption("gpuinterop_require")):
         return
+    kit = kit_of(config)
     kit.close()
     if hasattr(config, "workeroutput"):
         config.workeroutput["gpuinterop"] = kit.partial
-    elif kit.finish(int(exitstatus)) and exitstatus == 0:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for writer in writers:
+        for name, value in kit.properties(int(exitstatus)):
+            writer.add_global_property(name, value)
 
 
 @pytest.hookimpl(optionalhook=True)

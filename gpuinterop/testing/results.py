@@ -1,51 +1,59 @@
-"""Results of a run's tests: collected from their reports, written as JSON, and read by `gpuinterop matrix`."""
+"""Results of a run's tests: collected from pytest's reports, and read from the JUnit XML that pytest writes."""
 
 from __future__ import annotations
 
-import json
+import datetime
+import re
+import sys
+import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
-from ..capabilities import Cell
+from .. import __version__
+from ..capabilities import MULTICAST, Cell
 from ..errors import InvalidArgumentError
-from .report import of_suites
 
 if TYPE_CHECKING:
     import pytest
 
 __all__ = [
-    "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PARTY", "SKIP", "Document", "Result", "Results", "Run",
-    "read_run", "reason_of",
+    "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PART", "PARTY", "RUNS", "SKIP", "UNRECORDED", "Result",
+    "Results", "Run", "counts", "exercised", "make_run", "of_suites", "read_run", "reason_of",
 ]  # fmt: skip
 
 DEVICE, PARTY, DRIVER, CELLS, SKIP = (
     f"gpuinterop.{name}" for name in ("device", "exporter", "driver", "cells", "skip")
 )
-"""Properties of a test's report, and of JUnit's XML: a worker's report has the test's device, exporter and cells."""
+"""Properties of a test, in its reports and in the XML."""
 
-OUTCOMES: Final = ("unfinished", "failed", "undeclared", "passed", "xfailed", "skipped", "gap")
+RUNS: Final = "gpuinterop.runs."
+"""Property of a run, followed by ``cuda``: the entries for that backend's ``verified.toml``, as JSON."""
+
+UNRECORDED: Final = "gpuinterop.unrecorded"
+"""Property of a run that may not be recorded, or, followed by ``.cuda``, of a backend in it: the reason."""
+
+OUTCOMES: Final = ("failed", "undeclared", "passed", "xfailed", "skipped", "gap")
 """Outcomes of a test. Failures come first, then what ran, then skips: see `Result`."""
+
+PART: Final = "only part of the tests was run"
+"""A reason of `UNRECORDED`."""
 
 DECLARED: Final = "declared: "
 """The start of a declared skip's reason."""
-
-FORMAT: Final = 1
-_UNFINISHED: Final = ', "outcome": "unfinished"}'
 
 
 @dataclass(slots=True)
 class Result:
     """Result of one test.
 
-    `id` is pytest's; `test` is the ID without device and exporter, to compare machines. `device` (``cuda:0``), `party`
-    (the exporter, ``vulkan:nvidia@process``) and `driver` (that exporter's, with version) are empty if the test uses
-    none. `cells` are the capabilities that it exercises. `outcome` is ``passed``, ``failed``, ``gap`` (skipped as
-    declared), ``undeclared`` (skipped by the kit for another reason), ``skipped`` (by itself), ``xfailed`` or
-    ``unfinished``. `reason` is why it failed or was skipped, in one line.
+    `id` is pytest's, or in the XML the test's class and name; `test` is the ID without device and exporter, to compare
+    machines. `device` (``cuda:0``), `party` (the exporter, ``vulkan:nvidia@process``) and `driver` (that exporter's,
+    with version) are empty if the test uses none. `cells` are the capabilities that it exercises. `outcome` is
+    ``passed``, ``failed``, ``gap`` (skipped as declared), ``undeclared`` (skipped by the kit for another reason),
+    ``skipped`` (by itself) or ``xfailed``. `reason` is why it failed or was skipped, in one line.
     """
 
     id: str
@@ -54,61 +62,25 @@ class Result:
     party: str = ""
     driver: str = ""
     cells: list[str] = field(default_factory=list)
-    outcome: str = "unfinished"
+    outcome: str = ""
     reason: str = ""
-    seconds: float = 0.0
 
-    def hear(self, report: pytest.TestReport) -> None:
-        """Add one of the test's reports: setup, call or teardown. A failed one counts, whatever follows."""
-        said = _ours(report)
-        self.device, self.party, self.driver = (said.get(name, "") for name in (DEVICE, PARTY, DRIVER))
-        self.cells = said.get(CELLS, "").split()
-        self.test = _without(self.id, self.device, self.party)
-        self.seconds = round(self.seconds + report.duration, 3)
-        if self.outcome == "failed":
-            return
-        if report.failed:
-            self.outcome, self.reason = "failed", reason_of(report)
-        elif report.skipped:
-            self.outcome = "xfailed" if hasattr(report, "wasxfail") else said.get(SKIP, "skipped")
-            self.reason = getattr(report, "wasxfail", "") or reason_of(report)
-        elif report.when == "call":
-            self.outcome = "passed"
-
-
-def _ours(report: pytest.TestReport) -> dict[str, str]:
-    """The properties of a report that the kit has set; a test can have others, of any kind."""
-    found: dict[str, str] = {}
-    entries: list[Any] = list(report.user_properties)
-    for entry in entries:
-        name, value = entry if isinstance(entry, tuple | list) and len(entry) == 2 else ("", "")
-        if name in (DEVICE, PARTY, DRIVER, CELLS, SKIP) and isinstance(value, str):
-            found.setdefault(name, value)
-    return found
-
-
-def _without(name: str, device: str, party: str) -> str:
-    """The name of a test without the parameters of device and exporter."""
-    base, bracket, inside = name.partition("[")
-    for one in (f"{device}-{party}", device, device.partition(":")[0]) if device else ():
-        text = inside.removesuffix("]")
-        if text == one:
-            return base
-        if text.startswith(f"{one}-"):
-            return f"{base}[{text.removeprefix(f'{one}-')}]"
-        if text.endswith(f"-{one}"):
-            return f"{base}[{text.removesuffix(f'-{one}')}]"
-    return base + bracket + inside
+    def set_properties(self, properties: Iterable[Any]) -> str:
+        """Take the kit's properties, and return how it classified a skip; a test can have others, of any kind."""
+        ours: dict[str, str] = {}
+        for name, value in properties:
+            if name in (DEVICE, PARTY, DRIVER, CELLS, SKIP) and isinstance(value, str):
+                ours.setdefault(name, value)
+        self.device, self.party, self.driver = (ours.get(name, "") for name in (DEVICE, PARTY, DRIVER))
+        self.cells = ours.get(CELLS, "").split()
+        return ours.get(SKIP, "skipped")
 
 
 def reason_of(report: Any) -> str:
-    """Why a test failed or was skipped, in one line."""
-    found = report.longrepr
-    crash = getattr(found, "reprcrash", None)
-    text = found[2] if isinstance(found, tuple) else crash.message if crash else found
-    lines = [line.strip() for line in str(text).splitlines() if line.strip()]
-    # A doctest's text ends with the exception; all others begin with it.
-    return lines[0 if isinstance(text, str) else -1].removeprefix("Skipped: ")[:500] if lines else ""
+    """Why a test was skipped, in one line."""
+    longrepr = report.longrepr
+    text = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).strip()
+    return text.partition("\n")[0].removeprefix("Skipped: ")
 
 
 class Results:
@@ -117,21 +89,25 @@ class Results:
     def __init__(self) -> None:
         self.by_id: dict[str, Result] = {}
 
-    def hear(self, report: pytest.TestReport) -> Result:
+    def add(self, report: pytest.TestReport) -> None:
+        """Add one of a test's reports: setup, call or teardown. A failed one counts, whatever follows."""
         result = self.by_id.setdefault(report.nodeid, Result(report.nodeid))
-        result.hear(report)
-        return result
-
-    def hear_collection(self, report: pytest.CollectReport) -> None:
-        """Add a module that could not be collected, or skipped itself."""
-        outcome, reason = "skipped", reason_of(report)
+        skip = result.set_properties(report.user_properties)
         if report.failed:
-            outcome, reason = "failed", (str(report.longrepr).strip().splitlines() or [""])[-1]
-        self.by_id[report.nodeid] = Result(report.nodeid, report.nodeid, outcome=outcome, reason=reason)
+            result.outcome = "failed"
+        elif report.skipped and result.outcome != "failed":
+            result.outcome = "xfailed" if hasattr(report, "wasxfail") else skip
+        elif report.when == "call" and result.outcome != "failed":
+            result.outcome = "passed"
 
     def of(self, *devices: str) -> list[Result]:
         """Results of these devices."""
         return [result for result in self.by_id.values() if result.device in devices]
+
+
+def of_suites(cells: Iterable[Cell]) -> set[Cell]:
+    """Cells that a run of the suites can prove: not multicast, which it runs only on test doubles."""
+    return {cell for cell in cells if cell.operation not in MULTICAST}
 
 
 def exercised(results: Iterable[Result]) -> set[Cell]:
@@ -139,10 +115,10 @@ def exercised(results: Iterable[Result]) -> set[Cell]:
     shown: set[str] = set()
     failed: set[str] = set()
     for result in results:
-        if result.outcome in ("failed", "unfinished"):
-            failed.update(result.cells)
-        elif result.outcome == "passed":
+        if result.outcome == "passed":
             shown.update(result.cells)
+        elif result.outcome in ("failed", ""):
+            failed.update(result.cells)
     return of_suites(map(Cell.parse, shown - failed))
 
 
@@ -150,135 +126,85 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
     """Numbers of each outcome, by the words of the summary line."""
     found = Counter(result.outcome for result in results)
     words = {"passed": "passed", "failed": "failed", "gap": "skipped as declared", "undeclared": "unexpected skips"}
-    others = {"skipped": "skipped by themselves", "xfailed": "failed as expected", "unfinished": "unfinished"}
+    others = {"skipped": "skipped by themselves", "xfailed": "failed as expected"}
     return {word: found[one] for one, word in words.items()} | {
         word: found[one] for one, word in others.items() if found[one]
     }
 
 
-class Document:
-    """The JSON of a run, written line by line, so that a killed run leaves its results so far.
+def make_run(
+    device: str, versions: Mapping[str, str], cells: Iterable[Cell], tests: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Make an entry of ``verified.toml``: a run of today, on this platform."""
+    entry = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "platform": sys.platform,
+        "device": device,
+        "cells": sorted(map(str, cells)),
+        "versions": dict(sorted({"gpuinterop": __version__, **versions}.items())),
+    }
+    return entry | ({"tests": dict(tests)} if tests else {})
 
-    `header` has the facts known before the first test.
-    """
 
-    def __init__(self, file: Path, header: Mapping[str, Any]) -> None:
-        self._file: TextIO = file.open("w", encoding="utf-8")
-        self._separator = ""
-        self._open = ""
-        self._written: set[str] = set()
-        self.problem = ""
-        """Why writing stopped, such as a full disk; the tests continue."""
-        self._write(json.dumps({"format": FORMAT, **header})[:-1] + ', "tests": [')
-
-    def begin(self, name: str) -> None:
-        """Write which test runs now. If several run at a time, only `add` is called."""
-        if name in self._written:  # a test that runs twice counts once: see `Result.hear`
-            return
-        self._open = json.dumps({"id": name})[:-1]
-        self._write(f"{self._separator}\n{self._open}")
-        self._separator = ","
-
-    def add(self, result: Result) -> None:
-        """Write a test's result, once."""
-        if result.id in self._written:
-            return
-        self._written.add(result.id)
-        text = json.dumps(asdict(result))
-        if self._open and text.startswith(self._open):
-            text = text.removeprefix(self._open)
-        else:
-            text = f"{self._separator}\n{text}"
-        self._open = ""
-        self._separator = ","
-        self._write(text)
-
-    def end(self, **facts: Any) -> None:
-        """Write the end; without it, a run counts as killed."""
-        left = _UNFINISHED if self._open else ""
-        self._write(f'{left}\n], "end": {json.dumps(facts)}}}\n')
-        with suppress(OSError):
-            self._file.close()
-
-    def _write(self, text: str) -> None:
-        if self.problem:
-            return
-        try:
-            self._file.write(text)
-            self._file.flush()
-        except OSError as error:
-            self.problem = str(error)
+# -- JUnit XML -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The report of a run.
+    """A run that was read from a file: when it began, its properties by name, and the results of its tests."""
 
-    `facts` are ``started``, ``gpuinterop``, ``python``, ``platform``, ``variables``, ``backends``, ``devices`` and
-    ``drivers``. `end` has pytest's ``status``, and whether only ``partial`` tests were run; it is None for a run that
-    was killed.
-    """
-
-    facts: dict[str, Any]
+    started: datetime.datetime
+    properties: dict[str, str]
     results: list[Result]
-    end: dict[str, Any] | None
 
 
 def read_run(file: Path) -> Run:
-    """Read a file of ``--gpuinterop-json``. Raises `InvalidArgumentError` if that is not possible."""
-    if file.is_dir():
-        raise InvalidArgumentError("report", f"expected a file, got the folder {file}; give {file / '*.json'}.")
+    """Read a file of ``--junitxml``. Raises `InvalidArgumentError` if that is not possible."""
     try:
-        content = _parse(file.read_text(encoding="utf-8"))
-        _check(content, _FACTS)
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']}, and this gpuinterop reads {FORMAT}")
-        results = [Result(**entry) for entry in content.pop("tests")]
-        for result in results:
-            _check(asdict(result), _RESULT)
-            if result.outcome not in OUTCOMES:
-                raise ValueError(f"expected an outcome of a test, got {result.outcome!r}")
-            result.cells = [str(Cell.parse(cell)) for cell in result.cells]
-        for device in content["devices"].values():
-            _check(device, _DEVICE)
-            for cell, said in device["capabilities"].items():
-                Cell.parse(cell)
-                _check(said, {"support": str, "reason": str})
-        for backend in content["backends"]:
-            _check(backend, _BACKEND)
-        end = content.pop("end", None)
-        if end is not None:
-            _check(end, {"status": int, "partial": bool})
-        return Run(content, results, end)
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        root = ET.parse(file).getroot()
+        suites = list(root.iter("testsuite"))
+        if not suites:
+            raise ValueError(f"it has no test suite, but <{root.tag}>")
+        started = datetime.datetime.fromisoformat(suites[0].get("timestamp", ""))
+        results: dict[str, Result] = {}
+        for result in (_read_case(case) for suite in suites for case in suite.iter("testcase")):
+            # A test that failed, and then failed in its teardown, has two entries.
+            first = results.setdefault(result.id, result)
+            if OUTCOMES.index(result.outcome) < OUTCOMES.index(first.outcome):
+                results[result.id] = result
+        properties = dict(pair for suite in suites for pair in _properties(suite))
+        return Run(started.astimezone(datetime.UTC), properties, list(results.values()))
+    except (OSError, ET.ParseError, ValueError) as error:
         raise InvalidArgumentError(
-            "report", f"expected what `pytest --gpuinterop-json=FILE` writes, got {file}: {error}."
+            "report", f"expected what `pytest --junitxml=FILE` writes, got {file}: {error}"
         ) from error
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """Parse the JSON; the last line of a killed run may be an unfinished test, or half a line."""
-    cut = text.rpartition("\n")[0].rstrip(",") + "]}"
-    for one in (text, text + "]}", text + _UNFINISHED + "]}", cut):
-        with suppress(ValueError):
-            content = json.loads(one)
-            if isinstance(content, dict):
-                return content
-    raise ValueError("it has no JSON object" if text.strip() else "the run did not begin")
+def _properties(element: ET.Element) -> list[tuple[str, str]]:
+    return [(one.get("name", ""), one.get("value", "")) for one in element.findall("properties/property")]
 
 
-_FACTS: Final = {
-    "format": int, "started": str, "gpuinterop": str, "python": str, "platform": str, "variables": dict,
-    "backends": list, "devices": dict, "drivers": list, "tests": list,
-}  # fmt: skip
-_DEVICE: Final = {"backend": str, "name": str, "stand_in": str, "capabilities": dict}
-_BACKEND: Final = {"name": str, "required": bool, "problem": str, "versions": dict}
-_RESULT: Final = {
-    **dict.fromkeys(("id", "test", "device", "party", "driver", "outcome", "reason"), str), "cells": list,
-}  # fmt: skip
+def _read_case(case: ET.Element) -> Result:
+    module, name = case.get("classname", ""), case.get("name", "")
+    result = Result(f"{module}::{name}" if module else name)
+    skip = result.set_properties(_properties(case))
+    result.test = _without_parameters(result)
+    bad = next((child for tag in ("failure", "error", "skipped") for child in case.findall(tag)), None)
+    if bad is None:
+        result.outcome = "passed"
+        return result
+    message, text = bad.get("message", ""), (bad.text or "").strip()
+    if message.startswith("collection "):  # then only the text names the reason
+        message = text.rpartition("\n")[2]
+    result.reason = message.strip().partition("\n")[0]
+    result.outcome = "failed"
+    if bad.tag == "skipped":
+        result.outcome = "xfailed" if bad.get("type") == "pytest.xfail" else skip
+    return result
 
 
-def _check(content: Any, kinds: Mapping[str, type]) -> None:
-    for name, kind in kinds.items():
-        if not isinstance(content, dict) or not isinstance(content.get(name), kind):
-            raise ValueError(f"{name!r} lacks, or is not of the type {kind.__name__}")
+def _without_parameters(result: Result) -> str:
+    """The ID of a test without the parameters of device and exporter."""
+    names = (f"{result.device}-{result.party}", result.device, result.device.partition(":")[0])
+    one = "|".join(re.escape(name) for name in names if result.device)
+    return re.sub(rf"\[(?:{one})\]|(?<=\[)(?:{one})-|-(?:{one})(?=\]$)", "", result.id, count=1) if one else result.id

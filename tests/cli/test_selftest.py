@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +10,8 @@ from typing import Any
 import pytest
 
 import gpuinterop
-from gpuinterop.cli.records import verified_file
 from tests.cli.invoke import invoke
 from tests.programs import printed
-
-HARDWARE = Path(__file__).parents[2] / "docs" / "reference" / "runs.md"
 
 
 @pytest.fixture
@@ -50,31 +45,17 @@ def test_the_folder_that_it_is_started_in_takes_no_part(tmp_path: Path) -> None:
     assert f"rootdir: {Path(gpuinterop.__file__).parents[1]}\n" in output, "from there tests have their names"
 
 
-def test_the_report_goes_to_the_backends_package(commands: list[list[str]]) -> None:
-    invoke("selftest", "--backend", "host", "--report")
-    gpuinterop_host = importlib.util.find_spec("gpuinterop_host")
-    assert gpuinterop_host is not None
-    assert gpuinterop_host.submodule_search_locations is not None
-    expected = f"{gpuinterop_host.submodule_search_locations[0]}/verified.toml"
-    assert str(verified_file("host")) == expected
-    assert f"--gpuinterop-report={expected}" in commands[0]
-
-
-def test_the_document_shows_what_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, commands: list[list[str]]
-) -> None:
-    document = tmp_path / "hardware.md"
-    shutil.copy(HARDWARE, document)
-    before = document.read_text(encoding="utf-8")
-    arguments = ["selftest", "--backend", "host", "--report", "--document", str(document)]
-    invoke(*arguments)  # its run has failed: nothing is written
-    monkeypatch.setattr(subprocess, "run", lambda *_arguments, **_options: SimpleNamespace(returncode=0))
-    document.write_text(before.replace("import_memory", "nonsense"), encoding="utf-8")
-    assert invoke(*arguments).exit_code == 0
-    assert document.read_text(encoding="utf-8") == before, "docs/reference/runs.md is not what is recorded"
-    document.write_text("no marks\n", encoding="utf-8")
-    assert "lacks the lines" in invoke(*arguments).output
-    assert invoke("selftest", "--document", str(document)).exit_code == 2
+def test_the_report_is_one_file(commands: list[list[str]], tmp_path: Path) -> None:
+    """It is empty until the run has ended: what was there may be another run's."""
+    report = tmp_path / "run.xml"
+    report.write_text("of another run")
+    invoke("selftest", "--backend", "host", "--report", str(report))
+    assert f"--junitxml={report}" in commands[0]
+    assert report.read_bytes() == b""
+    result = invoke("selftest", "--backend", "host", "--report", str(tmp_path / "nowhere" / "run.xml"))
+    assert result.exit_code == 2
+    assert "--report: expected a file that can be written" in result.output
+    assert len(commands) == 1
 
 
 def test_multicast_is_a_command_of_its_own(commands: list[list[str]]) -> None:

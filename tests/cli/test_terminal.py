@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from .parties import require_driver
-from .test_matrix import GRAPH, MAP, _report, _test
+from .test_matrix import _report, _test
 
 WIDTH = 80
 QUICK = ("--size", "64x48", "--output", "wave.png")
@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": ["demo", "--exporter", "process", "--frames", "60", *QUICK],
     "a bridged demo": ["demo", "--driver", "lavapipe", "--frames", "3", *QUICK],
     "bench": ["bench", "--backend", "host", "--quick", "--only", "signal", "--only", "frames", "--only", "import of"],
-    "matrix": ["matrix", "nvidia.json", "amd.json", "--expect", "host"],
+    "matrix": ["matrix", "nvidia.xml", "amd.xml", "--expect", "host"],
     "an argument that is none": ["info", "--everything", "--at=once", "--and=whatever", "--else=there", "--is"],
     "a gap": ["demo", "--driver", "lavapipe", "--sync", "native"],
     "a device that is not found": ["demo", "--driver", "a driver that does not exist"],
@@ -82,10 +82,10 @@ def screens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for driver in ("swiftshader", "lavapipe"):
         require_driver(driver)
     folder = tmp_path_factory.mktemp("terminal")
-    tests = [_test("test_maps", "passed", "a:0", MAP), _test("test_of_a_long_name", "gap", reason="why")]
-    failed = [_test("test_with_many_words", "failed", "a:0", GRAPH, reason="expected one thing, got another")]
+    tests = [_test("test_maps"), _test("test_of_a_long_name", "gap", "why")]
+    failed = _test("test_with_many_words", "failure", "expected one thing, got another")
     _report(folder, "nvidia", tests)
-    _report(folder, "amd", [*tests, *failed], status=1, python="3.14")
+    _report(folder, "amd", [*tests, failed], status="1")
     return in_terminal(folder)
 
 

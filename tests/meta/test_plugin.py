@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpuinterop.capabilities import Cell, VerifiedRun, read_verified
-from gpuinterop.testing.report import write_report
+from gpuinterop.testing.results import RUNS, read_run
 
 OTHERS = """
 import sys
@@ -189,27 +189,6 @@ def test_a_strict_run(run_pytest: Callable[..., Any]) -> None:
         assert f"expected the tests of test_module_{name}.py, got a skip: could not import 'nonesuch'" in done.output
 
 
-# -- the report ----------------------------------------------------------------------------------------------------
-
-
-def test_a_run_replaces_the_one_of_its_device_and_command(tmp_path: Path) -> None:
-    """What is written is what is read, whatever a driver calls itself."""
-
-    def run(device: str, date: str, *cells: str) -> VerifiedRun:
-        versions = {"driver": '5 "final"', "a b": "\\x\n"}
-        found = frozenset(map(Cell.parse, cells or ("map_buffer:opaque_fd", "graph_capture")))
-        return VerifiedRun(date=date, platform="linux", device=device, versions=versions, cells=found)
-
-    path = tmp_path / "verified.toml"
-    other = run('Büro "GPU" \\ 7', "2026-01-02")
-    multicast = run("one", "2026-03-04", "create_multicast", "import_multicast:vmm_fd")
-    write_report(path, [other, run("one", "2026-01-02")])
-    write_report(path, [multicast])
-    write_report(path, [run("one", "2026-05-06")])
-    assert read_verified(path) == [other, multicast, run("one", "2026-05-06")]
-    assert [path.name] == [entry.name for entry in tmp_path.iterdir()]
-
-
 MULTICAST = """
 from gpuinterop.backend import Backend, MulticastBackend
 import gpuinterop as gi
@@ -271,16 +250,19 @@ class TestMine(Suite):
 """
 
 
-def test_failed_cells_are_not_reported(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """A cell counts as exercised when every test that claims it has passed; a run of a part would replace the whole."""
-    report = tmp_path / "verified.toml"
-    options = (*SELECTED, f"--gpuinterop-report={report}")
-    done = run_pytest(*options, "-k", "test_that_passes", kit=False, files={"test_fails.py": FAILS})
-    assert not report.exists()
-    assert "was not written" in done.output
-    run_pytest(*options, kit=False)
-    assert report.exists()
-    assert read_verified(report) == []
+def _runs(report: Path) -> list[dict[str, Any]]:
+    """The entries for the toy's ``verified.toml``."""
+    runs: list[dict[str, Any]] = json.loads(read_run(report).properties.get(f"{RUNS}toy", "[]"))
+    return runs
+
+
+def test_failed_cells_are_not_recorded(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """A cell counts as exercised when every test that claims it has passed."""
+    report = tmp_path / "run.xml"
+    run_pytest(*SELECTED, f"--junitxml={report}", kit=False, files={"test_fails.py": FAILS})
+    assert _runs(report) == []
+    run_pytest(*SELECTED, f"--junitxml={report}", "-k", "test_that_passes", kit=False)
+    assert [run["cells"] for run in _runs(report)] == [["import_memory:opaque_fd"]]
 
 
 # -- pytest-xdist --------------------------------------------------------------------------------------------------
@@ -315,14 +297,14 @@ class TestAnother(Suite):
 
 def test_side_by_side(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """There is one report and one summary, of what all workers of pytest-xdist have done."""
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-backend=toy", f"--gpuinterop-report={report}", "-n2", "--dist=loadscope")
+    report = tmp_path / "run.xml"
+    options = ("--gpuinterop-backend=toy", f"--junitxml={report}", "-n2", "--dist=loadscope")
     done = run_pytest(*options, kit=False, files={"test_side.py": SIDE_BY_SIDE.format(does="assert False")})
     assert {file.name for file in (tmp_path / "work").glob("gw*")} == {"gw0", "gw1"}
     assert done.failed == {"TestAnother::test_that_does_not"}, done.output
     counts = "3 passed, 1 failed, 0 skipped as declared, 0 unexpected skips; 2 cells exercised"
     assert f"toy:0: {counts}\n" in done.output
     assert "gpuinterop device toy:0: Toy (toy 0.1)" in done.output
-    (run,) = read_verified(report)
-    assert {str(cell) for cell in run.cells} == {"import_memory:opaque_fd", "map_buffer:opaque_fd"}
-    assert (run.tests["passed"], run.tests["failed"]) == (3, 1)
+    (run,) = _runs(report)
+    assert run["cells"] == ["import_memory:opaque_fd", "map_buffer:opaque_fd"]
+    assert (run["tests"]["passed"], run["tests"]["failed"]) == (3, 1)

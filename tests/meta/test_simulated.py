@@ -1,4 +1,4 @@
-"""Devices that are simulated on the CPU: the parties that they get, and that nothing they do is reported."""
+"""Devices that are simulated on the CPU: the parties that they get, and that nothing they do is recorded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
+from tools import record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")
 
@@ -24,20 +26,18 @@ def _need_swiftshader() -> None:
 
 
 def test_the_simulated_toy_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """Every suite, with a memfd and a Vulkan driver; and it is not reported."""
+    """Every suite, with a memfd and a Vulkan driver; and it is not recorded."""
     _need_swiftshader()
-    reports = tmp_path / "verified.toml", tmp_path / "exporters.toml"
-    options = (f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}")
-    parties = "--gpuinterop-exporter=@here"
-    done = run_pytest(*SIMULATED, *options, parties, toy="toybackend:ToyArrays", limit="20")
+    report = tmp_path / "run.xml"
+    options = (f"--junitxml={report}", "--gpuinterop-exporter=@here")
+    done = run_pytest(*SIMULATED, *options, toy="toybackend:ToyArrays", limit="20")
     assert done.status == 0, done.output[-4000:]
     assert "0 unexpected skips" in done.output
     assert "toy:0 (simulated): " in done.output
-    assert f"{reports[0]} was not written" in done.output
     assert "9 cells exercised" in done.output
     assert done.counts["passed"] > 200
-    for report in reports:
-        assert not report.exists()
+    with pytest.raises(InvalidArgumentError, match=r"on hardware, .*its devices are simulated"):
+        record.runs_of(report)
 
 
 EACH_ITS_OWN = """

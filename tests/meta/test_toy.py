@@ -13,6 +13,7 @@ import pytest
 from gpuinterop.capabilities import read_verified
 from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
+from tools import record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the toy is made of memfds")
 
@@ -21,16 +22,17 @@ HERE = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here")
 
 
 def test_the_example_passes(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """In one process and across processes, with no skip but the gaps that it declares; and it is reported."""
-    report = tmp_path / "verified.toml"
+    """In one process and across processes, with no skip but the gaps that it declares; and it is recorded."""
+    report, file = tmp_path / "run.xml", tmp_path / "verified.toml"
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     ((name, target),) = project["entry-points"]["gpuinterop.backends"].items()
-    options = (f"--gpuinterop-require={name}", "--gpuinterop-exporter=memfd", f"--gpuinterop-report={report}")
+    options = (f"--gpuinterop-require={name}", "--gpuinterop-exporter=memfd", f"--junitxml={report}")
     done = run_pytest(*options, toy=target, entry=name, limit="20")
     assert done.status == 0, done.output[-4000:]
     assert "0 unexpected skips" in done.output
     assert done.counts["passed"] > 150
-    (run,) = read_verified(report)
+    record.merge(file, record.runs_of(report)[name])
+    (run,) = read_verified(file)
     assert run.device == "Mine"
     assert run.versions["mine"] == "0.1"
     assert {str(cell) for cell in run.cells} == {

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from gpuinterop.testing.results import RUNS, read_run
 from gpuinterop.testing.simulated.build import build
 from tests.cli.parties import require_driver
 from tests.programs import python
@@ -73,20 +74,19 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_a_suite_runs_on_it(clean: Path, backend: str) -> None:
     """With the Vulkan driver that is there; what it shows counts only for the host."""
     require_driver("swiftshader")
-    table, report = clean / "table.json", clean / "verified.toml"
-    run = (*PYTEST, f"--gpuinterop-json={table}", f"--gpuinterop-report={report}", "test_theirs.py")
+    report = clean / "run.xml"
+    run = (*PYTEST, f"--junitxml={report}", "test_theirs.py")
     if backend == "host":
         done = python("-m", *run, cwd=clean, GPUINTEROP_BACKEND="host")
     else:
         done = python(*COMMAND, *run, cwd=clean)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(table.read_text())
-    (device,) = found["devices"].values()
-    assert device["backend"] == backend
-    assert device["stand_in"] == ("" if backend == "host" else "simulated")
-    assert {"vulkan:swiftshader", "memfd"} <= {test["party"] for test in found["tests"]}
-    assert {test["outcome"] for test in found["tests"]} == {"passed"}
-    assert report.exists() is (backend == "host")
+    found = read_run(report)
+    assert {test.device for test in found.results if test.device} == {f"{backend}:0"}
+    assert found.properties.get(f"gpuinterop.stand-in.{backend}:0", "") == ("" if backend == "host" else "simulated")
+    assert {"vulkan:swiftshader", "memfd"} <= {test.party for test in found.results}
+    assert {test.outcome for test in found.results} == {"passed"}
+    assert (f"{RUNS}{backend}" in found.properties) is (backend == "host")
 
 
 def test_what_it_can_do_is_told_of_no_device(clean: Path) -> None:

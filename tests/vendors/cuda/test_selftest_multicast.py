@@ -21,14 +21,15 @@ from typing import Any
 import pytest
 
 import gpuinterop.cli.multicast as cli
-from gpuinterop.capabilities import read_verified
+from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.testing import multicast, stand_ins
-from gpuinterop.testing.report import write_report
+from gpuinterop.testing.results import read_run
 from gpuinterop.testing.simulated import assert_simulated
 from tests.cli.invoke import invoke
 from tests.limits import LIMIT
 from tests.programs import python, runs
 from tests.simulated.driver import Simulator
+from tools import record
 
 CHILD, PEER, BOTH = "child", "peer", "child, peer"
 SIZE = 2 << 20
@@ -312,6 +313,7 @@ def test_no_process_runs_on_another_driver(run_process: Callable[..., Done], unm
         (("--devices", "0,x"), {}, "list of ordinals such as 0,1, got '0,x'"),
         ((), {"GPUINTEROP_DISABLE": "import_multicast:vmm_fd"}, "turned off by GPUINTEROP_DISABLE"),
         (("--backend", "host"), {}, "create_multicast is unsupported"),
+        (("--report", "/nonexistent/run.xml"), {}, "--report: expected a file that can be written"),
     ],
 )
 def test_it_refuses(
@@ -330,42 +332,31 @@ def test_it_refuses(
     assert not list(tmp_path.glob("*.pid"))
 
 
-# -- what is recorded ----------------------------------------------------------------------------------------------
+# -- what is reported ----------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_recorded(run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What each device has done, as a run of its own: not a stand-in's, and not one that was not right.
+def test_a_report(run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each device has done may be recorded: not a stand-in's, and not a run that was not right.
 
     On the simulated driver, which says for the first part of this test that it is none.
     """
-    file = tmp_path / "verified.toml"
-    write_report(file, [])
-    monkeypatch.setattr(cli, "verified_file", lambda _backend: file)
+    file = tmp_path / "run.xml"
+    report = ("--report", str(file))
     with monkeypatch.context() as patch:
         patch.setattr(stand_ins, "stand_in", lambda _libraries: "")
-        done = run("--report")
+        done = run(*report)
         assert done.status == 0, done.output + done.errors
-        assert [(one.device, {str(cell) for cell in one.cells}) for one in read_verified(file)] == [
-            ("Simulated GPU 0", {"create_multicast", "export_multicast:vmm_fd"}),
-            ("Simulated GPU 1", {"create_multicast", "import_multicast:vmm_fd"}),
+        assert [(one["device"], one["cells"]) for one in record.runs_of(file)["cuda"]] == [
+            ("Simulated GPU 0", ["create_multicast", "export_multicast:vmm_fd"]),
+            ("Simulated GPU 1", ["create_multicast", "import_multicast:vmm_fd"]),
         ]
-        before = file.read_bytes()
-        patch.setattr(cli, "_run", lambda *arguments: [cli.Step("create", "wrong")])
-        assert run("--report").status == 1
+        patch.setattr(cli, "_run", lambda *arguments: [cli.Step("create", "wrong", detail="no \x1b[1m memory")])
+        assert run(*report).status == 1
+        with pytest.raises(InvalidArgumentError, match="a step was not right"):
+            record.runs_of(file)
+        (step,) = read_run(file).results
+        assert (step.id, step.outcome, step.reason) == ("multicast::create", "failed", "wrong: no  [1m memory")
     monkeypatch.setattr(cli, "_run", lambda *arguments: [cli.Step(name, "right") for name in cli._names_of_steps()])
-    done = run("--report")
-    assert (done.status, "nothing was recorded" in done.errors) == (0, True)
-    assert file.read_bytes() == before
-
-
-def test_a_record_that_cannot_be_written(
-    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The result, here as if all was right, is told all the same; what is wrong has an exit status of its own."""
-    monkeypatch.setattr(cli, "_run", lambda *arguments: [cli.Step(name, "right") for name in cli._names_of_steps()])
-    monkeypatch.setattr(stand_ins, "stand_in", lambda _libraries: "")
-    monkeypatch.setattr(cli, "verified_file", lambda _backend: tmp_path / "not there" / "verified.toml")
-    done = run("--json", "--report")
-    assert done.status == 3, done.output + done.errors
-    assert done.result["correct"]
-    assert "could not be recorded: " in done.errors
+    assert run(*report).status == 0
+    with pytest.raises(InvalidArgumentError, match=r"it ran on .*libcuda"):
+        record.runs_of(file)

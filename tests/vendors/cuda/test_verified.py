@@ -8,13 +8,12 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop import capabilities
-from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun, read_verified
-from gpuinterop.cli.records import verified_file
+from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun
 from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
-from gpuinterop.testing.report import of_suites
+from gpuinterop.testing.results import of_suites
 from tests.cli.parties import require_driver
-from tests.conformance.test_verified import is_recorded
+from tests.conformance.test_verified import is_recorded, recorded_runs
 from tests.simulated.driver import Simulator
 
 
@@ -36,7 +35,7 @@ def test_what_can_be_used_is_what_this_run_has_exercised(request: pytest.Fixture
         supported = of_suites(Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED)
         assert supported == (exercised if is_recorded(kit, spec) else set())
         if kit.is_simulated(spec.backend):
-            assert exercised == of_suites(cell for run in read_verified(verified_file("cuda")) for cell in run.cells)
+            assert exercised == of_suites(cell for run in recorded_runs("cuda") for cell in run.cells)
 
 
 def test_no_run_counts_for_the_simulated_driver(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.capabilities import read_verified
+from gpuinterop.testing.results import RUNS, UNRECORDED, read_run
 from gpuinterop.testing.simulated.build import build
 from tests.programs import printed
 
@@ -43,18 +42,23 @@ def told(folder: Path, environment: dict[str, str], *command: str) -> str:
     return printed(*command, cwd=folder, env=environment)
 
 
+def properties(folder: Path, environment: dict[str, str], *options: str) -> dict[str, str]:
+    """What pytest's XML says of a run of the suite."""
+    (folder / "test_mine.py").write_text(SUITE)
+    command = ("-m", "pytest", "-q", *PLAIN, *options, f"--junitxml={folder / 'run.xml'}", str(folder))
+    told(folder, environment, *command)
+    return read_run(folder / "run.xml").properties
+
+
 def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:
     """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
-    (tmp_path / "test_mine.py").write_text(SUITE)
     library = build("hip")
-    environment = clean(str(library.parent))
-    reports = [tmp_path / name for name in ("verified.toml", "exporters.toml")]
-    command = ["--gpuinterop-require=host", "--gpuinterop-require=hip"]
-    command += [f"--gpuinterop-report={reports[0]}", f"--gpuinterop-exporter-report={reports[1]}"]
-    run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *command, str(tmp_path))
-    assert "hip:0 (simulated): 1 passed" in run
-    assert re.search(f"hip: .*recorded.*{re.escape(str(library))}", run)
-    assert [run.device for run in read_verified(reports[0])] == [gi.get_backend("host").device().name]
+    required = ("--gpuinterop-require=host", "--gpuinterop-require=hip")
+    run = properties(tmp_path, clean(str(library.parent)), *required)
+    assert run["gpuinterop.stand-in.hip:0"] == "simulated"
+    assert run[f"{UNRECORDED}.hip"] == f"it ran on {library}"
+    assert [name for name in run if name.startswith(RUNS)] == [f"{RUNS}host"]
+    assert [entry["device"] for entry in json.loads(run[f"{RUNS}host"])] == [gi.get_backend("host").device().name]
 
 
 def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path) -> None:
@@ -63,14 +67,12 @@ def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path) -> None:
     data = build("hip", extra=("-Dgpuinterop_simulated_driver=gpuinterop_stand_in_device",)).read_bytes()
     (tmp_path / "libamdhip64.so.6.3.42").write_bytes(data)
     (tmp_path / "libamdhip64.so").symlink_to("libamdhip64.so.6.3.42")
-    (tmp_path / "test_mine.py").write_text(SUITE)
     environment = clean(str(tmp_path))
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-require=hip", f"--gpuinterop-report={report}")
-    run = told(tmp_path, environment, "-m", "pytest", "-q", *PLAIN, *options, str(tmp_path))
+    run = properties(tmp_path, environment, "--gpuinterop-require=hip")
     info = told(tmp_path, environment, "-m", "gpuinterop", "info", "--json")
-    assert re.search(f"hip: .*recorded.*{re.escape(what)}", run)
-    assert [run for run in read_verified(report) if run.device.startswith("Simulated")] == []
+    assert run["gpuinterop.stand-in.hip:0"] == what
+    assert run[f"{UNRECORDED}.hip"] == f"it ran on {what}"
+    assert not [name for name in run if name.startswith(RUNS)]
     found = {one["name"]: one["stand_in"] for one in json.loads(info)["backends"]}
     assert found["hip"] == what
     assert found["host"] is None
@@ -83,18 +85,13 @@ def test_of_a_version_that_no_run_has_shown_nothing_is_recorded(tmp_path: Path, 
     """It is taken for the newest that is known, which the header says, and `gpuinterop info`."""
     marker = "gpuinterop_simulated_driver"  # without it our runtime is taken for AMD's
     (tmp_path / "libamdhip64.so").write_bytes(build("hip").read_bytes().replace(marker.encode(), marker[::-1].encode()))
-    (tmp_path / "test_mine.py").write_text(SUITE)
     environment = clean(str(tmp_path), GPUINTEROP_SIM_HIP_VERSION=version)
-    report = tmp_path / "verified.toml"
-    options = ("--gpuinterop-require=hip", f"--gpuinterop-report={report}")
-    run = told(tmp_path, environment, "-m", "pytest", *PLAIN, *options, str(tmp_path))
+    run = properties(tmp_path, environment, "--gpuinterop-require=hip")
     infos = [told(tmp_path, environment, "-m", "gpuinterop", "info", *form) for form in ([], ["--json"])]
     says = "unknown version: HIP 7.9.53211 is taken for 7.1"
     known = version == "70151831"
-    recorded = {one.device for one in read_verified(report) if one.device.startswith("Simulated")} if known else set()
+    recorded = {entry["device"] for entry in json.loads(run.get(f"{RUNS}hip", "[]"))}
     assert recorded == ({"Simulated AMD GPU 0"} if known else set())
-    assert report.exists() is known
-    assert bool(re.search(f"hip: .*recorded.*{re.escape(says)}", run)) is not known
-    header = run.partition("collected")[2].partition("test_mine.py")[0]
-    for text in (header, *infos):
+    assert (says in run.get(f"{UNRECORDED}.hip", "")) is not known
+    for text in (run["gpuinterop.device.hip:0"], *infos):
         assert (says in text) is not known, text

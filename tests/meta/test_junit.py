@@ -1,0 +1,167 @@
+"""The XML of pytest: each test with its device, exporter and cells, the facts of the run; and one table of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuinterop as gi
+from gpuinterop.testing.results import PART, UNRECORDED, read_run
+from tests.cli.invoke import invoke
+
+OWN = """
+import pytest
+import gpuinterop as gi
+from gpuinterop.testing import requires
+from gpuinterop.testing.requirements import skip_declared
+
+NEEDS = ((gi.Operation.IMPORT_MEMORY, gi.OpaqueFd), (gi.Operation.MAP_BUFFER, gi.OpaqueFd))
+
+@requires(*NEEDS)
+def test_pair(gpuinterop_harness):
+    theirs, ours = gpuinterop_harness.buffer(4096)
+    ours.fill(7)
+    assert theirs.read(0, 4096) == bytes([7]) * 4096
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_device(size, gpuinterop_device, gpuinterop_backend):
+    assert gpuinterop_device in gpuinterop_backend.devices()
+
+def test_backend(gpuinterop_backend):
+    assert gpuinterop_backend.name in ("toy", "host")
+
+@pytest.fixture
+def gap():
+    return 3
+
+def test_a_fixture_of_mine(gpuinterop_device, gap, record_property):
+    record_property("gpuinterop.device", 5)
+    assert gap == 3
+
+@requires(gi.Operation.CREATE_MULTICAST)
+def test_gap(gpuinterop_device):
+    raise AssertionError("it runs where there is a gap")
+
+def test_declared(gpuinterop_device):
+    skip_declared("the manual says so")
+
+def test_of_no_device():
+    pytest.skip("no mood for it")
+
+@pytest.mark.xfail(reason="known")
+def test_known():
+    assert False
+"""
+
+
+def test_a_suite_on_three_rows(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """Its tests have their properties also with pytest-xdist; the third row has a gap that the others have not."""
+    rows: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
+        "one": ((), {}),
+        "two": (("-n2",), {}),
+        "off": ((), {"GPUINTEROP_DISABLE": "map_buffer:opaque_fd"}),
+    }
+    files = {name: tmp_path / f"{name}.xml" for name in rows}
+    for name, (processes, variables) in rows.items():
+        options = ("--gpuinterop-require=toy", "--gpuinterop-exporter=memfd@here", f"--junitxml={files[name]}")
+        done = run_pytest(
+            *options, *processes, kit=False, files={"test_own.py": OWN}, environment={"CI": "true", **variables}
+        )
+        assert done.status == 0, done.output
+    for name in ("one", "two"):
+        run = read_run(files[name])
+        tests = {result.id.removeprefix("test_own::"): result for result in run.results}
+        assert {test: result.outcome for test, result in tests.items()} == {
+            "test_pair[toy:0-memfd]": "passed",
+            "test_device[toy:0-1]": "passed",
+            "test_device[toy:0-2]": "passed",
+            "test_backend[toy]": "passed",
+            "test_a_fixture_of_mine[toy:0]": "passed",
+            "test_gap[toy:0]": "gap",
+            "test_declared[toy:0]": "gap",
+            "test_of_no_device": "skipped",
+            "test_known": "xfailed",
+        }
+        pair = tests["test_pair[toy:0-memfd]"]
+        assert (pair.device, pair.party, pair.test) == ("toy:0", "memfd", "test_own::test_pair")
+        assert pair.cells == ["import_memory:opaque_fd", "map_buffer:opaque_fd"]
+        assert pair.driver.startswith("memfd ")
+        assert tests["test_device[toy:0-2]"].test == "test_own::test_device[2]"
+        assert tests["test_backend[toy]"].test == "test_own::test_backend"
+        assert tests["test_a_fixture_of_mine[toy:0]"].device == "toy:0"
+        assert "create_multicast on toy:0: " in tests["test_gap[toy:0]"].reason
+        assert tests["test_of_no_device"].reason == "no mood for it"
+        assert run.properties["gpuinterop.version"].startswith(f"{gi.__version__}, Python ")
+        assert run.properties["gpuinterop.device.toy:0"] == "Toy (toy 0.1)"
+        assert run.properties["gpuinterop.status"] == "0"
+        assert run.properties["gpuinterop.variables"] == "GPUINTEROP_KIT_LIMIT=1"
+        assert run.properties[UNRECORDED] == "its tests are not those of gpuinterop.testing"
+    done = invoke("matrix", *map(str, files.values()))
+    assert done.exit_code == 0, done.output
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
+    assert lines[:2] == ["3 rows: none red", "row result tests device"]
+    for name, passed, skipped in (("one", 5, 3), ("two", 5, 3), ("off", 4, 4)):
+        assert f"{name} passed {passed} passed, {skipped} skipped, 1 xfailed Toy (toy 0.1)" in lines
+    assert "- skipped in off: test_own::test_pair: map_buffer:opaque_fd on toy:0: turned off by" in " ".join(lines)
+    assert "- skipped in every row: test_own::test_of_no_device: no mood for it" in lines
+
+
+def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """However it was chosen: pytest deselects nothing for --lf and for -x."""
+    file = tmp_path / "run.xml"
+    files = {"test_own.py": "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"}
+    for options in ((), ("--lf",), ("-x", "-n2"), ("-k", "test_a")):
+        command = (f"--junitxml={file}", "--gpuinterop-require=toy", "-pcacheprovider", *options)
+        run_pytest(*command, kit=False, files=files)
+        assert (read_run(file).properties[UNRECORDED] == PART) == bool(options), options
+
+
+CRASHES = "import os\ndef test_it(): os._exit(1)\ndef test_other(): pass\n"
+TWICE = """
+import pytest
+
+@pytest.fixture
+def fails_too():
+    yield
+    raise ValueError("after it")
+
+def test_twice(fails_too):
+    assert False, "in it"
+"""
+
+
+def test_what_cannot_be_collected_crashes_or_fails_twice(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    """Each is a failure, once, with its reason; a module that skips itself has no tests, and is in the report."""
+    file = tmp_path / "run.xml"
+    files = {"test_crashes.py": CRASHES, "test_twice.py": TWICE}
+    files |= {"test_import.py": "import pytest; pytest.importorskip('nonesuch')"}
+    done = run_pytest(f"--junitxml={file}", "-n2", kit=False, files=files)
+    assert done.status == 1, done.output
+    results = {result.test: (result.outcome, result.reason) for result in read_run(file).results}
+    assert results.pop("test_crashes::test_it")[0] == "failed"
+    outcome, reason = results.pop("test_import")
+    assert outcome == "skipped"
+    assert "could not import 'nonesuch'" in reason
+    assert results == {
+        "test_crashes::test_other": ("passed", ""),
+        "test_twice::test_twice": ("failed", "AssertionError: in it"),
+    }
+    done = run_pytest(f"--junitxml={file}", kit=False, files={"test_typo.py": "import nonesuch"})
+    assert done.status == 2
+    (failed,) = (result for result in read_run(file).results if result.outcome == "failed")
+    assert failed.test == "test_typo"
+    assert "nonesuch" in failed.reason
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<testsuites", "<coverage/>", "<testsuite/>", "<testsuite timestamp='yesterday'/>", None]
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "run.xml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(gi.InvalidArgumentError, match=r"report: expected what .* writes, got .*run\.xml"):
+        read_run(file)
