@@ -603,7 +603,7 @@ def read_verified(file: Traversable) -> list[VerifiedRun]:
         return [_run(entry) for entry in tomllib.loads(file.read_text(encoding="utf-8")).get("run", [])]
     except (OSError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(
-            "file", f"expected runs as `gpuinterop selftest --report` writes them, got {file}: {error}"
+            "file", f"expected runs as `python -m tools.record` writes them, got {file}: {error}"
         ) from error
 
 

@@ -47,14 +47,11 @@ test that leaks a handle fails. A ``unittest.TestCase`` cannot use the fixtures.
     but their exporters use the CPU: memfd, and the Vulkan drivers whose memory a simulated driver understands
     (:data:`gpuinterop.testing.participants.SIMULATED_DRIVERS`). Their results are never recorded, so they make no cell
     SUPPORTED.
-``--gpuinterop-report=FILE``
-    Write what was exercised and passed, in the format of a backend's ``verified.toml``, unless only part of the tests
-    was run.
-``--gpuinterop-json=FILE``
-    Write the result of every test, with its device, its exporter and the capabilities it exercises, and the run's
-    versions, capability tables and variables. ``gpuinterop matrix`` merges such files. A run that was killed leaves the
-    results so far, and the test that was running. JUnit's XML (``--junitxml``) has the device, exporter and
-    capabilities as properties of each test.
+
+pytest's own ``--junitxml=FILE`` writes JUnit XML, which ``gpuinterop matrix`` merges. The plugin adds properties: to
+each test its device (``gpuinterop.device``), its exporter and that exporter's driver (``gpuinterop.exporter``,
+``gpuinterop.driver``), and the capabilities that it exercises (``gpuinterop.cells``); to the suite the run's versions,
+devices and variables. A run that was killed writes no file.
 
 The test ``gpuinterop::environment`` fails once per run, with the reason, if a required backend does not work; if a
 required exporter is missing; if an option or ``GPUINTEROP_BACKEND`` names a backend that is not installed; if that
