@@ -121,7 +121,7 @@ class _Row:
         said = [f"{count} {word}" for word, count in sorted(numbers.items())]
         said += [PART] * (self.run.properties.get(UNRECORDED) == PART)
         device = self.run.properties.get(f"gpuinterop.device.{self.device}", self.device)
-        return self.name, self.problem or "passed", ", ".join(said), device
+        return self.name, self.problem or "passed", ", ".join(said), device + f" ({self.double})" * bool(self.double)
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:

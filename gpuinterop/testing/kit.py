@@ -291,8 +291,7 @@ class Kit(Participants):
             versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())
             double = "simulated" if self.is_simulated(spec.backend) else self._stand_in(spec.backend)
             unknown = f"; {backend.unknown_version}" if backend.unknown_version else ""
-            name = self.device(spec).name + f" ({double})" * bool(double)
-            yield f"gpuinterop device {spec}", f"{name} ({versions}){unknown}"
+            yield f"gpuinterop device {spec}", f"{self.device(spec).name} ({versions}){unknown}"
             if double:
                 yield f"gpuinterop stand-in {spec}", double
             yield f"gpuinterop exporters {spec}", ", ".join(map(str, self.exporters(spec)))
