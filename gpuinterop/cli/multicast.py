@@ -302,16 +302,13 @@ def _show(step: Step) -> None:
 def _write_report(file: Path, result: Result, runs: Sequence[dict[str, Any]]) -> None:
     """Write JUnit XML: a test for each step, and what may be recorded if every step was right on hardware."""
     suite = ET.Element("testsuite", name="multicast", timestamp=datetime.now(UTC).isoformat(timespec="seconds"))
-    facts = {f"gpuinterop.device.{result.backend}:{one['ordinal']}": one["name"] for one in result.devices}
-    if result.stand_in:
-        facts[UNRECORDED] = f"it ran on {result.stand_in}"
-    elif not result.correct:
-        facts[UNRECORDED] = "a step was not right"
-    else:
-        facts[RUNS + result.backend] = json.dumps(runs)
     properties = ET.SubElement(suite, "properties")
-    for name, value in facts.items():
-        ET.SubElement(properties, "property", name=name, value=value)
+    for device in result.devices:
+        name = f"gpuinterop.device.{result.backend}:{device['ordinal']}"
+        ET.SubElement(properties, "property", name=name, value=device["name"])
+    why = f"it ran on {result.stand_in}" if result.stand_in else "a step was not right" * (not result.correct)
+    name, value = (UNRECORDED, why) if why else (RUNS + result.backend, json.dumps(runs))
+    ET.SubElement(properties, "property", name=name, value=value)
     for step in result.steps:
         case = ET.SubElement(suite, "testcase", classname="multicast", name=step.step, time=str(step.seconds))
         if step.outcome != "right":

@@ -39,7 +39,7 @@ from .results import (
 )
 
 if TYPE_CHECKING:
-    from .exporters.base import Exporter
+    from .exporters.base import Driver, Exporter
 
 __all__ = ["Kit"]
 
@@ -257,21 +257,20 @@ class Kit(Participants):
         results: dict[str, list[Result]] = {}
         for result in self.results.of(*recorded):
             results.setdefault(result.party.partition("@")[0], []).append(result)
-        shown: dict[str, set[Cell]] = {}  # a driver of several devices makes one run
-        failed: dict[str, set[Cell]] = {}
+        found: dict[str, list[tuple[Driver, list[Result]]]] = {}  # a driver of several devices makes one run
         seen: Counter[str] = Counter()
         for driver in self.drivers():
             short = short_name(driver.name, driver.driver)
-            tests = results.get(str(ExporterSpec("vulkan", short, seen[short])), [])
+            if tests := results.get(str(ExporterSpec("vulkan", short, seen[short]))):
+                found.setdefault(driver.driver, []).append((driver, tests))
             seen[short] += 1
-            passed = of_suites(Cell.parse(cell) for test in tests if test.outcome == "passed" for cell in test.cells)
-            here = {cell for cell in exercised(tests) if driver.capabilities.supports(cell)}
-            shown.setdefault(driver.driver, set()).update(here)
-            failed.setdefault(driver.driver, set()).update(passed - here)
-        versions = {driver.driver: driver.version for driver in self.drivers()}
-        return [
-            make_run(name, {name: versions[name]}, cells) for name in shown if (cells := shown[name] - failed[name])
-        ]
+        runs = []
+        for name, devices in found.items():
+            passed = exercised(result for _, tests in devices for result in tests)
+            cells = [cell for cell in passed if all(driver.capabilities.supports(cell) for driver, _ in devices)]
+            if cells:
+                runs.append(make_run(name, {name: devices[0][0].version}, cells))
+        return runs
 
     def header(self) -> list[str]:
         return [f"{name}: {value}" for name, value in self._facts()]

@@ -124,12 +124,11 @@ def exercised(results: Iterable[Result]) -> set[Cell]:
 
 def counts(results: Iterable[Result]) -> dict[str, int]:
     """Numbers of each outcome, by the words of the summary line."""
-    found = Counter(result.outcome for result in results)
+    number = Counter(result.outcome for result in results)
     words = {"passed": "passed", "failed": "failed", "gap": "skipped as declared", "undeclared": "unexpected skips"}
     others = {"skipped": "skipped by themselves", "xfailed": "failed as expected"}
-    return {word: found[one] for one, word in words.items()} | {
-        word: found[one] for one, word in others.items() if found[one]
-    }
+    words |= {outcome: word for outcome, word in others.items() if number[outcome]}
+    return {word: number[outcome] for outcome, word in words.items()}
 
 
 def make_run(

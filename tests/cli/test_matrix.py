@@ -74,7 +74,6 @@ def test_what_is_red(tmp_path: Path, case: str) -> None:
     assert word in line
     (line,) = [line for line in done.output.splitlines() if line.startswith("good ")]
     assert " passed " in line
-    assert "- bad: " in _section(done.output, "What failed")
 
 
 def test_what_is_green_and_what_is_missing(tmp_path: Path) -> None:
@@ -134,15 +133,17 @@ def test_a_report_of_an_earlier_run(tmp_path: Path) -> None:
     done = invoke("matrix", old, new, "--since", "2026-11-22T22:30:00+02:00")
     assert (done.exit_code, "2 rows: 1 red" in done.output) == (1, True), done.output
     assert re.search("^old +OLD", done.output, re.MULTILINE)
-    assert invoke("matrix", old, "--since", "2026-11-22T20:00:00").exit_code == 0
+    assert invoke("matrix", old, "--since", "2026-11-22T20:00:00Z").exit_code == 0
     assert invoke("matrix", old, "--since", "yesterday").exit_code == 2
 
 
-def test_names_of_rows(tmp_path: Path) -> None:
+def test_names_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's name; with its folder where several have it; and the device, where a report has several."""
     both = [*PASSED, _test("test_maps", "failure", "E", device="a:1")]
-    reports = _report(tmp_path, "amd/run", both), _report(tmp_path, "nvidia/run", PASSED, **{UNRECORDED[11:]: PART})
-    output = invoke("matrix", *reports).output
+    _report(tmp_path, "amd/run", both)
+    _report(tmp_path, "nvidia/run", PASSED, **{UNRECORDED.removeprefix("gpuinterop."): PART})
+    monkeypatch.chdir(tmp_path)
+    output = invoke("matrix", "amd/run.xml", "nvidia/run.xml").output
     for words in (
         "amd/run a:0  passed  1 passed",
         "amd/run a:1  FAILED  1 failed",
