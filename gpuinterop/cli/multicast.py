@@ -27,7 +27,7 @@ from ..errors import InvalidArgumentError
 from ..testing import stand_ins
 from ..testing.results import RUNS, UNRECORDED, make_run
 from .console import note, say
-from .selftest import add_report_arguments, begin_report
+from .selftest import add_arguments as add_report_arguments, begin_report
 
 if TYPE_CHECKING:
     from .._core.device import Device

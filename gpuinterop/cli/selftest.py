@@ -14,7 +14,7 @@ from .._core.discovery import get_backend
 from ..errors import BackendUnavailableError, InvalidArgumentError
 from ..installing import pip_install
 
-__all__ = ["add_arguments", "add_report_arguments", "begin_report", "command"]
+__all__ = ["add_arguments", "begin_report", "command"]
 
 # The current folder may be a project, such as this one's checkout. Its modules, settings and conftest.py are only for
 # its own tests.
@@ -25,12 +25,7 @@ _PYTEST: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add this command's arguments; all others are pytest's."""
-    add_report_arguments(parser)
-
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--backend`` and ``--report``."""
+    """Add ``--backend`` and ``--report``; all other arguments are pytest's."""
     parser.add_argument("--backend", metavar="NAME", help="by default the backend that gpuinterop chooses here")
     parser.add_argument("--report", metavar="FILE", type=Path, help="write the results as JUnit XML, for an issue")
 

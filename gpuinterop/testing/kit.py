@@ -15,7 +15,7 @@ import pytest
 
 from .. import __version__
 from .._core import discovery
-from ..capabilities import DOMAIN, Cell, Operation
+from ..capabilities import DOMAIN, Operation
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .plugin import PARTIAL, SKIPPED
 from .requirements import cells_of, params_of, skip_declared
@@ -201,22 +201,16 @@ class Kit(Participants):
         spec, _ = _specs(item)
         if spec is None or not report.skipped or hasattr(report, "wasxfail"):
             return
-        found = report.longrepr
-        where, _, reason = found if isinstance(found, tuple) else ("", 0, str(found))
-        if reason.removeprefix("Skipped: ").startswith(DECLARED):
-            _classify(item, report, "gap")
-        elif _is_kits_own(item) or Path(where).is_relative_to(_HOME):
-            _classify(item, report, "undeclared")
-            if self.is_required(spec.backend) and not spec.problem:
-                report.outcome = "failed"
-                report.longrepr = (
-                    f"the backend {spec.backend!r} is required, and this gap is not declared: "
-                    + reason.removeprefix("Skipped: ")
-                )
-
-    def exercised(self, spec: DeviceSpec) -> set[Cell]:
-        """Cells whose tests have all passed so far."""
-        return exercised(self.results.of(str(spec)))
+        reason = reason_of(report)
+        where = report.longrepr[0] if isinstance(report.longrepr, tuple) else ""
+        declared = reason.startswith(DECLARED)
+        if not declared and not _is_kits_own(item) and not Path(where).is_relative_to(_HOME):
+            return
+        for properties in (report.user_properties, item.user_properties):  # the latter are in the XML
+            properties.append((SKIP, "gap" if declared else "undeclared"))
+        if not declared and self.is_required(spec.backend) and not spec.problem:
+            report.outcome = "failed"
+            report.longrepr = f"the backend {spec.backend!r} is required, and this gap is not declared: {reason}"
 
     # -- the properties of the XML ---------------------------------------------------------------------------------
 
@@ -334,12 +328,6 @@ class _Environment(pytest.Item):
 
     def runtest(self) -> None:
         pytest.fail("\n".join(self.lacking), pytrace=False)
-
-
-def _classify(item: pytest.Item, report: pytest.TestReport, skip: str) -> None:
-    """Note what kind of skip it is, for `Results`, and in the test's last report for the XML."""
-    for properties in (item.user_properties, report.user_properties):
-        properties.append((SKIP, skip))
 
 
 def _is_kits_own(item: pytest.Item) -> bool:

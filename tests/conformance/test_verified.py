@@ -12,7 +12,7 @@ from gpuinterop.capabilities import Cell, Support, VerifiedRun, read_verified
 from gpuinterop.testing.kit import Kit
 from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
-from gpuinterop.testing.results import of_suites
+from gpuinterop.testing.results import exercised, of_suites
 
 pytestmark = pytest.mark.whole_run
 
@@ -31,13 +31,15 @@ def is_recorded(kit: Kit, spec: DeviceSpec) -> bool:
 def test_supported_is_what_this_run_has_exercised(request: pytest.FixtureRequest) -> None:
     """Runs after the suites, in the same session, and compares with what they have done."""
     kit = kit_of(request.config)
-    devices: list[DeviceSpec] = [spec for spec in kit.devices() if not spec.problem and kit.exercised(spec)]
+    devices: list[DeviceSpec] = [
+        spec for spec in kit.devices() if not spec.problem and exercised(kit.results.of(str(spec)))
+    ]
     if kit.partial or not devices:
         pytest.skip("only the whole of the suites, in one process, shows what is exercised")
     for spec in devices:
         table = kit.device(spec).capabilities
         supported = of_suites(Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED)
-        shown = kit.exercised(spec) if is_recorded(kit, spec) else ()
+        shown = exercised(kit.results.of(str(spec))) if is_recorded(kit, spec) else ()
         assert sorted(map(str, supported)) == sorted(map(str, shown)), (
             f"{spec}: `gpuinterop selftest --backend {spec.backend} --report FILE`, then `python -m tools.record FILE`"
         )

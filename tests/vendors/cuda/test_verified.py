@@ -11,7 +11,7 @@ from gpuinterop import capabilities
 from gpuinterop.capabilities import DOMAIN, Cell, Support, VerifiedRun
 from gpuinterop.testing.participants import DeviceSpec
 from gpuinterop.testing.plugin import kit_of
-from gpuinterop.testing.results import of_suites
+from gpuinterop.testing.results import exercised, of_suites
 from tests.cli.parties import require_driver
 from tests.conformance.test_verified import is_recorded, recorded_runs
 from tests.simulated.driver import Simulator
@@ -24,18 +24,20 @@ def test_what_can_be_used_is_what_this_run_has_exercised(request: pytest.Fixture
     What GPUs have shown the simulated driver shows as well.
     """
     kit = kit_of(request.config)
-    devices: list[DeviceSpec] = [spec for spec in kit.devices() if not spec.problem and kit.exercised(spec)]
+    devices: list[DeviceSpec] = [
+        spec for spec in kit.devices() if not spec.problem and exercised(kit.results.of(str(spec)))
+    ]
     if kit.partial or not devices:
         pytest.skip("only a run of the whole conformance suite, in one process, shows what is exercised")
     if any(kit.is_simulated(spec.backend) for spec in devices):
         require_driver("swiftshader")  # it alone makes images for the simulated driver
     for spec in devices:
-        table, exercised = kit.device(spec).capabilities, kit.exercised(spec)
-        assert of_suites(Cell(*key) for key, found in table.items() if found) == exercised
+        table, shown = kit.device(spec).capabilities, exercised(kit.results.of(str(spec)))
+        assert of_suites(Cell(*key) for key, found in table.items() if found) == shown
         supported = of_suites(Cell(*key) for key, found in table.items() if found.support is Support.SUPPORTED)
-        assert supported == (exercised if is_recorded(kit, spec) else set())
+        assert supported == (shown if is_recorded(kit, spec) else set())
         if kit.is_simulated(spec.backend):
-            assert exercised == of_suites(cell for run in recorded_runs("cuda") for cell in run.cells)
+            assert shown == of_suites(cell for run in recorded_runs("cuda") for cell in run.cells)
 
 
 def test_no_run_counts_for_the_simulated_driver(simulator: Simulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +67,4 @@ def test_multicast_is_never_claimed_for_what_the_suites_have_shown(request: pyte
     """They run it on the simulated driver: that proves nothing, and only `gpuinterop selftest multicast` records it."""
     kit = kit_of(request.config)
     for spec in kit.devices():
-        assert not [cell for cell in kit.exercised(spec) if "multicast" in cell.operation.value]
+        assert not [cell for cell in exercised(kit.results.of(str(spec))) if "multicast" in cell.operation.value]
