@@ -59,8 +59,11 @@ def merge(file: Path, fresh: Sequence[Mapping[str, Any]]) -> None:
     runs = [*(run for run in before if _kind(run) not in replaced), *fresh]
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(HEADER + "\n" + tomli_w.dumps({"run": runs}), encoding="utf-8")
-    read_verified(temporary)
-    temporary.replace(file)
+    try:
+        read_verified(temporary)
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _kind(run: Mapping[str, Any]) -> tuple[str, str, bool]:
@@ -115,8 +118,8 @@ def main(arguments: Sequence[str]) -> int:
                     "report",
                     f"expected runs of {', '.join(FILES)}, got one of {owner}; pass its verified.toml: --file.",
                 )
-    except GpuInteropError as error:
-        parser.error(str(error))
+    except (GpuInteropError, LookupError, TypeError, ValueError) as error:
+        parser.error(f"{type(error).__name__}: {error}")
     write_page()
     return 0
 

@@ -30,7 +30,7 @@ class Items:
 
 Block: TypeAlias = str | Table | Items
 Section: TypeAlias = tuple[str, Sequence[Block]]
-"""A heading, and its paragraphs, tables and lists. An empty section says so."""
+"""A heading, and its paragraphs, tables and lists."""
 
 
 def text(page: Iterable[Section]) -> str:
@@ -45,13 +45,9 @@ def _lines(block: Block) -> Iterator[str]:
     elif isinstance(block, Items):
         for one in block.texts:
             yield from wrap(f"- {_plain(one)}", columns(), hang=2)
-        if not block.texts:
-            yield "none"
     else:
         rows = [[_plain(one) for one in row] for row in (block.columns, *block.rows)]
         yield from table(rows, columns())
-        if not block.rows:
-            yield "none"
 
 
 def _plain(one: str) -> str:
@@ -69,7 +65,7 @@ def _markdown(block: Block) -> str:
     if isinstance(block, str):
         return _marked(block)
     if isinstance(block, Items):
-        return "\n".join(f"- {_marked(one)}" for one in block.texts) or "none"
+        return "\n".join(f"- {_marked(one)}" for one in block.texts)
     rows = [block.columns, ["---"] * len(block.columns), *block.rows]
     return "\n".join(f"| {' | '.join(map(_marked, row))} |" for row in rows)
 

@@ -93,10 +93,10 @@ def test_a_suite_on_three_rows(run_pytest: Callable[..., Any], tmp_path: Path) -
 
 
 def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
-    """However it was chosen: pytest deselects nothing for --lf and for -x."""
+    """However it was chosen: pytest deselects nothing for --lf and -x, and with -n2 only workers know what -k does."""
     file = tmp_path / "run.xml"
     files = {"test_own.py": "def test_a(): pass\ndef test_b(): assert False\ndef test_c(): pass\n"}
-    for options in ((), ("--lf",), ("-x", "-n2"), ("-k", "test_a")):
+    for options in ((), ("--lf",), ("-x", "-n2"), ("-k", "test_a", "-n2")):
         command = (f"--junitxml={file}", "--gpuinterop-require=toy", "-pcacheprovider", *options)
         run_pytest(*command, kit=False, files=files)
         assert (read_run(file).properties[UNRECORDED] == PART) == bool(options), options

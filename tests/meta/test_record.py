@@ -85,6 +85,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({"runs": []}, "for a whole run on hardware, got"),
     "a simulated device": ({"runs": [], f"{UNRECORDED}.mine": "its devices are simulated"}, "are simulated"),
     "a cell that there is not": ({"runs": [_run("one", "2026-01-02", "grasp_capture")]}, "grasp_capture"),
+    "a run without a date": ({"runs": [{"platform": "linux", "device": "one", "cells": []}]}, "date"),
+    "a run without a platform": ({"runs": [{"date": "2026-01-02", "device": "one", "cells": []}]}, "platform"),
     "another backend, without its file": ({}, "got one of mine"),
 }
 
@@ -93,11 +95,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_it_refuses(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
     properties, words = REFUSED[case]
     options = {"runs": [_run("one", "2026-01-02", "graph_capture")], **properties}
-    file = tmp_path / "verified.toml"
+    (folder := tmp_path / "mine").mkdir()
     arguments = [_report(tmp_path / "run.xml", **options)]
-    arguments += [] if "without" in case else ["--file", str(file)]
+    arguments += [] if case.startswith("another") else ["--file", str(folder / "verified.toml")]
     with pytest.raises(SystemExit) as ended:
         record.main(arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
-    assert not file.exists()
+    assert not list(folder.iterdir())
