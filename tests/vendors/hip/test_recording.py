@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import gpuinterop as gi
 from gpuinterop.testing.results import RUNS, UNRECORDED, read_run
 from gpuinterop.testing.simulated.build import build
 from tests.programs import printed
@@ -48,17 +47,6 @@ def properties(folder: Path, environment: dict[str, str], *options: str) -> dict
     command = ("-m", "pytest", "-q", *PLAIN, *options, f"--junitxml={folder / 'run.xml'}", str(folder))
     told(folder, environment, *command)
     return read_run(folder / "run.xml").properties
-
-
-def test_a_stand_in_is_never_recorded(tmp_path: Path) -> None:
-    """Without --gpuinterop-simulated, as `gpuinterop selftest --report` runs it; the host beside it is recorded."""
-    library = build("hip")
-    required = ("--gpuinterop-require=host", "--gpuinterop-require=hip")
-    run = properties(tmp_path, clean(str(library.parent)), *required)
-    assert run["gpuinterop.stand-in.hip:0"] == "simulated"
-    assert run[f"{UNRECORDED}.hip"] == f"it ran on {library}"
-    assert [name for name in run if name.startswith(RUNS)] == [f"{RUNS}host"]
-    assert [entry["device"] for entry in json.loads(run[f"{RUNS}host"])] == [gi.get_backend("host").device().name]
 
 
 def test_amds_runtime_without_a_gpu_is_called_that(tmp_path: Path) -> None:
