@@ -107,10 +107,10 @@ class _Row:
     def line(self) -> tuple[str, ...]:
         """The row in the table."""
         numbers = Counter("skipped" if result.outcome in _SKIPPED else result.outcome for result in self.results)
-        said = [f"{count} {word}" for word, count in sorted(numbers.items())]
-        said += [PART] * (self.run.properties.get(UNRECORDED) == PART)
+        words = [f"{count} {outcome}" for outcome, count in sorted(numbers.items())]
+        words += [PART] * (self.run.properties.get(UNRECORDED) == PART)
         device = self.run.properties.get(f"gpuinterop.device.{self.device}", self.device)
-        return self.name, self.problem or "passed", ", ".join(said), device + f" ({self.double})" * bool(self.double)
+        return self.name, self.problem or "passed", ", ".join(words), device + f" ({self.double})" * bool(self.double)
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:

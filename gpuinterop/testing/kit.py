@@ -251,15 +251,15 @@ class Kit(Participants):
         results: dict[str, list[Result]] = {}
         for result in self.results.of(*recorded):
             results.setdefault(result.party.partition("@")[0], []).append(result)
-        found: dict[str, list[tuple[Driver, list[Result]]]] = {}  # a driver of several devices makes one run
+        by_name: dict[str, list[tuple[Driver, list[Result]]]] = {}  # a driver of several devices makes one run
         seen: Counter[str] = Counter()
         for driver in self.drivers():
             short = short_name(driver.name, driver.driver)
             if tests := results.get(str(ExporterSpec("vulkan", short, seen[short]))):
-                found.setdefault(driver.driver, []).append((driver, tests))
+                by_name.setdefault(driver.driver, []).append((driver, tests))
             seen[short] += 1
         runs = []
-        for name, devices in found.items():
+        for name, devices in by_name.items():
             passed = exercised(result for _, tests in devices for result in tests)
             cells = [cell for cell in passed if all(driver.capabilities.supports(cell) for driver, _ in devices)]
             if cells:
