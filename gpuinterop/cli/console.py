@@ -98,14 +98,14 @@ def wrap(text: str, width: int, hang: int | None = None) -> Iterator[str]:
         yield current
 
 
-def table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """Lay out texts in columns; columns that do not fit follow below, after the first column again."""
+def table(rows: Sequence[Sequence[str]], width: int, keys: int = 1) -> Iterator[str]:
+    """Lay out texts in columns; columns that do not fit follow below, after the first columns again, the `keys`."""
     least, most = [], []
     for column in zip(*rows, strict=True):
         least.append(max(_length(word) for text in column for word in (text.split() or [""])))
         most.append(max(map(_length, column)))
     count = len(least)
-    while count > 2 and sum(least[:count]) + 2 * (count - 1) > width:
+    while count > keys + 1 and sum(least[:count]) + 2 * (count - 1) > width:
         count -= 1
     widths = most[:count]
     while sum(widths) + 2 * (count - 1) > width and widths != least[:count]:
@@ -118,7 +118,7 @@ def table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
             yield "  ".join(text + " " * (one - _length(text)) for text, one in zip(line, widths, strict=True)).rstrip()
     if count < len(least):
         yield ""
-        yield from table([[row[0], *row[count:]] for row in rows], width)
+        yield from table([[*row[:keys], *row[count:]] for row in rows], width, keys)
 
 
 def _length(text: str) -> int:

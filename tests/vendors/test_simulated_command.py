@@ -91,9 +91,14 @@ def test_a_suite_runs_on_it(clean: Path, backend: str) -> None:
 
 
 def test_what_it_can_do_is_told_of_no_device(clean: Path) -> None:
+    require_driver("swiftshader")  # of the first device
     command = [word for word in COMMAND if word != "--"]  # it is not needed
-    done = python(*command, "gpuinterop", "info", "--json", cwd=clean, GPUINTEROP_SIM_DEVICES="2")
-    (found,) = (one for one in json.loads(done.stdout)["backends"] if one["name"] == VENDOR.name)
+    text, document = (
+        python(*command, "gpuinterop", "info", *form, cwd=clean, GPUINTEROP_SIM_DEVICES="2").stdout
+        for form in ([], ["--json"])
+    )
+    assert text.count("no Vulkan driver for this device [") == 1
+    (found,) = (one for one in json.loads(document)["backends"] if one["name"] == VENDOR.name)
     assert Path(found["stand_in"]).name == VENDOR.library
     assert len(found["devices"]) == 2
     said = {cell["support"] for device in found["devices"] for cell in device["capabilities"]}
