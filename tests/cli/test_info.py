@@ -75,7 +75,7 @@ def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> No
             assert reasons[backend["name"]] == " ".join(backend["reason"].split())
         for device in backend["devices"]:
             assert f"works: {device['name']}" in lines[f"{backend['name']}:{device['ordinal']}"]
-    assert "exports memory VmmFd; arrays OpaqueFd; semaphores OpaqueFd, TimelineFd" in lines["host:0"]
+    assert lines["host:0"].endswith(" exports memory VmmFd; arrays OpaqueFd; semaphores OpaqueFd, TimelineFd")
     bridged = "bridged, by share_handoff(allow=('bridged',))"
     for label, name, handoff, reason in (
         ("vulkan:0", "SwiftShader", "binary", "No timeline handoff: SwiftShader driver reports no exportable"),
@@ -122,6 +122,11 @@ def test_equal_drivers_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [label for label in lines if label.startswith("vulkan")] == ["vulkan:0-7", "vulkan"]
     assert lines["vulkan"].startswith("works in part [")
     assert reasons["vulkan"] == drivers.reason
+
+
+def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUINTEROP_BACKEND", "unheard-of")
+    assert "there is no backend 'unheard-of'" in invoke("info").stderr
 
 
 def test_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
