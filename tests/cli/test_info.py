@@ -30,8 +30,7 @@ def facts() -> dict[str, Any]:
     require_opengl()
     done = python("-W", "error", "-m", "gpuinterop", "info", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return dict(json.loads(done.stdout))
 
 
 def test_the_shape(facts: dict[str, Any]) -> None:
@@ -44,7 +43,6 @@ def test_the_shape(facts: dict[str, Any]) -> None:
         assert list(backend) == [
             "name", "available", "reason", "versions", "libraries", "stand_in", "unknown_version", "devices",
         ]  # fmt: skip
-        assert backend["available"] or backend["reason"]
     devices = [device for backend in facts["backends"] for device in backend["devices"]]
     assert list(devices[0]) == ["ordinal", "name", "uuid", "pci_bus_id", "luid", "capabilities"]
     assert {tuple(exporter) for exporter in facts["exporters"]} == {("name", "driver", "device", "capabilities")}
@@ -87,7 +85,7 @@ def test_a_line_answers_for_each_backend_and_driver(facts: dict[str, Any]) -> No
         assert reasons[label].startswith(reason)
 
 
-def test_versions_and_a_table_follow(facts: dict[str, Any]) -> None:
+def test_versions_and_a_table_follow(facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     text = invoke("info").stdout
     (host,) = (backend for backend in facts["backends"] if backend["available"])
     for name, fact in (*host["versions"].items(), *host["libraries"].items()):
@@ -101,6 +99,8 @@ def test_versions_and_a_table_follow(facts: dict[str, Any]) -> None:
         expected = " +".join(signs[column["support"]] for column in columns)
         assert re.search(rf"^{row} +{expected}$", text, re.MULTILINE)
     assert re.search(r"^✓ shown by .*; ○ documented .*; · a gap", text, re.MULTILINE)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert invoke("info").stdout.count("stream_memory_ops") > 1, "columns that do not fit follow, with the names again"
 
 
 def test_all_gives_each_cells_reason(facts: dict[str, Any]) -> None:
