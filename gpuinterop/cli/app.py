@@ -36,7 +36,7 @@ a simulated driver, to test without a GPU:
 """
 _COMMANDS: Final = {
     "info": (info, "what works here, what does not, and why"),
-    "demo": (demo, "a shader and a compute stream alternate on one buffer"),
+    "demo": (demo, "Vulkan or another process and a compute stream alternate on one buffer"),
     "bench": (bench, "what calls, frames and sharing cost, compared with hand-written code"),
     "selftest": (selftest, "run the conformance suite for a backend on this machine"),
     "selftest multicast": (multicast, "whether multicast works; run it on a machine you do not share"),

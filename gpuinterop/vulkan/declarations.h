@@ -6,37 +6,25 @@ typedef uint32_t VkBool32, VkFlags, VkPipelineStageFlags;
 typedef uint64_t VkDeviceSize;
 
 typedef int32_t VkResult;
-typedef uint32_t VkCommandBufferLevel, VkDescriptorType, VkDriverId,
+typedef uint32_t VkCommandBufferLevel, VkDriverId,
     VkExternalMemoryHandleTypeFlagBits, VkExternalSemaphoreHandleTypeFlagBits, VkImageLayout, VkImageTiling,
-    VkImageType, VkPhysicalDeviceType, VkPipelineBindPoint, VkSampleCountFlagBits, VkSemaphoreType,
-    VkShaderStageFlagBits, VkSharingMode;
+    VkImageType, VkPhysicalDeviceType, VkSampleCountFlagBits, VkSemaphoreType,
+    VkSharingMode;
 
 typedef struct VkBuffer_T *VkBuffer;
-typedef struct VkBufferView_T *VkBufferView;
 typedef struct VkCommandBuffer_T *VkCommandBuffer;
 typedef struct VkCommandPool_T *VkCommandPool;
-typedef struct VkDescriptorPool_T *VkDescriptorPool;
-typedef struct VkDescriptorSet_T *VkDescriptorSet;
-typedef struct VkDescriptorSetLayout_T *VkDescriptorSetLayout;
 typedef struct VkDevice_T *VkDevice;
 typedef struct VkDeviceMemory_T *VkDeviceMemory;
 typedef struct VkFence_T *VkFence;
 typedef struct VkImage_T *VkImage;
 typedef struct VkInstance_T *VkInstance;
 typedef struct VkPhysicalDevice_T *VkPhysicalDevice;
-typedef struct VkPipeline_T *VkPipeline;
-typedef struct VkPipelineCache_T *VkPipelineCache;
-typedef struct VkPipelineLayout_T *VkPipelineLayout;
 typedef struct VkQueue_T *VkQueue;
-typedef struct VkSampler_T *VkSampler;
 typedef struct VkSemaphore_T *VkSemaphore;
-typedef struct VkShaderModule_T *VkShaderModule;
 
 typedef struct VkAllocationCallbacks VkAllocationCallbacks;
 typedef struct VkCommandBufferInheritanceInfo VkCommandBufferInheritanceInfo;
-typedef struct VkCopyDescriptorSet VkCopyDescriptorSet;
-typedef struct VkDescriptorImageInfo VkDescriptorImageInfo;
-typedef struct VkSpecializationInfo VkSpecializationInfo;
 
 typedef enum {
     VK_STRUCTURE_TYPE_APPLICATION_INFO = 0,
@@ -49,14 +37,6 @@ typedef enum {
     VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO = 9,
     VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO = 12,
     VK_STRUCTURE_TYPE_IMAGE_CREATE_INFO = 14,
-    VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO = 16,
-    VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO = 18,
-    VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO = 29,
-    VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO = 30,
-    VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO = 32,
-    VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO = 33,
-    VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO = 34,
-    VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET = 35,
     VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO = 39,
     VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO = 40,
     VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO = 42,
@@ -441,46 +421,6 @@ typedef struct {
     VkDeviceSize bufferOffset; uint32_t bufferRowLength, bufferImageHeight; VkImageSubresourceLayers imageSubresource;
     VkOffset3D imageOffset; VkExtent3D imageExtent;
 } VkBufferImageCopy;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; size_t codeSize; const uint32_t *pCode;
-} VkShaderModuleCreateInfo;
-typedef struct {
-    uint32_t binding; VkDescriptorType descriptorType; uint32_t descriptorCount; VkFlags stageFlags;
-    const VkSampler *pImmutableSamplers;
-} VkDescriptorSetLayoutBinding;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; uint32_t bindingCount;
-    const VkDescriptorSetLayoutBinding *pBindings;
-} VkDescriptorSetLayoutCreateInfo;
-typedef struct { VkFlags stageFlags; uint32_t offset, size; } VkPushConstantRange;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; uint32_t setLayoutCount;
-    const VkDescriptorSetLayout *pSetLayouts; uint32_t pushConstantRangeCount;
-    const VkPushConstantRange *pPushConstantRanges;
-} VkPipelineLayoutCreateInfo;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; VkShaderStageFlagBits stage; VkShaderModule module;
-    const char *pName; const VkSpecializationInfo *pSpecializationInfo;
-} VkPipelineShaderStageCreateInfo;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; VkPipelineShaderStageCreateInfo stage;
-    VkPipelineLayout layout; VkPipeline basePipelineHandle; int32_t basePipelineIndex;
-} VkComputePipelineCreateInfo;
-typedef struct { VkDescriptorType type; uint32_t descriptorCount; } VkDescriptorPoolSize;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkFlags flags; uint32_t maxSets, poolSizeCount;
-    const VkDescriptorPoolSize *pPoolSizes;
-} VkDescriptorPoolCreateInfo;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkDescriptorPool descriptorPool; uint32_t descriptorSetCount;
-    const VkDescriptorSetLayout *pSetLayouts;
-} VkDescriptorSetAllocateInfo;
-typedef struct { VkBuffer buffer; VkDeviceSize offset, range; } VkDescriptorBufferInfo;
-typedef struct {
-    VkStructureType sType; const void *pNext; VkDescriptorSet dstSet; uint32_t dstBinding, dstArrayElement,
-    descriptorCount; VkDescriptorType descriptorType; const VkDescriptorImageInfo *pImageInfo;
-    const VkDescriptorBufferInfo *pBufferInfo; const VkBufferView *pTexelBufferView;
-} VkWriteDescriptorSet;
 
 typedef PFN_vkVoidFunction (*PFN_vkGetInstanceProcAddr)(VkInstance, const char *);
 typedef VkResult (*PFN_vkEnumerateInstanceVersion)(uint32_t *);
@@ -556,26 +496,3 @@ typedef void (*PFN_vkCmdCopyBufferToImage)(VkCommandBuffer, VkBuffer, VkImage, V
     const VkBufferImageCopy *);
 typedef void (*PFN_vkCmdCopyImageToBuffer)(VkCommandBuffer, VkImage, VkImageLayout, VkBuffer, uint32_t,
     const VkBufferImageCopy *);
-typedef void (*PFN_vkCmdBindPipeline)(VkCommandBuffer, VkPipelineBindPoint, VkPipeline);
-typedef void (*PFN_vkCmdBindDescriptorSets)(VkCommandBuffer, VkPipelineBindPoint, VkPipelineLayout, uint32_t, uint32_t,
-    const VkDescriptorSet *, uint32_t, const uint32_t *);
-typedef void (*PFN_vkCmdPushConstants)(VkCommandBuffer, VkPipelineLayout, VkFlags, uint32_t, uint32_t, const void *);
-typedef void (*PFN_vkCmdDispatch)(VkCommandBuffer, uint32_t, uint32_t, uint32_t);
-typedef VkResult (*PFN_vkCreateShaderModule)(VkDevice, const VkShaderModuleCreateInfo *, const VkAllocationCallbacks *,
-    VkShaderModule *);
-typedef void (*PFN_vkDestroyShaderModule)(VkDevice, VkShaderModule, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkCreateDescriptorSetLayout)(VkDevice, const VkDescriptorSetLayoutCreateInfo *,
-    const VkAllocationCallbacks *, VkDescriptorSetLayout *);
-typedef void (*PFN_vkDestroyDescriptorSetLayout)(VkDevice, VkDescriptorSetLayout, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkCreatePipelineLayout)(VkDevice, const VkPipelineLayoutCreateInfo *,
-    const VkAllocationCallbacks *, VkPipelineLayout *);
-typedef void (*PFN_vkDestroyPipelineLayout)(VkDevice, VkPipelineLayout, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkCreateComputePipelines)(VkDevice, VkPipelineCache, uint32_t,
-    const VkComputePipelineCreateInfo *, const VkAllocationCallbacks *, VkPipeline *);
-typedef void (*PFN_vkDestroyPipeline)(VkDevice, VkPipeline, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkCreateDescriptorPool)(VkDevice, const VkDescriptorPoolCreateInfo *,
-    const VkAllocationCallbacks *, VkDescriptorPool *);
-typedef void (*PFN_vkDestroyDescriptorPool)(VkDevice, VkDescriptorPool, const VkAllocationCallbacks *);
-typedef VkResult (*PFN_vkAllocateDescriptorSets)(VkDevice, const VkDescriptorSetAllocateInfo *, VkDescriptorSet *);
-typedef void (*PFN_vkUpdateDescriptorSets)(VkDevice, uint32_t, const VkWriteDescriptorSet *, uint32_t,
-    const VkCopyDescriptorSet *);

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.cli.demo.simulation import WaveParameters
 from gpuinterop.handles import Binary, OriginKind, Timeline
 from gpuinterop.testing.exporters.base import Fill
-from gpuinterop.testing.exporters.vulkan import VulkanExporter, VulkanSemaphore
+from gpuinterop.testing.exporters.vulkan import VulkanExporter, VulkanSemaphore, list_drivers
 from tests.limits import LIMIT
 from tests.validation import descriptors
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     )
 else:
     from vulkan_application import Application, open_exporter
-
-SMALL = WaveParameters(width=50, height=37)
 
 
 @pytest.fixture(params=["mapped", "staged"])
@@ -211,6 +208,21 @@ def test_closing_what_is_stuck_behind_another_wait_returns(
     second.close()
     assert all(submission.done() for submission in submissions)
     first.close()
+
+
+def test_closing_a_semaphore_ends_every_wait_for_it(signalling: VulkanExporter) -> None:
+    semaphore = signalling.create_semaphore(Binary)
+    submissions = [signalling.submit(wait=[(semaphore, 0)]) for _ in range(4)]
+    assert not submissions[0].done(0.02)
+    semaphore.close()
+    assert all(submission.done(LIMIT) for submission in submissions)
+
+
+def test_each_driver_is_opened_by_its_place(driver: str) -> None:
+    for found in list_drivers():
+        with VulkanExporter(device_index=found.index) as exporter:
+            assert exporter.device == found.name
+            assert exporter.identity.uuid == found.identity.uuid
 
 
 # -- nothing is left over ----------------------------------------------------------------------------------------------

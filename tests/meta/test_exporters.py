@@ -24,7 +24,7 @@ from gpuinterop.errors import (
 )
 from gpuinterop.handles import Binary, Timeline
 from gpuinterop.testing.exporters import open_exporter, process
-from gpuinterop.testing.exporters.base import Exporter, ExporterMemory, Fill, Kernel
+from gpuinterop.testing.exporters.base import Exporter, Fill
 from gpuinterop.testing.exporters.process import ProcessExporter
 from tests.limits import LIMIT
 from tests.programs import runs
@@ -39,42 +39,31 @@ def exporter(request: pytest.FixtureRequest) -> Iterator[Exporter]:
         yield opened
 
 
-def store(memory: ExporterMemory, index: int, byte: int) -> Kernel:
-    return Kernel(memory=memory, function="operator:setitem", arguments=(index, byte))
-
-
 @KINDS
-def test_kernels_run_where_the_memory_is(exporter: Exporter, kind: type) -> None:
-    """Behind the wait and the fills, in their order, and before the signal."""
+def test_fills_run_after_the_wait_and_before_the_signal(exporter: Exporter, kind: type) -> None:
     with (
         exporter.create_memory(4096) as memory,
         exporter.create_semaphore(kind) as before,
         exporter.create_semaphore(kind) as after,
     ):
-        work = exporter.submit(
-            wait=[(before, 1)],
-            fill=[Fill(memory=memory, offset=0, size=4, word=0x01010101)],
-            run=[store(memory, 0, 2), store(memory, 0, 3), store(memory, 4095, 4)],
-            signal=[(after, 1)],
-        )
+        fills = [
+            Fill(memory=memory, offset=offset, size=size, word=word)
+            for offset, size, word in ((0, 8, 0x01010101), (4, 4, 0x02020202), (4092, 4, 0x04030201))
+        ]
+        work = exporter.submit(wait=[(before, 1)], fill=fills, signal=[(after, 1)])
         assert not work.done(0.0)
         assert memory.read(0, 4096) == bytes(4096)
         before.signal(1)
         assert after.wait(1, timeout=LIMIT)
-        assert memory.read(0, 4096) == b"\3\1\1\1" + bytes(4091) + b"\4"
+        assert memory.read(0, 4096) == b"\1\1\1\1\2\2\2\2" + bytes(4084) + b"\1\2\3\4"
         assert work.done(LIMIT)
 
 
 def test_errors_are_ours(exporter: Exporter) -> None:
-    """Those of kernels too; the exporter goes on."""
+    """The exporter works on after each."""
     with exporter.create_memory(4096) as memory, open_exporter("memfd") as other, other.create_memory(4096) as theirs:
-        with pytest.raises((IndexError, PeerError), match="index out of bounds"):
-            exporter.submit(run=[store(memory, memory.size, 1)]).done(LIMIT)
         calls: list[tuple[type[Exception], str, Callable[[], object]]] = [
-            (InvalidArgumentError, "^function: ", lambda: exporter.submit(run=[Kernel(memory=memory, function="a:b")])),
-            (InvalidArgumentError, "^run: ", lambda: exporter.submit(run=[Kernel(memory=memory, shader="a:wave.spv")])),
             (InvalidArgumentError, "^offset: ", lambda: memory.read(4095, 2)),
-            (ArgumentTypeError, "", lambda: exporter.submit(run=[store(theirs, 0, 1)])),
             (ArgumentTypeError, "", lambda: exporter.submit(fill=[Fill(memory=theirs, offset=0, size=4, word=0)])),
             (ArgumentTypeError, "", lambda: exporter.create_semaphore(int)),
         ]
@@ -82,7 +71,7 @@ def test_errors_are_ours(exporter: Exporter) -> None:
             with pytest.raises(kind) as caught:
                 call()
             assert re.match(words, str(caught.value))
-        assert exporter.submit(run=[store(memory, 0, 1)]).done(LIMIT)
+        assert exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=1)]).done(LIMIT)
     with pytest.raises(ResourceClosedError):
         memory.read(0, 1)
 

@@ -40,7 +40,6 @@ __all__ = [
     "ExporterSemaphore",
     "Fill",
     "ImageParameters",
-    "Kernel",
     "Submission",
 ]
 
@@ -308,53 +307,6 @@ class Fill:
     word: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """Work for a submission: a program of the caller's that changes `memory`, as a function or as a shader.
-
-    The exporter's process imports the program by name, from its own ``sys.path``.
-
-    Attributes
-    ----------
-    memory : ExporterMemory
-    function : str
-        ``module:name``. An exporter on the CPU calls it with a memoryview of the bytes, which it must not keep, and
-        with `arguments`.
-    shader : str
-        ``package:file`` with SPIR-V, which Vulkan dispatches. Its ``main`` finds the memory as the storage buffer at
-        binding 0 of set 0, and `arguments` as push constants.
-    groups : tuple of int
-        Work groups of the shader in each of three dimensions.
-    arguments : tuple of int or float
-        At most 32 numbers of 32 bits, unsigned or floating.
-    """
-
-    memory: Any
-    function: str = ""
-    shader: str = ""
-    groups: Sequence[int] = (1, 1, 1)
-    arguments: Sequence[int | float] = ()
-
-    def __post_init__(self) -> None:
-        for name, form in (("function", "module:name"), ("shader", "package:file")):
-            given = getattr(self, name)
-            if given and not all(given.partition(":")):
-                raise InvalidArgumentError(name, f"expected {form}, got {given!r}.")
-
-    def program(self, form: str) -> str:
-        """Return the name of the program in a form, ``function`` or ``shader``.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The kernel has no program in this form.
-        """
-        name: str = getattr(self, form)
-        if not name:
-            raise InvalidArgumentError("run", f"expected a kernel with a {form} for this exporter, got {self!r}.")
-        return name
-
-
 class Submission(_Closing):
     """Asynchronous work of an exporter."""
 
@@ -434,7 +386,6 @@ class Exporter(_Closing):
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
-        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
-        """Enqueue `fill` and then `run`, after `wait` and before `signal`. Returns at once."""
+        """Enqueue `fill`, after `wait` and before `signal`. Returns at once."""

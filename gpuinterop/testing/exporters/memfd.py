@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pkgutil import resolve_name
 from typing import Any
 
 from ... import system
@@ -48,7 +47,7 @@ from ...handles import (
     TimelineFd,
     VmmFd,
 )
-from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Kernel, Submission
+from .base import Exporter, ExporterMemory, ExporterSemaphore, Fill, Submission
 
 if sys.platform != "win32":
     import fcntl
@@ -455,7 +454,6 @@ class MemfdExporter(Exporter):
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
-        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
         waits = [(self._own(semaphore, MemfdSemaphore), value) for semaphore, value in wait]
@@ -467,24 +465,16 @@ class MemfdExporter(Exporter):
                     "fill", f"expected multiples of 4, got offset {item.offset} and size {item.size}."
                 )
             self._own(item.memory, MemfdMemory).check(item.offset, item.size)
-        kernels = [
-            (self._own(kernel.memory, MemfdMemory), _imported(kernel.program("function")), kernel.arguments)
-            for kernel in run
-        ]
 
         def work(pending: _Pending) -> None:
             for semaphore, value in waits:
                 semaphore._wait(value, None, pending.cancelled.is_set)
             for item in fills:
                 item.memory.write(item.offset, struct.pack("=I", item.word) * (item.size // 4))
-            for memory, function, arguments in kernels:
-                with memoryview(memory.object.mapped()) as view:
-                    function(view, *arguments)
             for semaphore, value in signals:
                 semaphore.signal(value)
 
-        memories = [item.memory for item in fills] + [memory for memory, *_ in kernels]
-        objects = memories + [semaphore for semaphore, _ in (*waits, *signals)]
+        objects = [*(item.memory for item in fills), *(semaphore for semaphore, _ in (*waits, *signals))]
         return self._enqueue(work, objects, [semaphore for semaphore, _ in waits])
 
     def close(self) -> None:
@@ -567,11 +557,3 @@ def _capability(cell: Cell) -> Capability:
     if cell.operation is Operation.MAP_MIPMAPPED_ARRAY:
         return cell.gap(Scope.PLATFORM, "plain memfds contain bytes: they have no images, and no tiling.", home)
     return cell.gap(Scope.PLATFORM, "plain memfds have nothing of this kind.", home)
-
-
-def _imported(name: str) -> Callable[..., object]:
-    try:
-        found: Callable[..., object] = resolve_name(name)
-    except (ImportError, AttributeError) as error:
-        raise InvalidArgumentError("function", f"expected an importable function, got {name!r}: {error}.") from error
-    return found

@@ -1,4 +1,4 @@
-"""Vulkan as the independent exporter: memory, semaphores and compute shaders on its own device."""
+"""Vulkan as the independent exporter: memory and semaphores on its own device."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from ....vulkan._device import Instance, VulkanDevice
 from ....vulkan._handoff import VulkanSubmit
 from ....vulkan._query import BUFFER_USAGE, PhysicalDevice
 from ....vulkan._semaphore import import_binary_fd
-from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Kernel, Submission
+from ..base import Exporter, ExporterSemaphore, Fill, ImageParameters, Submission
 from .drivers import choose
 from .image import VulkanImage, image_gap
 from .memory import VulkanMemory
 from .semaphore import VulkanSemaphore
-from .shader import ACCESS, STAGE
 
 __all__ = ["VulkanExporter"]
 
@@ -179,7 +178,6 @@ class VulkanExporter(Exporter):
         *,
         wait: Sequence[tuple[ExporterSemaphore, int]] = (),
         fill: Sequence[Fill] = (),
-        run: Sequence[Kernel] = (),
         signal: Sequence[tuple[ExporterSemaphore, int]] = (),
     ) -> Submission:
         for item in fill:
@@ -188,12 +186,8 @@ class VulkanExporter(Exporter):
                     "fill", f"expected multiples of 4, got offset {item.offset} and size {item.size}."
                 )
             self._own(item.memory, VulkanMemory).check(item.offset, item.size)
-        for kernel in run:
-            self._own(kernel.memory, VulkanMemory).check()
         waits = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in wait]
         signals = [(self._own(semaphore, VulkanSemaphore), value) for semaphore, value in signal]
-        with self._lock:
-            shaders = [kernel.memory.shader(kernel.program("shader")) for kernel in run]
 
         def record(commands: Any) -> None:
             for item in fill:
@@ -201,11 +195,8 @@ class VulkanExporter(Exporter):
                     self.vk.functions.vkCmdFillBuffer(
                         commands, item.memory.vk_buffer, item.offset, item.size, item.word
                     )
-            for kernel, shader in zip(run, shaders, strict=True):
-                with kernel.memory.taken(commands, STAGE, ACCESS):
-                    shader.record(commands, kernel.groups, kernel.arguments)
 
-        memories = [item.memory for item in fill] + [kernel.memory for kernel in run]
+        memories = [item.memory for item in fill]
         return self.submit_to_queue(waits, record if memories else None, signals, uses=memories)
 
     def close(self) -> None:

@@ -13,7 +13,6 @@ from ....vulkan import _api as c
 from ....vulkan._buffer import SharedBuffer, create_buffer, import_array, import_fd
 from ....vulkan._query import BUFFER_USAGE
 from ..base import ExporterMemory
-from .shader import Shader
 from .staging import TRANSFERS, Staged, map_memory
 
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ class VulkanMemory(Staged, ExporterMemory):
             self.size = native.size
         self.vulkan_object = native
         self.dedicated = native.dedicated
-        self._shaders: dict[str, Shader] = {}
         host = c.MEMORY_HOST_VISIBLE | c.MEMORY_HOST_COHERENT
         self._bytes: Any = None
         try:
@@ -112,12 +110,6 @@ class VulkanMemory(Staged, ExporterMemory):
         yield
         native.transfer(commands, native.vulkan_side(stage, access), native.other_side(c.STAGE_BOTTOM_OF_PIPE))
 
-    def shader(self, name: str) -> Shader:
-        """A shader over this memory, made once; call it with the exporter's lock held."""
-        if name not in self._shaders:
-            self._shaders[name] = Shader(self.exporter.vk, name, self.vk_buffer)
-        return self._shaders[name]
-
     def check(self, offset: int = 0, size: int = 0) -> None:
         if self.vulkan_object.closed:
             raise ResourceClosedError("the exporter's memory was closed.")
@@ -130,7 +122,5 @@ class VulkanMemory(Staged, ExporterMemory):
         if not self.vulkan_object.closed and self.exporter.settle(self):
             self._bytes = None
             self._unstage()
-            while self._shaders:
-                self._shaders.popitem()[1].close()
             (self._shared or self.vulkan_object).close()
         self.exporter.children.pop(self, None)
