@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
-import subprocess
-import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._core import discovery
 from .._core.multicast import import_multicast
-from ..errors import GpuInteropError, PeerError, SemaphoreTimeoutError
+from ..errors import SemaphoreTimeoutError
 from ..handles import Binary, FdHandle, handle_types
 from ..sharing import attach, publish, subscribe
-from .exporters.process import Wire
+from .child import Child, Remote
 from .failed_releases import leaks_raised
 from .multimem import multimem_store
-from .parent_death import die_with
 
 if TYPE_CHECKING:
     from .._core.allocation import Allocation
@@ -37,59 +33,32 @@ __all__ = ["BackendPeer"]
 _LIMIT = float(os.environ.get("GPUINTEROP_KIT_LIMIT") or "20")  # as `suites.base` has it, and checks it
 
 
-class BackendPeer:
-    """The other process, which runs one command at a time: you call the methods of `_Commands`.
+class BackendPeer(Child):
+    """The other process: you call the methods of `_Commands`.
 
-    It opens the backend and ordinal of `device`, and exits with the thread that started it. An answer must arrive
-    within `reply_limit` seconds; None waits for ever.
+    It opens the backend and ordinal of `device`. An answer must arrive within `reply_limit` seconds; None waits for
+    ever.
     """
 
     def __init__(self, device: Device, *, reply_limit: float | None = max(60.0, 2 * _LIMIT)) -> None:
-        ours, theirs = socket.socketpair()
-        self._wire, self._limit = Wire(ours), reply_limit
-        with theirs:
-            code = "from gpuinterop.testing.peer import _main; _main()"
-            arguments = [str(os.getpid()), str(theirs.fileno()), device.backend, str(device.ordinal)]
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self, limit: float | None = _LIMIT) -> None:
-        """Close the connection, at which the child exits; kill it after `limit` seconds."""
-        self._wire.socket.close()
-        try:
-            self.process.wait(limit)
-        except subprocess.TimeoutExpired:
-            self.kill()
-
-    def kill(self) -> None:
-        """Kill the child with SIGKILL."""
-        self.process.kill()
-        self.process.wait()
+        super().__init__("the second process of the test", __name__, limit=reply_limit)
+        self._device = device.backend, device.ordinal
+        self._commands: Remote | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not hasattr(_Commands, name):
             raise AttributeError(name)
-        return functools.partial(self._call, name)
+        return functools.partial(self._command, name)
 
-    def _call(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+    def _command(self, name: str, *arguments: Any, **keywords: Any) -> Any:
         """Run a command in the other process, which takes over the handles among the arguments."""
-        self._wire.send((name, arguments, keywords), self._limit)
-        for one in arguments:
-            if isinstance(one, FdHandle):
-                one.close()
-        if (received := self._wire.receive(self._limit)) is None:
-            raise PeerError(f"the second process of the test did not answer {name!r} (status {self.process.poll()}).")
-        failed, result = received[0]
-        if failed:
-            raise result
-        return result
+        try:
+            self._commands = self._commands or self.run(f"{__name__}:_Commands", *self._device)
+            return self._commands.call(name, *arguments, **keywords)
+        finally:
+            for argument in arguments:
+                if isinstance(argument, FdHandle):
+                    argument.close()
 
 
 class _Placed:
@@ -109,8 +78,10 @@ class _Placed:
 class _Commands:
     """Commands of the other process; their results are sent back, with handles."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    remote_attributes = ()
+
+    def __init__(self, backend: str, ordinal: int) -> None:
+        self._device = device = discovery.get_backend(backend).device(ordinal)
         self._scope = ExitStack()
         self._stream = device.create_stream()
         self._buffer: Any = None
@@ -257,22 +228,3 @@ class _Commands:
 
     def _value(self, value: int) -> tuple[int, ...]:
         return () if self._semaphore.kind is Binary else (value,)
-
-
-def _main() -> None:
-    parent, connection, backend, ordinal = sys.argv[1:]
-    die_with(int(parent))  # so that a process that hangs in a driver does not stay
-    wire = Wire(socket.socket(fileno=int(connection)))
-    commands = _Commands(discovery.get_backend(backend).device(int(ordinal)))
-    while (received := wire.receive()) is not None:
-        name, arguments, keywords = received[0]
-        result: Any
-        try:
-            failed, result = False, getattr(commands, name)(*arguments, **keywords)
-        except GpuInteropError as error:
-            failed, result = True, error
-        wire.send((failed, result))
-        for one in result if isinstance(result, tuple) else (result,):
-            if isinstance(one, FdHandle):
-                one.close()
-    os._exit(0)  # the parent has exited, and nothing that is pending matters

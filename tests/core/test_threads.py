@@ -50,7 +50,6 @@ NEED_ONE: dict[str, Callable[[gi.Device, ExitStack], Callable[[], Any]]] = {
     "create_stream": lambda host, scope: host.create_stream,
     "a bridged signal": bridged,
     "memfd exporter": lambda host, scope: lambda: open_exporter("memfd"),
-    "process exporter": lambda host, scope: lambda: open_exporter("memfd", process=True),
 }
 
 
@@ -61,7 +60,6 @@ NEED_ONE: dict[str, Callable[[gi.Device, ExitStack], Callable[[], Any]]] = {
         ("create_stream", starved),
         ("a bridged signal", starved),
         ("memfd exporter", starved),
-        ("process exporter", refused),
     ],
 )
 def test_a_thread_that_cannot_start(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from gpuinterop.errors import (
     UnsupportedError,
 )
 from gpuinterop.handles import Binary, Timeline
-from gpuinterop.testing.exporters import open_exporter, process
+from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.exporters.base import Exporter, Fill
 from gpuinterop.testing.exporters.process import ProcessExporter
 from tests.limits import LIMIT
@@ -96,24 +97,67 @@ def test_errors_cross_processes() -> None:
         assert caught.value.capability == gap
 
 
-def test_a_stopped_child_holds_nobody_up_and_its_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_child_holds_nobody_up_and_goes_on_later() -> None:
+    with open_exporter("memfd", process=True) as exporter, exporter.create_memory(8 << 20) as memory:
+        assert isinstance(exporter, ProcessExporter)
+        limit, exporter.child.limit = exporter.child.limit, 1.0
+        os.kill(exporter.pid, signal.SIGSTOP)
+        with pytest.raises(PeerError, match="did not answer 'read'"):
+            memory.read(0, 4)
+        with pytest.raises(PeerError, match="did not answer 'write'"):  # more than the socket holds
+            memory.write(0, bytes(memory.size))
+        os.kill(exporter.pid, signal.SIGCONT)
+        exporter.child.limit = limit
+        memory.write(0, b"on")  # half of the message before it was discarded
+        assert memory.read(0, 4) == b"on\0\0"
+
+
+def test_a_stopped_child_is_killed_and_its_death_is_told() -> None:
     exporter = open_exporter("memfd", process=True)
     assert isinstance(exporter, ProcessExporter)
-    memory = exporter.create_memory(8 << 20)
-    monkeypatch.setattr(process, "_LIMIT", 1.0)
+    memory = exporter.create_memory(4096)
+    exporter.child.limit = 0.5
     os.kill(exporter.pid, signal.SIGSTOP)
-    with pytest.raises(PeerError, match="did not answer"):
-        memory.read(0, 4)
-    with pytest.raises(PeerError, match="read nothing"):  # more than the socket holds
-        memory.write(0, bytes(memory.size))
-    # The rest of that message can never be sent: nothing else may follow it, and nobody waits for an answer.
-    with pytest.raises(PeerError, match="SIGKILL"):
-        memory.read(0, 4)
-    memory.close()
     exporter.close()
     exporter.close()
+    assert exporter.child.process.returncode == -signal.SIGKILL
     with pytest.raises(ResourceClosedError):
-        exporter.create_memory(4096)
+        memory.read(0, 1)
+    memory.close()
+
+
+def test_a_dead_child_is_told() -> None:
+    """With its status, for calls that are under way and for later ones."""
+    with open_exporter("memfd", process=True) as exporter, exporter.create_memory(4096) as memory:
+        assert isinstance(exporter, ProcessExporter)
+        semaphore = exporter.create_semaphore(Timeline)
+        with ThreadPoolExecutor(1) as threads:
+            wait = threads.submit(semaphore.wait, 1, timeout=LIMIT)
+            assert not semaphore.wait(1, timeout=0.05)
+            exporter.kill()
+            with pytest.raises(PeerError, match="SIGKILL"):
+                wait.result(LIMIT)
+        with pytest.raises(PeerError, match="SIGKILL"):
+            memory.read(0, 1)
+
+
+def test_the_child_forgets_what_is_dropped() -> None:
+    """Also what was never closed; and each handle that was sent is closed on both sides."""
+    with open_exporter("memfd", process=True) as exporter, exporter.create_memory(4096) as memory:
+        assert isinstance(exporter, ProcessExporter)
+
+        def counts() -> tuple[int, int]:
+            """Objects and descriptors of the child, which has closed those that it sent before its next call."""
+            gc.collect()
+            return exporter.child.run("gpuinterop.testing.child:_objects.__len__"), len(os.listdir(descriptors))
+
+        descriptors = f"/proc/{exporter.pid}/fd"
+        before = counts()
+        for _ in range(20):
+            assert exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=1)]).done(LIMIT)
+            memory.export().close()
+        assert counts() == before
+        assert before[0] == 2  # the exporter and the memory
 
 
 def test_what_is_too_large_for_a_message_is_refused_and_the_rest_goes_on() -> None:

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..._arguments import NoCopy, check_int
 from ...bridge import Endpoint
@@ -102,6 +102,9 @@ class DriverList(list[Driver]):
 
 
 class _Closing(NoCopy, ABC):
+    remote_attributes: ClassVar[tuple[str, ...]]
+    """What a process has of such an object that stays in its child (`gpuinterop.testing.child`)."""
+
     @abstractmethod
     def close(self) -> None:
         """Release it; idempotent. Blocks until the exporter's pending work is done."""
@@ -124,6 +127,7 @@ class ExporterMemory(_Closing):
         Whether the allocation is dedicated.
     """
 
+    remote_attributes = ("size", "dedicated")
     size: int
     dedicated: bool
 
@@ -220,6 +224,7 @@ class ExporterImage(_Closing):
         The ``VkImageUsageFlags`` that it was created with.
     """
 
+    remote_attributes = ("parameters", "size", "dedicated", "usage")
     parameters: ImageParameters
     size: int
     dedicated: bool
@@ -253,6 +258,7 @@ class ExporterSemaphore(_Closing):
         ``gpuinterop.handles.Binary`` or ``Timeline``.
     """
 
+    remote_attributes = ("kind",)
     kind: type
 
     @abstractmethod
@@ -310,6 +316,8 @@ class Fill:
 class Submission(_Closing):
     """Asynchronous work of an exporter."""
 
+    remote_attributes = ()
+
     @abstractmethod
     def done(self, timeout: float = 0.0) -> bool:
         """Wait up to `timeout` seconds; return whether the work is done. After True you need not close it."""
@@ -330,6 +338,7 @@ class Exporter(_Closing):
         The argument of ``gpuinterop.match_device``: its own device, or the device that its handles name as origin.
     """
 
+    remote_attributes = ("driver", "device", "identity", "capabilities")
     name: str
     driver: str
     device: str
