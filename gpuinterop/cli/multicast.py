@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import queue
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Generator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 from .._core.discovery import get_backend
 from ..capabilities import Cell, Operation
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, PeerError
 from ..testing import stand_ins
+from ..testing.child import Child
 from ..testing.results import RUNS, UNRECORDED, make_run
 from .console import note, say
 from .selftest import add_arguments as add_report_arguments, begin_report
@@ -39,8 +32,7 @@ _START: Final = "start a process"
 _END: Final = "end the process"
 _STARTED: Final = 60.0
 """Least seconds for a process to start, which does not depend on the driver."""
-_KILLED: Final = 10.0
-"""Seconds for a killed process to exit."""
+_UNKILLABLE: Final = "cannot be killed: it hangs in the driver, and the machine may need a restart."
 
 _FABRIC: Final = (
     "the fabric between the devices does not work (its manager does not run, or does not know a device), or "
@@ -175,34 +167,30 @@ def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step
     """Yield each step as it ends; the first one that is not right is the last."""
     from ..testing.multicast import START
 
-    expected = _names_of_steps()
-    step = Step(_START)
-    with tempfile.TemporaryFile("w+", errors="replace") as errors, _child(backend, team, errors) as (child, lines):
-        while True:
-            begun = time.monotonic()
-            limit = max(timeout, _STARTED) if step.step in (_START, START) else timeout
+    module = "gpuinterop.testing.multicast"
+    with tempfile.TemporaryFile("w+", errors="replace") as output, Child("its process", module, output=output) as child:
+        life: Any = None
+        for name in (_START, *_names_of_steps(), _END):
+            step, begun = Step(name), time.monotonic()
+            limit = child.limit = max(timeout, _STARTED) if name in (_START, START) else timeout
             try:
-                line = lines.get(timeout=limit)
-                status = child.wait(limit) if line is None else None
-            except (queue.Empty, subprocess.TimeoutExpired):
-                yield _ended(step, "hung", begun, f"it did not end in {limit:g} s, and {_kill(child)}")
+                if name == _START:
+                    life = child.run(f"{module}:open_life", backend, [device.ordinal for device in team])
+                elif name == _END:
+                    child.end(limit)
+                else:
+                    right, detail = life.call("step", name)
+                    yield _ended(step, "right" if right else "wrong", begun, detail)
+                    if not right:
+                        return
+            except PeerError as error:
+                if child.process.poll() is None:
+                    killed = "was killed." if child.kill() else _UNKILLABLE
+                    yield _ended(step, "hung", begun, f"it did not end in {limit:g} s, and its process {killed}")
+                else:
+                    output.seek(0)
+                    yield _ended(step, "died", begun, f"{error} {output.read()[-2000:]}")
                 return
-            if status == 0 and not expected:
-                return
-            if line is None:
-                _kill(child)  # its own child process may still run
-                errors.seek(0)
-                yield _ended(step, "died", begun, f"its process {_how(child.returncode)} {errors.read()[-2000:]}")
-                return
-            if "error" in line:
-                yield _ended(step, "wrong", begun, line["error"])
-                return
-            if "detail" in line:
-                expected.remove(step.step)
-                yield _ended(step, "right", begun, line["detail"])
-                step = Step(_END)  # unless another step is announced
-            else:
-                step = Step(line["step"])
 
 
 def _ended(step: Step, outcome: str, begun: float, detail: str) -> Step:
@@ -211,79 +199,6 @@ def _ended(step: Step, outcome: str, begun: float, detail: str) -> Step:
     if outcome in ("hung", "died"):
         step.likely_cause = _CAUSES.get(step.step, _FABRIC)
     return step
-
-
-_Lines: TypeAlias = "queue.Queue[dict[str, str] | None]"
-
-
-@contextmanager
-def _child(
-    backend: str, team: Sequence[Device], errors: IO[str]
-) -> Generator[tuple[subprocess.Popen[bytes], _Lines], None, None]:
-    """Start the process; return it and a queue of its messages, with None at the end. Kill it when the block ends."""
-    lines: _Lines = queue.Queue()
-    with ExitStack() as scope:
-        # SIGTERM, and closing the terminal, end this block as Ctrl-C does; on SIGKILL the child exits on its own.
-        scope.enter_context(_ended_by(signal.SIGTERM, signal.SIGHUP))
-        # A separate pipe: it carries nothing that drivers or the child's own child print.
-        reading, writing = os.pipe()
-        reader = threading.Thread(target=_read, args=(reading, lines), daemon=True)
-        reader.start()
-        scope.callback(reader.join, _KILLED)  # with a limit, in case the process cannot be killed
-        arguments = [str(os.getpid()), str(writing), backend, *(str(one.ordinal) for one in team)]
-        with os.fdopen(writing, "wb"):
-            # A separate session, to kill the child and its own child together, and to keep Ctrl-C to this process.
-            child = subprocess.Popen(
-                [sys.executable, "-m", "gpuinterop.testing.multicast", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=errors,
-                stderr=errors,
-                pass_fds=[writing],
-                start_new_session=True,
-            )
-            scope.callback(lambda: _kill(child) if child.returncode is None else None)
-        yield child, lines
-
-
-def _read(reading: int, lines: _Lines) -> None:
-    with os.fdopen(reading) as file, contextlib.suppress(ValueError):  # half a line of a killed process
-        for line in file:
-            lines.put(json.loads(line))
-    lines.put(None)
-
-
-@contextmanager
-def _ended_by(*numbers: int) -> Generator[None, None, None]:
-    """Let signals end this process with its cleanup, in the main thread and if they have no other handler."""
-    mine = threading.current_thread() is threading.main_thread()
-    taken = [number for number in numbers if mine and signal.getsignal(number) is signal.SIG_DFL]
-    try:
-        for number in taken:
-            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
-        yield
-    finally:
-        for number in taken:
-            signal.signal(number, signal.SIG_DFL)
-
-
-def _kill(child: subprocess.Popen[bytes]) -> str:
-    """Kill the process and its own child; return what happened."""
-    with contextlib.suppress(ProcessLookupError):  # both have exited
-        os.killpg(child.pid, signal.SIGKILL)
-    try:
-        child.wait(_KILLED)
-    except subprocess.TimeoutExpired:
-        return f"its process {child.pid} cannot be killed: it hangs in the driver, and the machine may need a restart."
-    return "its process was killed."
-
-
-def _how(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}:"
-    try:
-        return f"was ended by {signal.Signals(-status).name}:"
-    except ValueError:
-        return f"was ended by signal {-status}:"
 
 
 # -- what is shown -------------------------------------------------------------------------------------------------

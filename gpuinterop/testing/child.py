@@ -3,11 +3,12 @@
 A call is a pickled message of :mod:`gpuinterop.ipc` over a Unix socket pair, with the descriptors of its handles; so is
 its result or error. Objects with ``remote_attributes`` stay in the child, and the parent gets a `Remote`. Calls of
 several threads run at the same time, each on its own connection and on its own thread of the child. Every call ends,
-whatever happens to the child. The child ignores Ctrl-C, which is for its parent to handle.
+whatever happens to the child. Ctrl-C in a terminal is for its parent to handle.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import io
 import itertools
@@ -26,7 +27,6 @@ from typing import IO, Any, Final, NoReturn, Self
 from .. import ipc, system
 from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError
 from ..handles import FdHandle
-from .parent_death import die_with
 
 __all__ = ["Child", "Remote"]
 
@@ -34,6 +34,7 @@ _LIMIT: Final = 300.0
 """Seconds for an answer; it only ends a hang, also on a machine that does other work."""
 _EXIT: Final = 20.0
 """Seconds for a process to exit."""
+_SET_PARENT_DEATH_SIGNAL: Final = 1
 
 
 class _Pickler(pickle.Pickler):
@@ -96,12 +97,7 @@ class _Channel:
         with self._connection.receive(system.seconds_left(limit)) as message:
             unpickler = _Unpickler(io.BytesIO(message.body))
             unpickler.find = find
-            try:
-                return unpickler.load(), handles
-            except BaseException:
-                for handle in handles:
-                    handle.close()
-                raise
+            return unpickler.load(), handles
 
     def close(self) -> None:
         self._connection.discard()
@@ -155,17 +151,12 @@ class Child:
             undo.callback(ours.close)
             # -c instead of -m: the package may have imported this module, and -m would load it a second time.
             command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
-            # A terminal sends Ctrl-C to the child too. Block it from the start, or it would end the child's imports
-            # with a traceback.
-            held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            try:
-                with theirs:
-                    self.process = subprocess.Popen(
-                        [*command, str(theirs.fileno()), str(os.getpid()), module],
-                        pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                    )  # fmt: skip
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            with theirs:
+                self.process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(os.getpid()), module],
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                    process_group=0,  # a terminal sends Ctrl-C to its parent's
+                )  # fmt: skip
             undo.pop_all()
         self._control = ours
 
@@ -243,10 +234,8 @@ class Child:
             self.process.wait(_EXIT)
         return self.process.returncode is not None
 
-    def close(self, limit: float | None = _EXIT) -> None:
-        """End the child, which finishes nothing; kill it after `limit` seconds."""
-        if self._closed:
-            return
+    def end(self, limit: float | None = _EXIT) -> None:
+        """Let the child exit, which finishes nothing. Raises `PeerError` without status 0 within `limit` seconds."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -254,8 +243,18 @@ class Child:
             self._control.shutdown(socket.SHUT_RDWR)  # a fork of this process may have the socket too
         self._control.close()
         try:
-            self.process.wait(limit)
+            status = self.process.wait(limit)
         except subprocess.TimeoutExpired:
+            raise PeerError(f"{self._name} {self.process.pid} did not exit in {limit:g} s.") from None
+        if status:
+            raise self._death()
+
+    def close(self) -> None:
+        """End the child; kill it if it does not exit."""
+        if not self._closed:
+            with suppress(PeerError):
+                self.end()
+        if self.process.returncode is None:
             self.kill()
 
     def __enter__(self) -> Self:
@@ -316,10 +315,13 @@ def _call(number: int | None, method: str, arguments: Any, keywords: Any) -> tup
 
 
 def serve() -> NoReturn:
-    """The child's program: answer each connection that arrives, until the parent closes the child or exits."""
-    die_with(int(sys.argv[2]))  # also a process that hangs in a driver
-    control = socket.socket(fileno=int(sys.argv[1]))
-    status = 1
+    """The child's program: answer each connection that arrives, until the parent ends the child or exits."""
+    control, status = socket.socket(fileno=int(sys.argv[1])), 1
+    if sys.platform == "linux":
+        # The kernel kills this process when the thread that started it ends, also if it hangs in a driver.
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != int(sys.argv[2]):  # the parent has exited already
+            os._exit(1)
     try:
         while fds := socket.recv_fds(control, 1, 1)[1]:
             channel = _Channel(socket.socket(fileno=fds[0]), _keep, _objects.__getitem__)

@@ -1,11 +1,7 @@
 """The lifetime of multicast objects, step by step; ``gpuinterop selftest multicast`` runs this in a child process.
 
-``python -m gpuinterop.testing.multicast PARENT DESCRIPTOR BACKEND ORDINAL ORDINAL...`` exits when the process PARENT
-does. It writes one JSON object per line to the descriptor, which nothing else uses: ``{"step": name}`` when a step
-begins, ``{"step": name, "detail": text}`` if it was right, and ``{"step": name, "error": text}`` if not. After an error
-it stops, and leaves the cleanup to the driver. PARENT sets a time-out for each step.
-
-Only a user starts this: it can block for ever, or disturb a host whose fabric is broken.
+Only a user starts this: it can block for ever, or disturb a host whose fabric is broken. After an error it stops, and
+leaves the cleanup to the driver.
 
 The oracle does not use multicast: it fills and reads each device's own allocation with ordinary copies.
 """
@@ -13,13 +9,10 @@ The oracle does not use multicast: it fills and reads each device's own allocati
 from __future__ import annotations
 
 import functools
-import json
 import math
-import os
-import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Final, TextIO, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +25,6 @@ from ..errors import GpuInteropError
 from ..handles import VmmFd
 from .failed_releases import leaks_raised
 from .multimem import multimem_add, multimem_store
-from .parent_death import die_with
 from .peer import BackendPeer
 
 if TYPE_CHECKING:
@@ -43,7 +35,7 @@ if TYPE_CHECKING:
     from .._core.stream import Stream
     from ..handles import AllocationHandle
 
-__all__ = ["CELLS", "START", "Life", "Wrong"]
+__all__ = ["CELLS", "START", "Life", "Wrong", "open_life"]
 
 CELLS: Final = (
     Cell(Operation.CREATE_MULTICAST),
@@ -71,6 +63,8 @@ class Life:
 
     `devices` are two or more of one backend.
     """
+
+    remote_attributes = ()
 
     def __init__(self, devices: Sequence[Device]) -> None:
         self.devices = list(devices)
@@ -108,6 +102,16 @@ class Life:
             ("multimem store from both", self._store_both),
             ("close in both", self._close_both),
         ]
+
+    def step(self, name: str) -> tuple[bool, str]:
+        """Do a step; return whether it was right, and what it did or why it was wrong."""
+        try:
+            with leaks_raised():
+                return True, dict(self.steps())[name]()
+        except (GpuInteropError, Wrong) as error:
+            return False, f"{type(error).__name__}: {error}"
+        except Exception:
+            return False, traceback.format_exc().strip()
 
     def shown(self, index: int) -> list[Cell]:
         """The cells that the device at `index` has exercised when all steps were right."""
@@ -247,9 +251,7 @@ class Life:
     def _close_both(self) -> str:
         self._peer.close_multicast(_CLOSE)
         self._close()
-        self._peer.close(limit=None)
-        if status := self._peer.process.returncode:
-            raise Wrong(f"the second process ended with status {status}, after everything was released")
+        self._peer.end(None)
         for stream in self._streams:
             stream.close(timeout=_CLOSE)
         return "everything was released"
@@ -308,33 +310,7 @@ def _compare(found: Words, expected: Words, what: str) -> None:
         )
 
 
-def _main() -> int:
-    parent, descriptor, backend, *ordinals = sys.argv[1:]
-    die_with(int(parent))
-    os.set_inheritable(int(descriptor), False)
-    with os.fdopen(int(descriptor), "w") as out:
-        return _run(out, discovery.get_backend(backend), map(int, ordinals))
-
-
-def _run(out: TextIO, backend: discovery.LoadedBackend, ordinals: Iterable[int]) -> int:
-    for step, act in Life([backend.device(ordinal) for ordinal in ordinals]).steps():
-        _say(out, step=step)
-        try:
-            with leaks_raised():
-                detail = act()
-        except (GpuInteropError, Wrong) as error:
-            _say(out, step=step, error=f"{type(error).__name__}: {error}")
-            return 1
-        except Exception:
-            _say(out, step=step, error=traceback.format_exc().strip())
-            return 1
-        _say(out, step=step, detail=detail)
-    return 0
-
-
-def _say(out: TextIO, **line: str) -> None:
-    print(json.dumps(line), file=out, flush=True)
-
-
-if __name__ == "__main__":
-    os._exit(_main())  # waits for nothing that a failure has left pending
+def open_life(backend: str, ordinals: Sequence[int]) -> Life:
+    """The steps with these devices, for a process that stays in them."""
+    loaded = discovery.get_backend(backend)
+    return Life([loaded.device(ordinal) for ordinal in ordinals])

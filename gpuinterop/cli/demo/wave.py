@@ -16,7 +16,8 @@ from ..._core.semaphore import ExternalSemaphore
 from ..._core.stream import Event
 from ...bridge import Bridge
 from ...errors import GpuInteropError, SemaphoreTimeoutError
-from ...graphics.handoff import BRIDGED, MODES, Handoff, mode_gaps
+from ...graphics.handoff import Handoff
+from ...graphics.modes import BRIDGED, MODES, mode_gaps
 from ...handles import Binary, Timeline
 from ...testing.exporters.base import Exporter, Fill, Submission
 from .simulation import Field, draw, simulate

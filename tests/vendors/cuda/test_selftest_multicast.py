@@ -238,7 +238,7 @@ WRONG: dict[str, tuple[str, str, str, str, str]] = {
     "a crash": (CHILD, DIES, "multimem store", "died", "SIGSEGV"),
     "an end in the last": (
         CHILD, QUIT + "from gpuinterop.testing.peer import BackendPeer\nBackendPeer.close_multicast = quit",
-        "close in both", "died", "ended with status 0",
+        "close in both", "died", r"has ended \(exit status 0\)",
     ),
     "one memory is missed": (CHILD, MISSED, "multimem store", "wrong", SECOND),
     "one word too many": (CHILD, LONG, "multimem store", "wrong", "1 of 524288 words are wrong"),
@@ -261,7 +261,7 @@ def test_what_is_wrong_is_named(run: Callable[..., Done], case: str) -> None:
     assert failed["likely_cause"] or outcome == "wrong"
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)])
 def test_what_ends_the_command(environment: dict[str, str], tmp_path: Path, number: int, status: int) -> None:
     """Its processes end with it, while the second hangs, and also where it can do nothing for that any more."""
     _script(tmp_path, PEER, "simulator._call('block', b'cuMulticastAddDevice', 1, 1000.0)")
