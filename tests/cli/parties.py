@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gpuinterop.testing.exporters import open_exporter, opengl
-from gpuinterop.testing.exporters.base import Exporter
+from gpuinterop.testing.exporters import opengl
 from gpuinterop.testing.exporters.vulkan import list_drivers
 from gpuinterop.testing.missing_vulkan import give_up
 
@@ -19,11 +16,3 @@ def require_driver(name: str) -> None:
 def require_opengl() -> None:
     if not (drivers := opengl.list_drivers()):
         give_up(f"there is no OpenGL ({drivers.reason})")
-
-
-def open_party(name: str, **options: Any) -> Exporter:
-    """``memfd``, a ``process`` with one, or a Vulkan driver by name."""
-    if name in ("memfd", "process"):
-        return open_exporter("memfd", **{"process": name == "process", **options})
-    require_driver(name)
-    return open_exporter("vulkan", driver=name, **options)

@@ -149,8 +149,9 @@ def test_a_dead_child_is_told() -> None:
             memory.read(0, 1)
 
 
-def test_the_child_forgets_what_is_dropped() -> None:
-    """Also what was never closed; and each handle that was sent is closed on both sides."""
+def test_the_child_keeps_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """No object that is dropped here, and no handle that it has sent or received, which it closes by itself."""
+    monkeypatch.setenv("PYTHONWARNINGS", "always")
     with open_exporter("memfd", process=True) as exporter, exporter.create_memory(4096) as memory:
         assert isinstance(exporter, ProcessExporter)
 
@@ -163,9 +164,11 @@ def test_the_child_forgets_what_is_dropped() -> None:
         before = counts()
         for _ in range(20):
             assert exporter.submit(fill=[Fill(memory=memory, offset=0, size=4, word=1)]).done(LIMIT)
-            memory.export().close()
+            with memory.export() as handle:
+                exporter.child.run("builtins:bool", handle)
         assert counts() == before
         assert before[0] == 2  # the exporter and the memory
+    assert capfd.readouterr().err == ""
 
 
 def test_what_is_too_large_for_a_message_is_refused_and_the_rest_goes_on() -> None:
@@ -195,13 +198,19 @@ def test_an_interrupt_is_for_the_parent() -> None:
         assert os.getpgid(exporter.pid) != os.getpgid(0)
 
 
-def test_child_ends_with_its_parent() -> None:
+@pytest.mark.parametrize("forks", [False, True])
+def test_child_ends_with_its_parent(forks: bool) -> None:
+    """Also if a fork of the parent goes on, which has the connections too."""
     code = (
-        "import os; from gpuinterop.testing.exporters import open_exporter\n"
-        "print(open_exporter('memfd', process=True).pid, flush=True)\n"
+        "import os, sys; from gpuinterop.testing.exporters import open_exporter\n"
+        "exporter = open_exporter('memfd', process=True)\n"
+        "print(exporter.pid, flush=True)\n"
+        f"if {forks} and not os.fork(): sys.stdin.read()\n"
         "os._exit(9)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-    assert system.until(lambda: not runs(child), LIMIT), "the child outlived its parent"
+        assert parent.wait(LIMIT) == 9
+        assert system.until(lambda: not runs(child), LIMIT), "the child outlived its parent"

@@ -1,4 +1,4 @@
-"""OpenGL without a window: an EGL context on its own device, for reports, the demo and tests."""
+"""OpenGL without a window: an EGL context on its own device, for reports, the bench and tests."""
 
 from __future__ import annotations
 
