@@ -220,10 +220,7 @@ class Child:
         return self._remotes.get(kind, Remote)(self, number, attributes)
 
     def _death(self) -> PeerError:
-        try:
-            status = self.process.wait(_LIMIT)
-        except subprocess.TimeoutExpired:
-            return PeerError(f"{self._name} {self.process.pid} closed its connection but did not exit.")
+        status = self.process.wait(_LIMIT)
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         return PeerError(f"{self._name} {self.process.pid} has ended ({how}).")
 
