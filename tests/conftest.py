@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpuinterop.testing.missing_vulkan import WITHOUT
 from tests import leftovers
 from tests.limits import LIMIT
+from tests.missing_vulkan import WITHOUT
 from tests.progress import Progress
 
 # A run by plain pytest after `. .vulkan/env` has the fetched drivers and no others, as make's runs have.

@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 from tools.fetch_vulkan import TREE
 
 

@@ -1,25 +1,12 @@
-"""If ``GPUINTEROP_REQUIRE_VULKAN`` is set, a missing Vulkan driver fails a test instead of skipping it."""
+"""Whether a missing Vulkan driver is a failure (``GPUINTEROP_REQUIRE_VULKAN``)."""
 
 from __future__ import annotations
 
 import os
-from typing import Final, NoReturn
 
-import pytest
-
-__all__ = ["WITHOUT", "give_up", "vulkan_is_required"]
-
-WITHOUT: Final = "for want of a software driver"
-"""Part of the reason of each such skip."""
+__all__ = ["vulkan_is_required"]
 
 
 def vulkan_is_required() -> bool:
     """Whether this run must not continue without its Vulkan drivers."""
     return bool(os.environ.get("GPUINTEROP_REQUIRE_VULKAN"))
-
-
-def give_up(reason: str) -> NoReturn:
-    """Skip a test because Vulkan is missing, or fail it if Vulkan is required."""
-    if vulkan_is_required():
-        pytest.fail(f"GPUINTEROP_REQUIRE_VULKAN is set, and {reason}")
-    pytest.skip(f"{WITHOUT}: {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuinterop.testing.exporters import opengl
 from gpuinterop.testing.exporters.vulkan import list_drivers
-from gpuinterop.testing.missing_vulkan import give_up
+from tests.missing_vulkan import give_up
 
 
 def require_driver(name: str) -> None:

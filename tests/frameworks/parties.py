@@ -17,8 +17,8 @@ from gpuinterop.handles import Timeline
 from gpuinterop.testing.exporters.base import Fill
 from gpuinterop.testing.exporters.memfd import MemfdExporter
 from gpuinterop.testing.exporters.vulkan import VulkanExporter
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 
 SIZE = 1 << 16
 COUNT = 256

@@ -11,8 +11,8 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.handles import Binary
 from gpuinterop.testing.exporters.vulkan import VulkanExporter, list_drivers
-from gpuinterop.testing.missing_vulkan import give_up
 from tests import leftovers
+from tests.missing_vulkan import give_up
 from tests.validation import _validation, is_installed, validation
 
 __all__ = ["_validation", "validation"]

@@ -9,11 +9,11 @@ from importlib.resources import files
 from pathlib import Path
 
 from gpuinterop.errors import BackendUnavailableError
-from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.testing.simulated.build import compiler
 from gpuinterop.vulkan import _api
 from gpuinterop.vulkan._declarations import ffi
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 
 HEADER = "#include <vulkan/vulkan_core.h>\n"
 DECLARATIONS = (files("gpuinterop.vulkan") / "declarations.h").read_text(encoding="ascii")

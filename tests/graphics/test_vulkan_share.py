@@ -11,11 +11,11 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.capabilities import Capabilities, disable
 from gpuinterop.handles import Binary, DeviceIdentity, OriginKind, Timeline
-from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.vulkan._image import SharedImage, _ImagePlan
 from gpuinterop.vulkan._query import PhysicalDevice
 from tests.cli.invoke import invoke
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 from tests.validation import descriptors
 
 if TYPE_CHECKING:

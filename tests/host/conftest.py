@@ -16,8 +16,8 @@ import pytest
 if sys.platform != "linux":
     collect_ignore_glob = ["test_*.py"]
 
-from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop_host.backend import Device, HostBackend
+from tests.missing_vulkan import give_up
 
 if TYPE_CHECKING:
     from .software_vulkan import Driver

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import gpuinterop as gi
-from gpuinterop.testing.missing_vulkan import give_up
+from tests.missing_vulkan import give_up
 
 from .names import common, context, graphics
 

@@ -18,8 +18,8 @@ from _pytest.mark import ParameterSet
 
 from gpuinterop.capabilities import read_verified
 from gpuinterop.cli import app
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.cli.parties import require_driver
+from tests.missing_vulkan import give_up
 from tools import manual
 
 ROOT = manual.ROOT

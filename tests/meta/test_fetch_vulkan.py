@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from gpuinterop.testing.missing_vulkan import give_up
+from tests.missing_vulkan import give_up
 from tools import fetch_vulkan
 
 THEIRS = (

@@ -11,7 +11,7 @@ import pytest
 
 from gpuinterop.errors import InvalidArgumentError
 from gpuinterop.testing.exporters.vulkan import list_drivers
-from gpuinterop.testing.missing_vulkan import give_up
+from tests.missing_vulkan import give_up
 from tools import record
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfds")

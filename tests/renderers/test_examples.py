@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.fetched import newer_lavapipe
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SHARING = ("moderngl_attractor", "pyglet_tiles", "pyopengl_ink", "slangpy_glass", "vispy_beads", "vtk_knot")

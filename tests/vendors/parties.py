@@ -13,7 +13,7 @@ import gpuinterop as gi
 from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.exporters.base import Exporter
 from gpuinterop.testing.exporters.vulkan import list_drivers
-from gpuinterop.testing.missing_vulkan import give_up
+from tests.missing_vulkan import give_up
 
 from .table import VENDOR
 

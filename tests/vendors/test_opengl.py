@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 import gpuinterop as gi
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.graphics.opengl_application import Doubled, OpenGLApplication, OpenGLMissingError
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import memory

@@ -22,11 +22,11 @@ import gpuinterop as gi
 from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.exporters.base import Exporter
 from gpuinterop.testing.exporters.vulkan import list_drivers
-from gpuinterop.testing.missing_vulkan import give_up
 from tests.beside import beside, elsewhere
 from tests.core.forged import forge
 from tests.descriptors import is_open
 from tests.limits import LIMIT
+from tests.missing_vulkan import give_up
 from tests.programs import python
 
 from ..parties import REAL

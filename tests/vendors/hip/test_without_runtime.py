@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuinterop.testing.missing_vulkan import give_up
 from gpuinterop.testing.simulated.build import compiler
+from tests.missing_vulkan import give_up
 
 from ..parties import SIMULATED
 from ..test_without_driver import BINDINGS, REASON, ROOT, python, reason_of
