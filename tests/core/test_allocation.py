@@ -63,6 +63,7 @@ def test_sizes_are_rounded_up_to_the_minimum(devices: Devices, backend: FakeMult
         assert called(backend, "allocate")[-1] == ("allocate", 1, rounded, gi.VmmFd)
     with handle_of() as handle:
         refused(backend, lambda: devices[0].import_allocation(handle, STEP + 1), f"granularity, {STEP}, got")
+        refused(backend, lambda: devices[0].import_allocation(handle, SIZE + STEP), f"at most {SIZE} bytes")
         assert not handle.closed
 
 

@@ -117,7 +117,7 @@ WRONG = [True, np.True_, 1.5, np.float64(1), "1", 2**64, 10**5000, -(2**64), np.
 @pytest.mark.parametrize("number", range(len(INTEGERS)), ids=[f"{at}-{row[0]}" for at, row in enumerate(INTEGERS)])
 def test_an_integer_is_an_integer_of_any_library(a: Any, number: int) -> None:
     argument, value, call = INTEGERS[number]
-    for wrong in [*WRONG, *([] if argument in ("by", "strides") else [-1])]:
+    for wrong in [*WRONG, *([] if argument in ("by", "strides") else [-1]), *([0] if argument == "size" else [])]:
         with pytest.raises(gi.GpuInteropError, match=f"(^|: )(values?|{argument}): "):
             call(a, wrong)
     kind = (np.int64, np.uint16, np.int32, np.uint64)[number % 4]

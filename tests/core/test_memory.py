@@ -187,6 +187,8 @@ def test_a_view_beyond_the_buffer_is_told_what_would_fit(
             buffer.view(shape, "float32", 4, **options)
         assert caught.value.argument == argument
         assert str(caught.value) == f"{argument}: expected elements within the buffer's 256 bytes, got bytes {message}"
+        with pytest.raises(gi.InvalidArgumentError, match=r"^strides: expected 2 entries"):
+            buffer.view((2, 2), strides=(2,))
 
 
 def test_what_is_misaligned_is_the_address(device: gi.Device) -> None:
@@ -507,6 +509,35 @@ def test_copies_both_ways_and_their_bounds(device: gi.Device, backend: FakeBacke
         assert len(backend.calls) == count
 
 
+def test_every_call_on_a_closed_buffer_is_refused(device: gi.Device, backend: FakeBackend) -> None:
+    with memory_of(device) as memory:
+        buffer = memory.map_buffer()
+        view = buffer.view(16)
+        level = memory.map_mipmapped_array("R8_UNORM", (4, 4)).level(0)
+        buffer.close()
+        buffer.close()
+        memory.close()
+        count = len(backend.calls)
+        calls: list[Call] = [
+            lambda: buffer.ptr,
+            lambda: buffer.view(16),
+            buffer.fill,
+            lambda: buffer.copy_from_host(bytes(16)),
+            lambda: buffer.copy_to_host(bytearray(16)),
+            lambda: view.ptr,
+            view.__dlpack__,
+            lambda: np.asarray(view),
+            memory.map_buffer,
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4)),
+            lambda: level._image.level(0),
+            lambda: level.copy_to_host(bytearray(16), stream=0),
+        ]
+        for call in calls:
+            with pytest.raises(gi.ResourceClosedError):
+                call()
+        assert len(backend.calls) == count
+
+
 def test_a_pageable_copy_behind_a_pending_wait_is_refused(device: gi.Device, backend: FakeBackend) -> None:
     with (
         memory_of(device) as memory,
@@ -615,6 +646,7 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
         bad: list[Call] = [
             lambda: array.level(3),
             lambda: array.level(0).copy_from_host(bytes(4), stream=stream),
+            lambda: array.level(1).copy_to_buffer(buffer, offset=8192 - 2047, stream=stream),
             lambda: array.level(0).copy_from_host(np.ma.zeros(8192, "uint8"), stream=stream),
             lambda: array.level(0).copy_to_host(np.ma.zeros(8192, "uint8"), stream=stream),
             lambda: array.level("0"),  # type: ignore[arg-type]
@@ -624,6 +656,8 @@ def test_arrays_are_laid_out_checked_and_copied(device: gi.Device, backend: Fake
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels="1"),  # type: ignore[arg-type]
             lambda: memory.map_mipmapped_array("R8_UNORM", (0, 4)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), levels=9),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=-1),
+            lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), offset=1 << 16),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4), layers=5, usage=gi.ArrayUsage.CUBEMAP),
             lambda: memory.map_mipmapped_array("R32G32B32A32_SFLOAT", (512, 512)),
             lambda: memory.map_mipmapped_array("R8_UNORM", (4, 4, 4, 4)),

@@ -12,6 +12,7 @@ import gpuinterop as gi
 from gpuinterop import system
 from gpuinterop.backend import DriverHandle, HostSemaphoreBackend
 from gpuinterop.handles import OriginKind
+from tests.limits import LIMIT
 
 from .fake import FakeBackend, FakeDriver, Handle, fake_device, memory_of, semaphore_of
 
@@ -112,6 +113,8 @@ def test_batches_are_one_call_or_none(device: gi.Device, backend: FakeBackend) -
         two.close()
         with pytest.raises(gi.ResourceClosedError):
             batch.wait(stream, (4, 4, None))
+        with pytest.raises(gi.ResourceClosedError):
+            gi.SemaphoreBatch(one, two)
 
 
 @pytest.mark.parametrize("value", [-1, 2**64, "3", 1.5, True, None])
@@ -285,6 +288,35 @@ def test_a_batch_has_one_time_out_for_all(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.undo()
     for each in (one, two):
         each.close()
+
+
+def test_a_close_ends_the_wait_of_a_thread() -> None:
+    device, _ = fake_device(backend=Readable())
+    semaphore = semaphore_of(device)
+
+    def close_meanwhile(*_: object) -> bool:
+        semaphore.close()
+        return False
+
+    semaphore._calls.host_wait = close_meanwhile
+    with pytest.raises(gi.ResourceClosedError, match="was closed while this thread waited"):
+        semaphore.host_wait(1, timeout=0)
+
+
+def test_a_binary_batch_that_is_late_gives_back_the_signals_that_it_took(host: gi.Device) -> None:
+    """The next one takes them all in the calling thread, and the stream gets no wait."""
+    with host.create_semaphore(gi.OpaqueFd) as one, host.create_semaphore(gi.OpaqueFd) as two:
+        batch = gi.SemaphoreBatch(one, two)
+        one.host_signal()
+        with host.create_stream() as stream:
+            with pytest.raises(gi.SemaphoreTimeoutError, match=rf"{two.label}\b"):
+                batch.wait(stream, timeout=0)
+            two.host_signal()
+            batch.wait(stream, timeout=LIMIT)
+            stream.synchronize(timeout=0)
+        for each in (one, two):
+            with pytest.raises(gi.SemaphoreTimeoutError):
+                each.host_wait(timeout=0)
 
 
 @pytest.mark.parametrize("gaps", [(), (gi.Operation.CREATE_SEMAPHORE,)], ids=["creates timelines", "creates none"])

@@ -1,6 +1,7 @@
 """Streams of ours, streams of others, events."""
 
 import asyncio
+import ctypes
 import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -39,13 +40,20 @@ class Protocol:
         return (0, 96)
 
 
+class Numba:
+    handle = ctypes.c_void_p(104)
+
+    def __int__(self) -> int:
+        return 104
+
+
 class NewerProtocol:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (7, 96)
 
 
 def test_other_libraries_streams_are_understood_and_kept_alive(device: gi.Device, backend: FakeBackend) -> None:
-    for foreign, pointer in ((Torch(), 64), (CuPy(), 80), (Protocol(), 96), (0, 0), (112, 112)):
+    for foreign, pointer in ((Torch(), 64), (CuPy(), 80), (Protocol(), 96), (Numba(), 104), (0, 0), (112, 112)):
         stream = device.wrap_stream(foreign)
         assert stream.ptr == pointer
         assert stream.lifetime.keep in (foreign, None)
@@ -298,10 +306,24 @@ def test_an_event_that_is_late_names_what_its_stream_waits_for_in_other_threads_
             events.append(stream.record())
 
         elsewhere(record)
-        with pytest.raises(gi.SemaphoreTimeoutError, match=f"waiting for {semaphore.label} to reach 1"):
+        with pytest.raises(gi.SemaphoreTimeoutError, match=f"waiting for {semaphore.label} to reach 1.*host_signal"):
             events[0].wait(timeout=0)
         backend.arrive(semaphore._handle, 1)
         events[0].wait(timeout=0)
+
+
+def test_a_time_out_names_no_wait_that_an_event_shows_to_have_passed() -> None:
+    backend = FakeDriver()
+    device, _ = fake_device(backend=backend)
+    with device.create_stream() as stream, semaphore_of(device) as past, semaphore_of(device) as awaited:
+        past.wait(stream, 5)
+        event = stream.record()
+        backend.arrive(past._handle, 5)
+        awaited.wait(stream, 77)
+        with pytest.raises(gi.SemaphoreTimeoutError, match=f"waiting for {awaited.label} to reach 77[.]"):
+            stream.synchronize(timeout=0)
+        assert event.done
+        backend.arrive(awaited._handle, 77)
 
 
 def test_a_copy_behind_a_wait_that_fails_leaves_its_stream_to_no_other(device: gi.Device, backend: FakeBackend) -> None:

@@ -131,6 +131,16 @@ def test_dropped_without_close(host: Device) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_close_that_does_not_wait_lets_streams_go_after_its_grace(host: Device, stream: gi.Stream) -> None:
+    bridge = Bridge(host, grace=0.01)
+    semaphore = bridge.from_endpoint(Scripted())
+    semaphore.wait(stream, 1)
+    bridge.close()
+    with pytest.raises(gi.ResourceClosedError):
+        stream.synchronize(LIMIT)
+    bridge.close(timeout=LIMIT)
+
+
 @pytest.mark.parametrize("timeout", [LIMIT, float("inf")])
 def test_a_bridge_waits_as_long_as_it_is_told_to(host: Device, stream: gi.Stream, timeout: float) -> None:
     """Longer than what pending waits get otherwise."""
