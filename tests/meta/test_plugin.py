@@ -105,7 +105,7 @@ def test_what_is_required_is_required_by_tests_without_fixtures_too(run_pytest: 
 SKIPS = """
 import pytest
 from gpuinterop.testing.requirements import skip_declared
-from gpuinterop.testing.suites import BadArgumentSuite, Suite
+from gpuinterop.testing.suites import BackendSuite, Suite
 from gpuinterop.testing.suites.libraries import libraries
 
 class TestMine(Suite):
@@ -122,11 +122,11 @@ class TestMine(Suite):
     def test_that_the_kit_skips(self, device):
         libraries(device, simulated=False)
 
-class TestKit(BadArgumentSuite):
+class TestKit(BackendSuite):
     pass
 
 @pytest.mark.skip(reason="nor for these")
-class TestMarkedKit(BadArgumentSuite):
+class TestMarkedKit(BackendSuite):
     pass
 """
 
@@ -142,11 +142,15 @@ def pytest_runtest_setup(item):
 @pytest.mark.parametrize("required", [False, True], ids=["selected", "required"])
 def test_skips(run_pytest: Callable[..., Any], required: bool) -> None:
     """A test of a user's own may skip itself. What the kit skips, and the kit's own tests, must be declared."""
-    only = ("-k", "TestMine or test_bare_int", "-rsfE")
+    only = ("-k", "TestMine or test_same_device_every_time", "-rsfE")
     files = {"test_skips.py": SKIPS, "conftest.py": SKIPPING_CONFTEST}
     done = run_pytest(*(REQUIRED if required else SELECTED), *only, kit=False, files=files, toy="toybackend:ToyGpu")
     assert done.status == int(required), done.output
-    undeclared = {"TestMine::test_that_the_kit_skips", "TestKit::test_bare_int", "TestMarkedKit::test_bare_int"}
+    undeclared = {
+        "TestMine::test_that_the_kit_skips",
+        "TestKit::test_same_device_every_time",
+        "TestMarkedKit::test_same_device_every_time",
+    }
     assert done.failed == (undeclared if required else set())
     unexpected = 0 if required else 3
     counts = f"1 skipped as declared, {unexpected} unexpected skips, 2 skipped by themselves;"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from .allocation import AllocationSuite, SharedAllocationSuite
 from .arrays import ArraySuite
-from .bad_input import BadArgumentSuite, BadMemorySuite, BadSemaphoreSuite
+from .bad_input import BadInputSuite
 from .base import Suite
-from .bridge import BridgedOrderingSuite, BridgedSabotageSuite, BridgedSemaphoreSuite, BridgeSuite
+from .bridge import BridgedOrderingSuite, BridgedSabotageSuite, BridgedSemaphoreSuite
 from .capability import BackendSuite, CapabilitySuite
 from .frames import FrameSuite
 from .graphs import GraphSuite
@@ -33,10 +33,7 @@ __all__ = [
     "AllocationSuite",
     "ArraySuite",
     "BackendSuite",
-    "BadArgumentSuite",
-    "BadMemorySuite",
-    "BadSemaphoreSuite",
-    "BridgeSuite",
+    "BadInputSuite",
     "BridgedOrderingSuite",
     "BridgedSabotageSuite",
     "BridgedSemaphoreSuite",
