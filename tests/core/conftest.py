@@ -14,9 +14,6 @@ from gpuinterop._core.device import Device
 
 from .fake import BACKENDS, VIOLATIONS, FakeBackend, fake_device
 
-# Tests of this folder import helpers of the suites, and may be collected before the suites are.
-pytest.register_assert_rewrite("gpuinterop.testing.suites")
-
 
 @pytest.fixture(autouse=True)
 def _nothing_dead_reached_a_driver() -> Iterator[None]:

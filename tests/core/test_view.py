@@ -12,8 +12,8 @@ import pytest
 
 import gpuinterop as gi
 from gpuinterop._core.device import Device
-from gpuinterop.testing.suites.libraries import read_capsule
 
+from .capsules import read_capsule
 from .fake import FakeBackend, FakeEverything, fake_device, memory_of
 
 SIZE = 4096

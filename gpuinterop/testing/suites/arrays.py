@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import pytest
 from ..._core.image import MipmappedArray
 from ..._core.memory import Buffer
 from ...capabilities import Operation
-from ...errors import ArgumentTypeError, InvalidArgumentError, ResourceBusyError, ResourceClosedError
-from ...handles import ArrayUsage, OpaqueFd
+from ...errors import InvalidArgumentError, ResourceBusyError
+from ...handles import OpaqueFd
 from ..exporters.base import ExporterImage, ExporterMemory, ImageParameters
 from ..requirements import requires, skip_declared
-from .base import LIMIT, Gate, Harness, NotToBeCalled, Suite, differ, end, held, leaves_nothing, pattern, raises
+from .base import LIMIT, Gate, Harness, Suite, differ, end, held, leaves_nothing, pattern, raises
 
 ARRAYS = ((Operation.IMPORT_MEMORY, OpaqueFd), (Operation.MAP_MIPMAPPED_ARRAY, OpaqueFd))
 BUFFERS = (Operation.MAP_BUFFER, OpaqueFd)
@@ -125,13 +124,6 @@ class ArraySuite(Suite):
         for index in (-1, PLAIN.levels, 1 << 40):
             raises(InvalidArgumentError, lambda index=index: ours.level(index), argument="n")
 
-    def test_dedicated_and_size_come_with_the_handle(self, harness: Harness) -> None:
-        """The handle's origin contains the allocation's size, and whether it is dedicated."""
-        theirs = _export(harness, PLAIN)
-        memory = harness.device.import_memory(theirs.export(), size=theirs.size)
-        harness.scope.callback(end, memory)
-        assert (memory.size, memory.dedicated) == (theirs.size, theirs.dedicated)
-
     @requires(BUFFERS)
     def test_copies_wait_for_their_turn(self, harness: Harness) -> None:
         """A copy after a pending wait runs after the signal, and reads what was written until then."""
@@ -186,113 +178,6 @@ class ArraySuite(Suite):
         stream.synchronize(LIMIT)
         assert target.tobytes() == (bytes(len(data)) if harness.device.driver.pageable_copies_block else data)
         assert not differ(theirs.read(0), data)
-
-    @requires(BUFFERS)
-    def test_wrong_sizes(self, harness: Harness) -> None:
-        """Refused: host memory of another size, a buffer that ends too early, an object without memory."""
-        theirs, ours = _image(harness, PLAIN)
-        _, buffer = _buffer(harness, PLAIN)
-        stream = harness.stream()
-        data = _levels(PLAIN, 11)
-        for index, texels in enumerate(data):
-            theirs.write(index, texels)
-        level, size = ours.level(1), PLAIN.level_bytes(1)
-        for wrong in (size - 1, size + 1, 0, PLAIN.level_bytes(0)):
-            array = np.zeros(wrong, np.uint8)
-            raises(
-                InvalidArgumentError, lambda array=array: level.copy_to_host(array, stream=stream), argument="target"
-            )
-            raises(
-                InvalidArgumentError, lambda array=array: level.copy_from_host(array, stream=stream), argument="source"
-            )
-        raises(InvalidArgumentError, lambda: level.copy_to_host(bytes(size), stream=stream), argument="target")
-        raises(ArgumentTypeError, lambda: level.copy_from_host([1, 2], stream=stream), argument="source")
-        for offset in (-1, buffer.size - size + 1, buffer.size, 1 << 62):
-            raises(
-                InvalidArgumentError,
-                lambda offset=offset: level.copy_to_buffer(buffer, offset=offset, stream=stream),
-                argument="offset",
-            )
-            raises(
-                InvalidArgumentError,
-                lambda offset=offset: level.copy_from_buffer(buffer, offset=offset, stream=stream),
-                argument="offset",
-            )
-        raises(ArgumentTypeError, lambda: level.copy_to_host(np.zeros(size, np.uint8), stream="one"), argument="stream")
-        stream.synchronize(LIMIT)
-        assert not differ([theirs.read(index) for index in range(PLAIN.levels)], data), "a refused copy has written"
-
-    def test_refused_layouts(self, harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Unknown formats and impossible levels, layers and extents are refused before the driver is called."""
-        theirs = _export(harness, PLAIN)
-        memory = harness.device.import_memory(theirs.export(), size=theirs.size)
-        harness.scope.callback(end, memory)
-        good: dict[str, Any] = {"format": PLAIN.format, "extent": (PLAIN.width, PLAIN.height), "levels": PLAIN.levels}
-        cases: Sequence[tuple[str, type, dict[str, Any]]] = (
-            ("format", InvalidArgumentError, {"format": "R11G11B10_SFLOAT"}),
-            ("format", InvalidArgumentError, {"format": ""}),
-            ("extent", InvalidArgumentError, {"extent": (0, 4)}),
-            ("extent", InvalidArgumentError, {"extent": (4, -1)}),
-            ("extent", InvalidArgumentError, {"extent": ()}),
-            ("extent", InvalidArgumentError, {"extent": (4, 4, 4, 4)}),
-            ("extent", InvalidArgumentError, {"extent": (4, 0, 4)}),
-            ("extent", InvalidArgumentError, {"extent": (1 << 14, 1 << 14)}),
-            ("extent", ArgumentTypeError, {"extent": (4.5, 4)}),
-            ("extent", ArgumentTypeError, {"extent": 4}),
-            ("levels", InvalidArgumentError, {"levels": 0}),
-            ("levels", InvalidArgumentError, {"levels": 7}),
-            ("layers", InvalidArgumentError, {"layers": -1}),
-            ("layers", InvalidArgumentError, {"layers": 5, "extent": (4, 4), "levels": 1, "usage": ArrayUsage.CUBEMAP}),
-            ("extent", InvalidArgumentError, {"offset": theirs.size - 1}),
-            ("offset", InvalidArgumentError, {"offset": theirs.size}),
-            ("offset", InvalidArgumentError, {"offset": -1}),
-            ("usage", ArgumentTypeError, {"usage": 2}),
-        )
-        with monkeypatch.context() as patch:
-            patch.setattr(memory, "driver", NotToBeCalled(memory.driver))
-            for argument, error, wrong in cases:
-                arguments = good | wrong
-                raises(error, lambda arguments=arguments: memory.map_mipmapped_array(**arguments), argument=argument)
-        with memory.map_mipmapped_array(**good, usage=theirs.array_usage) as array:
-            assert array.level(0).nbytes == PLAIN.level_bytes(0)
-
-    def test_memory_closes_its_arrays(self, harness: Harness) -> None:
-        """Closing the memory closes its arrays; every call on a closed array raises."""
-        theirs, ours = _image(harness, PLAIN)
-        stream, level = harness.stream(), ours.level(0)
-        (parent,) = ours._parents
-        parent.close()
-        assert ours.closed
-        raises(ResourceClosedError, lambda: ours.level(0))
-        target = np.zeros(level.nbytes, np.uint8)
-        raises(ResourceClosedError, lambda: level.copy_to_host(target, stream=stream))
-        raises(ResourceClosedError, lambda: level.copy_from_host(target, stream=stream))
-        parent.close(timeout=LIMIT)
-        theirs.write(0, pattern(level.nbytes, 12))
-        assert not differ(theirs.read(0), pattern(level.nbytes, 12)), "the exporter lost its image"
-
-    @requires(BUFFERS)
-    def test_close_while_pending(self, harness: Harness) -> None:
-        """Closing does not affect enqueued copies: the image is released after them."""
-        theirs, ours = _image(harness, PLAIN)
-        memory, buffer = _buffer(harness, PLAIN)
-        gate, stream = Gate(harness), harness.stream()
-        data = pattern(PLAIN.level_bytes(0), 13)
-        theirs.write(0, data)
-        released: list[str] = []
-        ours.on_released(lambda: released.append("array"))
-        (parent,) = ours._parents
-        parent.on_released(lambda: released.append("memory"))
-        gate.block(stream)
-        ours.level(0).copy_to_buffer(buffer, stream=stream)
-        parent.close()
-        assert ours.closed
-        assert released == [], "released under pending work"
-        gate.open()
-        stream.synchronize(LIMIT)
-        parent.close(timeout=LIMIT)
-        assert released == ["array", "memory"]
-        assert not differ(memory.read(0, len(data)), data)
 
     def test_nothing_is_left_over(self, harness: Harness) -> None:
         """Repeated rounds of export, import, map, copy and close leave no descriptor and no mapping."""

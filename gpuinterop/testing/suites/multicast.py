@@ -12,13 +12,12 @@ from ..._core.allocation import Allocation
 from ..._core.device import Device
 from ..._core.multicast import MulticastMapping, MulticastObject, create_multicast, import_multicast
 from ...capabilities import Operation
-from ...errors import HandleError, InvalidArgumentError, ResourceClosedError
-from ...handles import OriginKind, VmmFd
+from ...handles import VmmFd
 from ..multimem import multimem_add, multimem_store
 from ..peer import BackendPeer
 from ..requirements import requires, skip_declared
 from ..stand_ins import simulated_driver
-from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, raises, read, word, write
+from .base import LIMIT, Suite, leaves_nothing, new_stream, pattern, read, word, write
 
 CREATE = Operation.CREATE_MULTICAST
 EXPORT = (Operation.EXPORT_MULTICAST, VmmFd)
@@ -56,20 +55,6 @@ class MulticastSuite(Suite):
         assert found.recommended >= found.minimum
         assert found.recommended % found.minimum == 0
         assert found == team[0].multicast_granularity(len(team), 1 << 20, (VmmFd,))
-
-    def test_create(self, team: list[Device], step: int) -> None:
-        """A multicast object describes itself; all devices that are passed are added at once."""
-        with create_multicast(team, 2 * step, VmmFd) as made:
-            assert made.size == 2 * step
-            assert made.device_count == len(team)
-            assert list(made.devices) == team
-            assert made.complete
-            assert made.handle_types == (VmmFd,)
-            assert made.granularity.minimum > 0
-            assert list(made.bindings) == []
-        assert made.closed
-        for use in (made.map, made.export, lambda: made.add_device(team[0])):
-            raises(ResourceClosedError, use)
 
     # -- use ---------------------------------------------------------------------------------------------------------
 
@@ -129,43 +114,7 @@ class MulticastSuite(Suite):
 
     # -- rules -------------------------------------------------------------------------------------------------------
 
-    def test_ends(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """Closing memory ends its binding; closing the object ends all of them, and the memory stays."""
-        mapping, memory = _bound(team, step, scope)
-        made = mapping.multicast
-        memory[0].close()
-        assert [binding.device for binding in made.bindings] == team[1:]
-        made.close(timeout=LIMIT)
-        raises(ResourceClosedError, lambda: mapping.ptr)
-        memory[1].buffer.fill(0x3C)
-        assert read(memory[1].buffer, 0, 4) == b"\x3c" * 4
-
     # -- other processes ---------------------------------------------------------------------------------------------
-
-    @requires(EXPORT, IMPORT)
-    def test_import_here(self, team: list[Device], step: int, scope: ExitStack) -> None:
-        """An import is the same object; it consumes the handle, and cannot be exported again."""
-        made = scope.enter_context(create_multicast(len(team), step, VmmFd, device=team[0]))
-        handle = made.export()
-        assert isinstance(handle, VmmFd)
-        assert handle.owned
-        assert handle.origin is not None
-        assert handle.origin.kind is OriginKind.MULTICAST
-        raises(
-            InvalidArgumentError,
-            lambda: import_multicast(handle, len(team), 2 * step, device=team[0]),
-            argument="size",
-        )
-        assert handle.fd >= 0, "a refused handle is not consumed"
-        with import_multicast(handle, len(team), step, device=team[-1]) as again:
-            assert handle.closed
-            assert again.device_count == len(team)
-            raises(HandleError, lambda: import_multicast(handle, len(team), step, device=team[0]))
-            raises(InvalidArgumentError, again.export, argument="multicast")
-        with team[0].allocate(step) as memory, memory.export() as other:
-            assert isinstance(other, VmmFd)
-            raises(HandleError, lambda: import_multicast(other, len(team), step, device=team[0]))
-            assert not other.closed
 
     @requires(EXPORT, IMPORT)
     def test_two_processes(self, team: list[Device], step: int, scope: ExitStack) -> None:
