@@ -110,6 +110,23 @@ def test_the_last_version_comes_before_the_end(host: Device) -> None:
         assert attached.wait(newer_than=0, timeout=LIMIT) == 1
 
 
+def test_an_acquire_with_a_time_out_gives_the_stream_no_wait(host: Device) -> None:
+    """The calling thread waits for the reader, and raises; with the reader's release the writer goes on."""
+    with (
+        host.allocate(4096) as memory,
+        gi.share(memory.buffer.view(4)) as shared,
+        gi.attach(bytes(shared)) as attached,
+        host.create_stream() as stream,
+    ):
+        attached.acquire(timeout=LIMIT)
+        with pytest.raises(gi.SemaphoreTimeoutError, match="was not free in time"):
+            shared.acquire(stream, timeout=0.01)
+        stream.synchronize(timeout=0)
+        attached.release()
+        shared.acquire(stream, timeout=LIMIT)
+        shared.release(stream)
+
+
 def test_another_reader_has_noticed_the_death_first(host: Device) -> None:
     with host.allocate(4096) as memory, gi.share(memory.buffer.view(4)) as shared, gi.attach(bytes(shared)) as attached:
         attached.acquire(timeout=LIMIT)
