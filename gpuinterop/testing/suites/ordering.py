@@ -8,12 +8,13 @@ write is read by the exporter, or from an array that the consumer's copy filled.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ...errors import ResourceBusyError
-from ..exporters.base import Fill
+from ..exporters.base import Fill, Submission
 from ..requirements import requires, skip_declared
 from .base import KINDS, LIMIT, SHORT_GRACE, Harness, Suite, args, held, word
 from .semaphores import IMPORT, MEMORY, SIGNAL, WAIT
@@ -34,11 +35,33 @@ class _Scene:
         self.hold_theirs, self.hold = harness.semaphore(kind)
         self.stream = harness.stream()
 
-    def reset(self) -> None:
-        self.theirs.write(0, bytes([STALE]) * SIZE)
+    def rounds(self) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """The value of each round, and the arguments for it; the memory has stale bytes again."""
+        for value in range(1, ROUNDS + 1):
+            self.theirs.write(0, bytes([STALE]) * SIZE)
+            yield value, args(self.kind, value)
+
+    def fill(self, byte: int) -> None:
+        """Let the device's stream fill the memory."""
+        self.buffer.fill(byte, size=SIZE, stream=self.stream)
+
+    def produce(self, value: int, *, signals: bool = True) -> Submission:
+        """Let the exporter, as producer, fill the memory when it is released."""
+        signal = [(self.ready_theirs, value)] if signals else []
+        return self._submit(PRODUCED, [(self.hold_theirs, value)], signal)
+
+    def consume(self, value: int | None) -> Submission:
+        """Let the exporter, as consumer, fill the memory after a wait for `value`; None means that it does not wait."""
+        return self._submit(CONSUMED, [] if value is None else [(self.ready_theirs, value)], [])
 
     def release(self, value: int) -> None:
         self.hold_theirs.signal(value)
+
+    def finish(self, value: int, work: Submission) -> None:
+        """Release the producer, and wait for both sides."""
+        self.release(value)
+        self.stream.synchronize(LIMIT)
+        assert work.done(LIMIT), "the signal did not arrive"
 
     def seen(self) -> int:
         """The byte that the exporter finds in the memory."""
@@ -46,9 +69,7 @@ class _Scene:
         assert data == data[:1] * SIZE, "half of a fill"
         return data[0]
 
-    # The exporter as producer or consumer.
-
-    def submit(self, byte: int, *, wait: list[Any], signal: list[Any]) -> Any:
+    def _submit(self, byte: int, wait: list[Any], signal: list[Any]) -> Submission:
         fill = [Fill(memory=self.theirs, offset=0, size=SIZE, word=word(byte))]
         return self.harness.exporter.submit(wait=wait, fill=fill, signal=signal)
 
@@ -61,56 +82,46 @@ class OrderingSuite(Suite):
     def test_exporter_then_device(self, harness: Harness, kind: type) -> None:
         """The device's work after a wait follows the exporter's work before the signal, every time."""
         scene = _Scene(harness, kind)
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[(scene.ready_theirs, value)])
-            scene.ready.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(CONSUMED, size=SIZE, stream=scene.stream)
+        for value, given in scene.rounds():
+            work = scene.produce(value)
+            scene.ready.wait(scene.stream, *given)
+            scene.fill(CONSUMED)
             assert held(scene.stream, SHORT_GRACE), "the wait did not hold the stream"
             assert scene.seen() == STALE, "the consumer has run before the producer"
-            scene.release(value)
-            scene.stream.synchronize(LIMIT)
-            assert work.done(LIMIT)
+            scene.finish(value, work)
             assert scene.seen() == CONSUMED
 
     @KINDS
     def test_device_reads_after_exporter(self, harness: Harness, kind: type) -> None:
         """A copy after a wait reads what the exporter wrote before the signal, every time."""
         scene = _Scene(harness, kind)
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[(scene.ready_theirs, value)])
-            scene.ready.wait(scene.stream, *args(kind, value))
+        for value, given in scene.rounds():
+            work = scene.produce(value)
+            scene.ready.wait(scene.stream, *given)
             target = np.zeros(SIZE, np.uint8)
             try:
                 scene.buffer.copy_to_host(target, stream=scene.stream)
             except ResourceBusyError:
-                scene.release(value)
-                scene.stream.synchronize(LIMIT)
+                scene.finish(value, work)
                 skip_declared("copies of pageable memory after a pending wait are refused on this device")
             assert held(scene.stream, SHORT_GRACE)
             assert not target.any(), "the copy has run before the producer"
-            scene.release(value)
-            scene.stream.synchronize(LIMIT)
-            assert work.done(LIMIT)
+            scene.finish(value, work)
             assert target.tobytes() == bytes([PRODUCED]) * SIZE
 
     @KINDS
     def test_device_then_exporter(self, harness: Harness, kind: type) -> None:
         """The exporter's work after a wait follows the device's work before the signal, every time."""
         scene = _Scene(harness, kind)
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            scene.hold.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(PRODUCED, size=SIZE, stream=scene.stream)
-            scene.ready.signal(scene.stream, *args(kind, value))
-            work = scene.submit(CONSUMED, wait=[(scene.ready_theirs, value)], signal=[])
+        for value, given in scene.rounds():
+            scene.hold.wait(scene.stream, *given)
+            scene.fill(PRODUCED)
+            scene.ready.signal(scene.stream, *given)
+            work = scene.consume(value)
             assert not work.done(SHORT_GRACE), "the signal overtook the work before it"
             assert held(scene.stream, SHORT_GRACE)
             assert scene.seen() == STALE
-            scene.release(value)
-            scene.stream.synchronize(LIMIT)
-            assert work.done(LIMIT), "the signal did not arrive"
+            scene.finish(value, work)
             assert scene.seen() == CONSUMED
 
 
@@ -122,64 +133,51 @@ class SabotageSuite(Suite):
     def test_device_without_its_wait(self, harness: Harness, kind: type) -> None:
         """The device does not wait: its work runs before the exporter's, in every round."""
         scene = _Scene(harness, kind)
-        stale = 0
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[])
+        for value, _ in scene.rounds():
+            work = scene.produce(value, signals=False)
             target = np.zeros(SIZE, np.uint8)
             scene.buffer.copy_to_host(target, stream=scene.stream)
-            scene.buffer.fill(CONSUMED, size=SIZE, stream=scene.stream)
+            scene.fill(CONSUMED)
             scene.stream.synchronize(LIMIT)
-            scene.release(value)
-            assert work.done(LIMIT)
-            stale += target[0] == STALE and scene.seen() == PRODUCED
-        assert stale == ROUNDS
+            scene.finish(value, work)
+            assert (target[0], scene.seen()) == (STALE, PRODUCED)
 
     @KINDS
     def test_exporter_without_its_signal(self, harness: Harness, kind: type) -> None:
         """The exporter does not signal: its work is done, and the device still waits, in every round."""
         scene = _Scene(harness, kind)
-        stale = 0
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            work = scene.submit(PRODUCED, wait=[(scene.hold_theirs, value)], signal=[])
-            scene.ready.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(CONSUMED, size=SIZE, stream=scene.stream)
+        for value, given in scene.rounds():
+            work = scene.produce(value, signals=False)
+            scene.ready.wait(scene.stream, *given)
+            scene.fill(CONSUMED)
             scene.release(value)
             assert work.done(LIMIT)
-            stale += held(scene.stream, SHORT_GRACE) and scene.seen() == PRODUCED
+            assert (held(scene.stream, SHORT_GRACE), scene.seen()) == (True, PRODUCED)
             scene.ready_theirs.signal(value)
             scene.stream.synchronize(LIMIT)
-        assert stale == ROUNDS
 
     @KINDS
     def test_exporter_without_its_wait(self, harness: Harness, kind: type) -> None:
         """The exporter does not wait: its work runs before the device's, in every round."""
         scene = _Scene(harness, kind)
-        stale = 0
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            scene.hold.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(PRODUCED, size=SIZE, stream=scene.stream)
-            assert scene.submit(CONSUMED, wait=[], signal=[]).done(LIMIT)
-            scene.release(value)
-            scene.stream.synchronize(LIMIT)
-            stale += scene.seen() == PRODUCED
-        assert stale == ROUNDS
+        for value, given in scene.rounds():
+            scene.hold.wait(scene.stream, *given)
+            scene.fill(PRODUCED)
+            work = scene.consume(None)
+            assert work.done(LIMIT)
+            scene.finish(value, work)
+            assert scene.seen() == PRODUCED
 
     @KINDS
     def test_device_without_its_signal(self, harness: Harness, kind: type) -> None:
         """The device does not signal: its work is done, and the exporter still waits, in every round."""
         scene = _Scene(harness, kind)
-        stale = 0
-        for value in range(1, ROUNDS + 1):
-            scene.reset()
-            scene.hold.wait(scene.stream, *args(kind, value))
-            scene.buffer.fill(PRODUCED, size=SIZE, stream=scene.stream)
-            work = scene.submit(CONSUMED, wait=[(scene.ready_theirs, value)], signal=[])
+        for value, given in scene.rounds():
+            scene.hold.wait(scene.stream, *given)
+            scene.fill(PRODUCED)
+            work = scene.consume(value)
             scene.release(value)
             scene.stream.synchronize(LIMIT)
-            stale += not work.done(SHORT_GRACE) and scene.seen() == PRODUCED
+            assert (work.done(SHORT_GRACE), scene.seen()) == (False, PRODUCED)
             scene.ready_theirs.signal(value)
             assert work.done(LIMIT)
-        assert stale == ROUNDS
