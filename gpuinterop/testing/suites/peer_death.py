@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
@@ -45,18 +44,6 @@ class PeerDeathSuite(Suite):
         buffer.fill(0x4F)
         assert read(buffer, 0, 4) == b"OOOO"
         buffer.close(timeout=LIMIT)
-
-    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_the_exporter_says_so(self, doomed: Harness) -> None:
-        """Calls to the killed process raise `PeerError` with its exit status; a handle already exported still works."""
-        theirs = doomed.export()
-        handle = theirs.export()
-        _kill(doomed)
-        for call in (lambda: theirs.read(0, 1), theirs.export, lambda: doomed.exporter.create_memory(4096)):
-            error = raises(PeerError, call)
-            assert "-9" in str(error) or "SIGKILL" in str(error)
-        with doomed.device.import_memory(handle, size=theirs.size) as memory:
-            assert memory.size == theirs.size
 
     @KINDS
     @requires((Operation.IMPORT_SEMAPHORE, KIND), (Operation.WAIT_SEMAPHORE, KIND), (Operation.SIGNAL_SEMAPHORE, KIND))
@@ -118,17 +105,6 @@ class PeerDeathSuite(Suite):
         stream = doomed.stream()
         ours.signal(stream, *args(kind, 1))
         stream.synchronize(LIMIT)
-
-    @requires((Operation.IMPORT_MEMORY, OpaqueFd))
-    def test_a_new_one_works(self, doomed: Harness, exporter_spec: ExporterSpec) -> None:
-        """After that, another exporter can be opened, and everything works with it."""
-        _kill(doomed)
-        assert isinstance(doomed.exporter, ProcessExporter)
-        assert not os.path.exists(f"/proc/{doomed.exporter.pid}")
-        with exporter_spec.open() as another, another.create_memory(4096) as theirs:
-            theirs.write(0, b"again")
-            with doomed.device.import_memory(theirs.export(), size=theirs.size) as memory, memory.map_buffer() as ours:
-                assert read(ours, 0, 5) == b"again"
 
 
 def _kill(harness: Harness) -> None:

@@ -431,24 +431,6 @@ class CreatedSemaphoreSuite(Suite):
         ours.host_signal(*args(kind, 3))
         assert becomes_idle(stream)
 
-    @KINDS
-    @requires(CREATE)
-    def test_streams_of_two_processes(self, stream: Any, kind: type, made: Any, peer: BackendPeer) -> None:
-        """Streams of both alternate without help of either host: all work is enqueued before the first signal."""
-        if kind is Binary:
-            skip_declared("taking turns needs a semaphore each way; a timeline is both")
-        peer.import_semaphore(made.export())
-        rounds = 40
-        for turn in range(rounds):
-            peer.enqueue(wait=2 * turn + 1, signal=2 * turn + 2)
-            made.wait(stream, 2 * turn)
-            if turn:
-                made.signal(stream, 2 * turn + 1)
-        made.host_signal(1)
-        made.host_wait(2 * rounds, timeout=LIMIT)
-        assert becomes_idle(stream)
-        assert peer.idle(LIMIT)
-
     @requires(
         (Operation.CREATE_SEMAPHORE, TimelineFd),
         (Operation.EXPORT_ALLOCATION, VmmFd),
