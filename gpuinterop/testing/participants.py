@@ -16,7 +16,6 @@ from ..errors import BackendUnavailableError, GpuInteropError, InvalidArgumentEr
 from ..handles import DeviceIdentity
 from . import stand_ins
 from .exporters import open_exporter
-from .missing_vulkan import vulkan_is_required
 
 if TYPE_CHECKING:
     from .._core.device import Device
@@ -102,7 +101,7 @@ class Participants:
         self._simulated = set(option("gpuinterop_simulated"))  # and gpuinterop's simulated drivers, once loaded
         self._only = list(option("gpuinterop_exporter"))
         self._exporters_required = list(option("gpuinterop_require_exporter"))
-        if vulkan_is_required():
+        if os.environ.get("GPUINTEROP_REQUIRE_VULKAN"):
             self._exporters_required.append("vulkan")
         # The variable chooses a backend only if no option does, but must name one in any case.
         self._chosen = chosen = os.environ.get("GPUINTEROP_BACKEND")

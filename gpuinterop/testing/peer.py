@@ -13,7 +13,7 @@ from .._core import discovery
 from .._core.multicast import import_multicast
 from ..errors import SemaphoreTimeoutError
 from ..handles import Binary, FdHandle, handle_types
-from ..sharing import attach, publish, subscribe
+from ..sharing import attach, subscribe
 from .child import Child, Remote
 from .failed_releases import leaks_raised
 from .multimem import multimem_store
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .._core.multicast import MulticastMapping, MulticastObject
     from .._core.stream import Stream
     from .._core.view import View
-    from ..sharing import AttachedArrays, Publisher, Subscription
+    from ..sharing import AttachedArrays, Subscription
     from ..sharing.arrays import Access
 
 __all__ = ["BackendPeer"]
@@ -87,7 +87,6 @@ class _Commands:
         self._buffer: Any = None
         self._semaphore: Any = None
         self._arrays: AttachedArrays
-        self._publisher: Publisher
         self._camera: Subscription
         self._access: Access[View]
         self._object: MulticastObject
@@ -125,16 +124,6 @@ class _Commands:
 
     def release(self) -> None:
         self._arrays.release(self._stream)
-
-    def publish(self, name: str, size: int) -> None:
-        """Publish frames of `size` bytes."""
-        self._publisher = self._scope.enter_context(publish(name, size, "uint8", self._device))
-
-    def write_frame(self, byte: int) -> None:
-        """Publish a frame filled with a byte, and wait until it is written."""
-        with self._publisher.write(self._stream) as frame:
-            _Placed(frame._buffer, frame._start, self._stream).fill(byte, offset=0, size=frame.nbytes)
-        self._stream.synchronize(_LIMIT)
 
     def subscribe(self, name: str) -> None:
         self._camera = self._scope.enter_context(subscribe(name, timeout=_LIMIT, device=self._device))
