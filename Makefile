@@ -4,6 +4,7 @@
 #   ARGS="-k timeline"      arguments for the demo, for bench or for pytest
 #   CUDA_BINDINGS=12.9.1    the version of cuda-bindings for test-cuda, installed beside .venv's
 #   HIP_BINDINGS=7.2.2.562.43  the version of hip-python for test-hip, test-manual and bench; .venv has none
+#   ICEORYX2=0.10.0         the version of iceoryx2 for test-manual and bench; .venv has none
 #   SOURCES=../rocm         the sources of AMD's runtime, for test-hip-amd; tests/simulated/amd.py lists the checkouts
 #   TORCH=torch==2.13.0     the torch that test-exchange installs beside .venv, with MPI; a CPU build is enough
 #   FRAMEWORKS="jax==0.10.2"  what test-frameworks and test-manual install beside torch: 400 MB, of which Warp is 150
@@ -20,6 +21,7 @@ PYTHON ?= python3
 ARGS ?=
 CUDA_BINDINGS ?=
 HIP_BINDINGS ?= 10.0.0.0.1.2
+ICEORYX2 ?= 0.10.0
 SOURCES ?=
 TORCH ?= torch==2.13.0
 MPI ?= mpi4py==4.1.2 mpich==5.0.2
@@ -123,12 +125,12 @@ help:
 demo: $(VENV)/.test vulkan
 	@. .vulkan/env; exec $(BIN)/gpuinterop demo $(ARGS)
 
-# The driver does nothing, so the times are only gpuinterop's.
+# The simulated drivers do nothing, so the times are only gpuinterop's.
 bench: $(VENV)/.test vulkan
-	@$(TESTED); $(BIN)/gpuinterop bench --backend host $(ARGS)
-	@$(TESTED); export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; \
+	@$(TESTED); export PYTHONPATH="$(WHEELS)"; $(BIN)/python -m tools.bench --backend host $(ARGS)
+	@$(TESTED); export GPUINTEROP_SIM_DOES_NOTHING=1 PYTHONPATH="$(WHEELS)"; \
 	    for vendor in $(VENDORS); do \
-	        $(BIN)/python -m gpuinterop.testing.simulated $$vendor -- $(BIN)/gpuinterop bench $(ARGS); \
+	        $(BIN)/python -m gpuinterop.testing.simulated $$vendor -- $(BIN)/python -m tools.bench $(ARGS); \
 	    done
 
 # A process has only one driver of a vendor, and the processes of test-main have none. One group at a time would leave
@@ -166,7 +168,7 @@ test-system-vulkan: $(VENV)/.test vulkan
 
 # Each page runs in its own process. What ran on a GPU is compared with its record (tools/manual.py).
 test-manual: $(VENV)/.test $(BESIDE) $(EXCHANGE) drivers
-	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES):$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" \
+	@$(TESTED); GPUINTEROP_TEST_FRAMEWORKS="$(SITES):$(WHEELS)" \
 	    GPUINTEROP_TEST_EXCHANGE="$(CURDIR)/$(EXCHANGE)" \
 	    $(PYTEST) tests/manual $(ARGS) || $(NONE_SELECTED)
 
@@ -230,13 +232,14 @@ interrupts-host interrupts-cuda interrupts-hip: $(VENV)/.test
 	@$(CLEAN); PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)" $(BIN)/python -m tests.simulated.interrupts \
 	    $(@:interrupts-%=%) $$($(BIN)/python -c 'print($(MINUTES) * 60)') $(SEED)
 
-# hip-python has wheels only for Linux on x86-64.
+# These have wheels only for Linux on x86-64.
+WHEELS := $(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS):$(CURDIR)/$(VENV)/iceoryx2-$(ICEORYX2)
 ifeq ($(SYSTEM),Linux x86_64)
 soak: soak-hip
 interrupts: interrupts-hip
-soak-hip interrupts-hip test-manual: $(VENV)/hip-python-$(HIP_BINDINGS)
+soak-hip interrupts-hip test-manual bench: $(VENV)/hip-python-$(HIP_BINDINGS)
+test-manual bench: $(VENV)/iceoryx2-$(ICEORYX2)
 bench: VENDORS := cuda hip
-bench: $(VENV)/hip-python-$(HIP_BINDINGS)
 test-hip: $(VENV)/.test $(VENV)/hip-python-$(HIP_BINDINGS) drivers
 	@$(TESTED); GPUINTEROP_TEST_HIP_BINDINGS=$(HIP_BINDINGS); \
 	    PYTHONPATH="$(CURDIR)/$(VENV)/hip-python-$(HIP_BINDINGS)"; export GPUINTEROP_TEST_HIP_BINDINGS PYTHONPATH; \
@@ -294,6 +297,10 @@ $(RENDERING): | $(VENV)/.test
 
 $(VENV)/hip-python-%: $(VENV)/.test
 	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new hip-python==$*
+	@rm -rf $@ && mv $@.new $@
+
+$(VENV)/iceoryx2-%: $(VENV)/.test
+	@$(BUSY) 'installing into $@' $(BIN)/python -m pip install --quiet --disable-pip-version-check --target $@.new iceoryx2==$*
 	@rm -rf $@ && mv $@.new $@
 
 lint: $(VENV)/.dev

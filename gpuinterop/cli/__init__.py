@@ -1,4 +1,4 @@
-"""The command line: ``gpuinterop info``, ``demo``, ``bench``, ``selftest`` and ``matrix``."""
+"""The command line: ``gpuinterop info``, ``demo``, ``selftest`` and ``matrix``."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from typing import Final, NoReturn
 from .. import __version__
 from ..errors import GpuInteropError
 from . import info, matrix, multicast, selftest
-from .bench import command as bench
 from .console import complain, wrap
 from .demo import command as demo
 
@@ -37,7 +36,6 @@ a simulated driver, to test without a GPU:
 _COMMANDS: Final = {
     "info": (info, "what works here, what does not, and why"),
     "demo": (demo, "Vulkan or another process and a compute stream alternate on one buffer"),
-    "bench": (bench, "what calls, frames and sharing cost, compared with hand-written code"),
     "selftest": (selftest, "run the conformance suite for a backend on this machine"),
     "selftest multicast": (multicast, "whether multicast works; run it on a machine you do not share"),
     "matrix": (matrix, "the reports of several machines as one table"),

@@ -22,13 +22,12 @@ COMMANDS = {
     "help": ["--help"],
     **{
         f"{name} --help": [*name.split(), "--help"]
-        for name in ("info", "demo", "bench", "selftest", "selftest multicast", "matrix")
+        for name in ("info", "demo", "selftest", "selftest multicast", "matrix")
     },
     "info": ["info"],
     "info --all": ["info", "--all"],
     "demo": ["demo", "--exporter", "process", "--frames", "60", *QUICK],
     "a bridged demo": ["demo", "--driver", "lavapipe", "--frames", "3", *QUICK],
-    "bench": ["bench", "--backend", "host", "--quick", "--only", "signal", "--only", "frames", "--only", "import of"],
     "matrix": ["matrix", "nvidia.xml", "amd.xml", "--expect", "host"],
     "an argument that is none": ["info", "--everything", "--at=once", "--and=whatever", "--else=there", "--is"],
     "a gap": ["demo", "--driver", "lavapipe", "--sync", "native"],

@@ -1,0 +1,1 @@
+"""Measure what calls, frames and sharing cost, each beside the same work by other means: ``python -m tools.bench``."""
