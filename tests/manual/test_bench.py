@@ -154,13 +154,12 @@ def test_who_does_not_do_its_work_has_no_time(
 
 def test_a_driver_that_does_nothing_is_measured(tmp_path: Path) -> None:
     """What it was told to do is then not looked at."""
-    status, figures = bench(
-        "cuda", "--only", "signal", folder=tmp_path, GPUINTEROP_SIM_DOES_NOTHING="1", CC="/nonexistent"
-    )
+    status, figures = bench("cuda", folder=tmp_path, GPUINTEROP_SIM_DOES_NOTHING="1", CC="/nonexistent")
     assert status == 0
     for name in ("signal", "wait"):
         assert contenders(figures[name]) == [OURS, "by hand, reused structs"]
         assert "C: expected a C compiler" in figures[name]["problem"]
+    assert "which does nothing" in figures["sharing frames"]["problem"]
 
 
 def test_contenders_alternate() -> None:

@@ -21,8 +21,9 @@ class Bench(ExitStack):
     """A device to measure.
 
     `backend` defaults to the one that gpuinterop chooses; `quick` takes only a few times, to see that it works.
-    `stand_in` names the test double that replaces the driver, or is below it; empty without one. `by_hand` makes the
-    same calls with the vendor's bindings, or is None.
+    `stand_in` names the test double that replaces the driver, or is below it; empty without one. `works` is
+    False if that is a simulated driver whose streams do nothing. `by_hand` makes the same calls with the vendor's
+    bindings, or is None.
     """
 
     def __init__(self, backend: str | None, *, quick: bool) -> None:
@@ -30,14 +31,13 @@ class Bench(ExitStack):
         self.backend = get_backend(backend)
         self.device = self.backend.device()
         self.stand_in = stand_ins.stand_in(self.backend.libraries)
-        self.quick = quick
+        self.works, self.quick = not (self.stand_in and os.environ.get("GPUINTEROP_SIM_DOES_NOTHING")), quick
         make = {"cuda": CudaByHand, "hip": HipByHand}.get(self.backend.name)
         self.by_hand: Any = make and make(self.device.ordinal)
 
     def compare(self, rounds: int) -> Comparison:
-        """Make a comparison. Its checks are left out if the simulated driver only pretends to work."""
-        pretends = self.stand_in and os.environ.get("GPUINTEROP_SIM_DOES_NOTHING")
-        return Comparison(max(3, rounds // 30) if self.quick else rounds, checks=not pretends)
+        """Make a comparison. Without work there is nothing to check."""
+        return Comparison(max(3, rounds // 30) if self.quick else rounds, checks=self.works)
 
     @cached_property
     def vulkan(self) -> Driver:

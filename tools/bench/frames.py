@@ -12,16 +12,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpuinterop import get_backend, publish, subscribe
+from gpuinterop import DeviceNotFoundError, get_backend, publish, subscribe
 
 from .clock import OURS, Figure
 from .device import Bench
-from .processes import Process
+from .processes import PATIENCE_S, Process
 
 SIZE: Final = 1024
 _COUNT: Final = 20
 """Round trips per time."""
-_PATIENCE_S: Final = 60.0
 _SENT: Final = bytes(range(256)) * (SIZE // 256)
 
 
@@ -33,7 +32,7 @@ class _Ours(ExitStack):
         device = get_backend(backend).device()
         self._stream = None if device.info.is_cpu else self.enter_context(device.create_stream())
         self._writer = self.enter_context(publish(out, SIZE, device=device, slots=4))
-        self._reader = self.enter_context(subscribe(back, timeout=_PATIENCE_S))
+        self._reader = self.enter_context(subscribe(back, timeout=PATIENCE_S))
 
     def send(self, data: bytes) -> None:
         with self._writer.write(self._stream) as frame:
@@ -89,6 +88,8 @@ _ends: dict[str, _Ours | _Iceoryx2] = {}
 
 def round_trips(bench: Bench) -> Iterator[Figure]:
     """Both ends wait for each frame."""
+    if not bench.works:
+        raise DeviceNotFoundError(f"expected a driver that does its work, got {bench.stand_in}, which does nothing")
     comparison = bench.compare(200)
     ping, pong = f"bench-{os.getpid()}-ping", f"bench-{os.getpid()}-pong"
     with ExitStack() as scope:
@@ -131,9 +132,8 @@ def _open(backend: str, name: str, out: str, back: str) -> None:
 
 
 def _echo(name: str, count: int) -> None:
-    end = _ends[name]
     for _ in range(count):
-        end.send(end.receive())
+        _ends[name].send(_ends[name].receive())
 
 
 def _close() -> None:
