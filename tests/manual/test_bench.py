@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 from functools import partial
@@ -20,7 +21,7 @@ from tools.bench import clock, page
 from tools.manual import ROOT
 
 FETCHED: Final = [path for path in os.environ.get("GPUINTEROP_TEST_FRAMEWORKS", "").split(os.pathsep) if path]
-"""Where ``make test-manual`` has torch, iceoryx2 and hip-python."""
+"""Where ``make test-manual`` has torch, and on x86-64 iceoryx2 and hip-python."""
 OURS: Final = "gpuinterop"
 FRAME: Final = "frame of 1,024 bytes to another process and back"
 NO_VULKAN: Final = dict.fromkeys(
@@ -61,7 +62,7 @@ PROBLEMS: Final = {
 
 def has(package: str) -> bool:
     found = PathFinder.find_spec(package, FETCHED) is not None
-    assert found or not FETCHED, f"expected {package} in {FETCHED}"
+    assert found or not FETCHED or platform.machine() != "x86_64", f"expected {package} in {FETCHED}"
     return found
 
 
