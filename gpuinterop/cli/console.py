@@ -9,12 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from ..capabilities import Cell
 from ..handles import handle_types
 
 __all__ = [
     "bar",
-    "cell_name",
     "columns",
     "complain",
     "handle_name",
@@ -40,11 +38,6 @@ def columns() -> int:
 def handle_name(type_name: str) -> str:
     """``OpaqueFd``: the API's name for the ``opaque_fd`` of files and variables."""
     return handle_types()[type_name].__name__
-
-
-def cell_name(cell: Cell) -> str:
-    """``import_memory OpaqueFd``: a cell with the API's names."""
-    return cell.operation.value + (f" {cell.handle_type.__name__}" if cell.handle_type else "")
 
 
 def complain(text: str) -> None:

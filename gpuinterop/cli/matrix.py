@@ -139,11 +139,11 @@ def _page(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]]) -> Iterator[
     red = sum(line[1] != "passed" for line in ran)
     doubles = sum(bool(row.double) for row in rows)
     heading = f"{len(ran)} row{'s' * (len(ran) > 1)}" + f", {doubles} simulated" * bool(doubles)
-    yield f"{heading}: {red or 'none'} red", [Table(("row", "result", "tests", "device"), ran)]
+    yield f"{heading}: {red or 'none'} red", Table(("row", "result", "tests", "device"), ran)
     if failed := [*(f"{name}: {why}" for name, (_, why) in bad.items()), *_failures(rows)]:
-        yield "What failed", [Items(failed)]
+        yield "What failed", Items(failed)
     if skipped := list(_skipped(rows)):
-        yield "What was skipped, or is not in every row", [Items(skipped)]
+        yield "What was skipped, or is not in every row", Items(skipped)
 
 
 def _failures(rows: Sequence[_Row]) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TypeAlias
 
 from .console import columns, table, wrap
@@ -28,21 +27,17 @@ class Items:
     texts: Sequence[str]
 
 
-Block: TypeAlias = str | Table | Items
-Section: TypeAlias = tuple[str, Sequence[Block]]
-"""A heading, and its paragraphs, tables and lists."""
+Section: TypeAlias = tuple[str, Table | Items]
+"""A heading, and what it is about."""
 
 
 def text(page: Iterable[Section]) -> str:
     """Write the page for a terminal."""
-    sections = ("\n".join([heading, *chain(*map(_lines, blocks))]) for heading, blocks in page)
-    return "\n\n".join(sections)
+    return "\n\n".join("\n".join([heading, *_lines(block)]) for heading, block in page)
 
 
-def _lines(block: Block) -> Iterator[str]:
-    if isinstance(block, str):
-        yield from wrap(_plain(block), columns())
-    elif isinstance(block, Items):
+def _lines(block: Table | Items) -> Iterator[str]:
+    if isinstance(block, Items):
         for one in block.texts:
             yield from wrap(f"- {_plain(one)}", columns(), hang=2)
     else:
@@ -57,13 +52,10 @@ def _plain(one: str) -> str:
 
 def markdown(page: Iterable[Section]) -> str:
     """Write the page as Markdown, for a job's summary on GitHub and the like."""
-    parts = (f"## {_marked(heading)}\n\n" + "\n\n".join(map(_markdown, blocks)) for heading, blocks in page)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(f"## {_marked(heading)}\n\n{_markdown(block)}" for heading, block in page) + "\n"
 
 
-def _markdown(block: Block) -> str:
-    if isinstance(block, str):
-        return _marked(block)
+def _markdown(block: Table | Items) -> str:
     if isinstance(block, Items):
         return "\n".join(f"- {_marked(one)}" for one in block.texts)
     rows = [block.columns, ["---"] * len(block.columns), *block.rows]

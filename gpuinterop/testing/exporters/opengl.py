@@ -1,11 +1,11 @@
-"""OpenGL without a window: an EGL context on its own device, for reports, the bench and tests."""
+"""OpenGL without a window: an EGL context on its own device, for reports and tests."""
 
 from __future__ import annotations
 
 import ctypes
 from collections import Counter
 from collections.abc import Sequence
-from ctypes import byref, c_char_p, c_int, c_uint, c_void_p, create_string_buffer
+from ctypes import byref, c_char_p, c_int, c_void_p
 from typing import Any, Final, Self
 
 from ..._arguments import NoCopy
@@ -18,7 +18,6 @@ __all__ = ["HeadlessContext", "device_count", "list_drivers"]
 
 _PLATFORM_DEVICE: Final = 0x313F
 _OPENGL_API: Final = 0x30A2
-_STATIC_DRAW: Final = 0x88E4
 _CONFIG: Final = (0x3040, 0x0008, 0x3033, 0x0001, 0x3038)  # RENDERABLE_TYPE OPENGL, SURFACE_TYPE PBUFFER
 _CONTEXT: Final = (0x3098, 4, 0x30FB, 5, 0x30FD, 1, 0x3038)  # version 4.5, core profile
 _FUNCTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -124,7 +123,6 @@ class HeadlessContext(NoCopy):
     """
 
     def __init__(self, index: int = 0) -> None:
-        self._functions: dict[tuple[Any, ...], Any] = {}
         self._egl = egl = _Egl()
         self._display = egl.check("eglGetPlatformDisplayEXT", _PLATFORM_DEVICE, egl.devices()[index], None)
         egl.check("eglInitialize", self._display, None, None)
@@ -141,33 +139,7 @@ class HeadlessContext(NoCopy):
 
     def function(self, name: str, result: Any, *parameters: Any) -> Any:
         """Return an OpenGL function by its name, with its result and parameter types."""
-        kind = name, result, *parameters
-        if kind not in self._functions:
-            self._functions[kind] = ctypes.CFUNCTYPE(result, *parameters)(self._egl.find(name.encode()))
-        return self._functions[kind]
-
-    def call(self, name: str, *arguments: Any) -> int:
-        """Call an OpenGL function whose arguments are integers and addresses, and whose result is an integer."""
-        found: int = self.function(name, c_uint, *[c_void_p] * len(arguments))(*arguments)
-        return found
-
-    def new(self, what: str) -> int:
-        """Create an object with ``glCreate*``, such as ``Buffers``; the context destroys it."""
-        name = c_uint()
-        self.call(f"glCreate{what}", 1, byref(name))
-        return name.value
-
-    def buffer(self, size: int, data: bytes | None = None) -> int:
-        """Create a buffer of `size` bytes."""
-        name = self.new("Buffers")
-        self.call("glNamedBufferData", name, size, data, _STATIC_DRAW)
-        return name
-
-    def read(self, buffer: int, offset: int, size: int) -> bytes:
-        """Copy bytes out of a buffer (``glGetNamedBufferSubData``)."""
-        found = create_string_buffer(size)
-        self.call("glGetNamedBufferSubData", buffer, offset, size, found)
-        return found.raw
+        return ctypes.CFUNCTYPE(result, *parameters)(self._egl.find(name.encode()))
 
     def close(self) -> None:
         """Destroy the context. Idempotent."""
