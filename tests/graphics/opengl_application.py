@@ -10,13 +10,7 @@ EGL_NO_CONFIG: Final = None
 EGL_OPENGL_API: Final = 0x30A2
 EGL_PLATFORM_DEVICE_EXT: Final = 0x313F
 EGL_PLATFORM_SURFACELESS_MESA: Final = 0x31DD
-GL_VENDOR: Final = 0x1F00
 GL_RENDERER: Final = 0x1F01
-GL_VERSION: Final = 0x1F02
-GL_EXTENSIONS: Final = 0x1F03
-GL_NUM_EXTENSIONS: Final = 0x821D
-GL_DEVICE_UUID_EXT: Final = 0x9597
-GL_DRIVER_UUID_EXT: Final = 0x9598
 # What eglCreateContext is asked for: 4.5, and the profile.
 _ATTRIBUTES: Final = (0x3098, 4, 0x30FB, 5, 0x30FD)
 _CORE, _COMPATIBLE, _END = 1, 2, 0x3038
@@ -90,12 +84,8 @@ class OpenGLApplication:
         """Make the context current in the calling thread; it must be current in no other."""
         return bool(self._egl.call("eglMakeCurrent", self.display, None, None, self.context, returns=ctypes.c_uint))
 
-    def release(self) -> None:
-        """Let the calling thread have no context."""
-        self._egl.call("eglMakeCurrent", self.display, None, None, None)
-
     def close(self) -> None:
-        self.release()
+        self._egl.call("eglMakeCurrent", self.display, None, None, None)
         self._egl.call("eglDestroyContext", self.display, self.context)
         self._egl.call("eglTerminate", self.display)
 
@@ -110,22 +100,6 @@ class OpenGLApplication:
     def text(self, name: int) -> str:
         said: bytes = self.gl("glGetString", name, returns=ctypes.c_char_p)
         return said.decode()
-
-    def uuid(self, name: int) -> bytes:
-        """GL_DEVICE_UUID_EXT of the only device, or GL_DRIVER_UUID_EXT."""
-        held = (ctypes.c_ubyte * 16)()
-        if name == GL_DEVICE_UUID_EXT:
-            self.gl("glGetUnsignedBytei_vEXT", name, 0, held)
-        else:
-            self.gl("glGetUnsignedBytevEXT", name, held)
-        return bytes(held)
-
-    @property
-    def extensions(self) -> set[str]:
-        count = ctypes.c_int(0)
-        self.gl("glGetIntegerv", GL_NUM_EXTENSIONS, ctypes.byref(count))
-        each = (self.gl("glGetStringi", GL_EXTENSIONS, one, returns=ctypes.c_char_p) for one in range(count.value))
-        return {one.decode() for one in each}
 
 
 class Doubled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.graphics.handoff import NextCall
 from tests.limits import LIMIT
+from tools.fetch_vulkan import TREE
 
 if TYPE_CHECKING:
     from tests.graphics.opengl_application import Doubled, OpenGLApplication, with_extensions
@@ -96,6 +98,17 @@ def compatible(opengl: OpenGLApplication) -> Iterator[OpenGLApplication]:
 def stream(device: gi.Device) -> Iterator[gi.Stream]:
     with device.create_stream() as stream:
         yield stream
+
+
+@pytest.mark.skipif("GPUINTEROP_TEST_DRIVERS" in os.environ, reason="the system's drivers are meant")
+def test_none_of_the_systems_is_in_the_process(opengl: OpenGLApplication) -> None:
+    """Where the system has one of another version, or another vendor's, its libraries have the same names."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    loaded = {Path(line.split(maxsplit=5)[5]) for line in maps if line.count("/")}
+    of_opengl = ("libEGL", "libGL", "libgbm", "libglapi", "libgallium", "swrast_dri")
+    found = {path for path in loaded if path.name.startswith(of_opengl)}
+    assert {path.name.partition(".")[0] for path in found} >= {"libEGL", "libGLdispatch", "libEGL_mesa"}
+    assert all(path.is_relative_to(TREE) for path in found), found
 
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
