@@ -257,13 +257,15 @@ def test_a_private_mapping_of_a_memfd_is_not_the_memfd(
 
 
 def test_memory_larger_than_the_driver_imports(
-    application: Application, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    application: Application, driver: str, allocation: gi.Allocation, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """SwiftShader imports all of the memfd, whatever part the array is."""
+    array = pattern(allocation)[: 4096 if driver == "swiftshader" else SIZE]
     real = application.vk.physical.extended
     limits = {"VkPhysicalDeviceMaintenance3Properties": SimpleNamespace(maxMemoryAllocationSize=SIZE - 1)}
     monkeypatch.setattr(application.vk.physical, "extended", lambda kind: limits.get(kind) or real(kind))
     with pytest.raises(gi.InvalidArgumentError, match=f"an allocation of .*\\b{SIZE - 1:,} bytes"):
-        gi.vulkan.import_array(application.vk, pattern(allocation))
+        gi.vulkan.import_array(application.vk, array)
     assert calls.made == []
 
 
