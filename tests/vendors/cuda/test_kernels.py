@@ -196,24 +196,6 @@ def test_all_words_are_launched_for_and_no_more_blocks_than_they_need(
     assert done == count
 
 
-def test_a_module_whose_kernels_are_not_found_is_unloaded(
-    simulator: Simulator, backend: CudaBackend, launches: list[Any], stream: Any
-) -> None:
-    """And it is loaded once when they are."""
-    before = simulator.live()["module"]
-    for nth in (1, 2):
-        simulator.fail("cuModuleGetFunction", code=500, nth=nth)
-        with pytest.raises(gi.DriverError, match="cuModuleGetFunction"):
-            backend.multimem_store(stream, 1 << 40, 0, 1)
-        assert simulator.live()["module"] == before
-        assert launches == []
-    for _ in range(2):
-        backend.multimem_store(stream, 1 << 40, 0, 1)
-        backend.multimem_add(stream, 1 << 41, 1 << 40, 1)
-    assert simulator.live()["module"] == before + 1
-    assert len(launches) == 4
-
-
 @pytest.mark.skipif(not REAL, reason="needs a GPU")
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 262_144, 262_145, 1_000_003])
 def test_every_word_is_touched_and_no_other(backend: CudaBackend, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
