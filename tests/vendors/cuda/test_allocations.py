@@ -11,7 +11,6 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.testing.peer import BackendPeer
 from gpuinterop_cuda.backend import CudaBackend
-from tests.limits import LIMIT
 
 from ..parties import PARTIES, open_party
 from ..test_allocations import MIB, content, exported
@@ -33,26 +32,6 @@ def test_two_devices_two_processes_and_vulkan(peers: list[gi.Device], scope: Exi
         assert content(ours.buffer, MIB + 1)[-2:] == b"\x41\x42"
         theirs.write(3 * MIB, b"vulkan")
         assert peer.read(3 * MIB - 1, 8) == b"\x41vulkan\x41"
-
-
-@pytest.mark.parametrize("party", PARTIES)
-def test_what_another_process_has_on_another_gpu_goes_into_its_vulkan(
-    peers: list[gi.Device], scope: ExitStack, party: str
-) -> None:
-    """The other process allocates on its GPU; here a mapping on ours, and that GPU's Vulkan, use it."""
-    first, second = peers
-    peer = scope.enter_context(BackendPeer(second))
-    handle, size = peer.allocate(4 * MIB, gi.VmmFd.type_name)
-    scope.enter_context(handle)
-    exporter = scope.enter_context(open_party(party, second))
-    ours = scope.enter_context(first.import_allocation(handle.duplicate(), size, access=[second]))
-    theirs = scope.enter_context(exporter.import_memory(handle, size))
-    theirs.write(0, b"\x51" * size)
-    with second.create_stream() as stream:
-        ours.buffer_on(second).fill(0x52, size=MIB, stream=stream)
-        stream.synchronize(LIMIT)
-    expected = b"\x52" * MIB + b"\x51" * (size - MIB)
-    assert peer.read(0, size) == expected == content(ours.buffer)
 
 
 def test_a_gpu_that_is_hidden_from_the_importer(monkeypatch: pytest.MonkeyPatch) -> None:
