@@ -44,55 +44,6 @@ def array_of(library: Any, buffer: gi.Buffer) -> Any:
 
 
 @LIBRARIES
-def test_a_library_reads_and_writes_the_shared_bytes(
-    device: gi.Device, shared: tuple[Any, gi.Buffer], library: str
-) -> None:
-    module: Any = importlib.import_module(library)
-    theirs, buffer = shared
-    wanted = np.random.default_rng(1).standard_normal(SHAPE, np.float32)
-    theirs.write(0, wanted.tobytes())
-    array = array_of(module, buffer)
-    found = array.cpu().numpy() if library == "torch" else module.asnumpy(array)
-    assert (found == wanted).all()
-    array *= 2
-    module.cuda.synchronize() if library == "torch" else module.cuda.Device().synchronize()
-    assert theirs.read(0, SIZE) == (wanted * 2).tobytes()
-
-
-@LIBRARIES
-def test_the_librarys_stream_is_ordered_by_semaphores(
-    device: gi.Device, exporter: Any, shared: tuple[Any, gi.Buffer], library: str
-) -> None:
-    """On a stream of the library's own, and on its default stream."""
-    module: Any = importlib.import_module(library)
-    theirs, buffer = shared
-    array = array_of(module, buffer)
-    counter = exporter.create_semaphore(gi.Timeline)
-    semaphore: Any = device.import_semaphore(counter.export())
-    value = 0
-    streams = [module.cuda.Stream(), module.cuda.default_stream() if library == "torch" else module.cuda.Stream.null]
-    for foreign in streams:
-        context = module.cuda.stream(foreign) if library == "torch" else foreign
-        stream = device.wrap_stream(foreign)
-        with context:
-            array += 0.5  # a kernel's first use loads it, which waits for the device: not behind a wait
-        stream.synchronize(LIMIT)
-        for turn in range(20):
-            theirs.write(0, np.full(SHAPE, turn, np.float32).tobytes())
-            semaphore.wait(stream, value + 1)
-            with context:
-                array += 0.5
-            semaphore.signal(stream, value + 2)
-            counter.signal(value + 1)
-            assert counter.wait(value + 2, timeout=LIMIT)
-            assert theirs.read(0, SIZE) == np.full(SHAPE, turn + 0.5, np.float32).tobytes()
-            value += 2
-        stream.close()
-    semaphore.close(timeout=LIMIT)
-    counter.close()
-
-
-@LIBRARIES
 def test_the_librarys_own_capture(
     device: gi.Device, exporter: Any, shared: tuple[Any, gi.Buffer], library: str
 ) -> None:
