@@ -155,6 +155,7 @@ CLOSED = "close() returned"
 CALLS = [
     ("share", "vkCreateBuffer"),
     ("share", "vkGetBufferMemoryRequirements2"),
+    ("share", "vkAllocateMemory"),
     ("share", "vkBindBufferMemory"),
     ("share", "vkGetMemoryFdKHR"),
     ("close", "vkDestroyBuffer"),
