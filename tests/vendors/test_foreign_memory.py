@@ -9,12 +9,12 @@ import ctypes
 
 import pytest
 
-from .foreign_memory import STEP, Kind, attribute, call, current, make, memory
+from .foreign_memory import STEP, Kind, attribute, call, current, made, make, memory, ok
 from .parties import MODE, SEVERAL
 from .table import VENDOR
 
 CUDA = VENDOR.name == "cuda"
-INVALID_VALUE, INVALID_DEVICE_POINTER, INVALID_CONTEXT, NOT_FOUND = 1, 17, 201, 500
+NOT_FOUND = 500
 KINDS: tuple[Kind, ...] = ("legacy", "pool", "managed", "vmm")
 SIZE = 2 * STEP
 MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, IS_LEGACY, START, BYTES = 2, 7, 8, 9, 10, 11, 12
@@ -57,3 +57,10 @@ def test_what_the_driver_tells_of_an_address(kind: Kind, device: int) -> None:
         assert attribute(MEMORY_TYPE, inside) is None
         with current():
             assert address_range(inside)[0] == NOT_FOUND
+
+
+def test_pinned_memory_is_the_hosts() -> None:
+    with current():
+        address = made("MemHostAlloc" if CUDA else "HostMalloc", SIZE, 0)
+        assert attribute(MEMORY_TYPE, address) == 1
+        ok("MemFreeHost" if CUDA else "HostFree", address)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,18 +26,15 @@ from tests.core.forged import forge
 from tests.descriptors import is_open
 from tests.limits import LIMIT
 from tests.missing_vulkan import give_up
-from tests.programs import python
 
 from ..parties import REAL
 
 SHORT = 0.1
 """And for what is not."""
 
-SUCCESS, INVALID_VALUE, NOT_INITIALIZED, INVALID_CONTEXT, NOT_READY = 0, 1, 3, 201, 600
-NOT_SUPPORTED, UNKNOWN = 801, 999
+SUCCESS, INVALID_VALUE, INVALID_CONTEXT, NOT_READY, UNKNOWN = 0, 1, 201, 600, 999
 CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED = 900, 901
-OPAQUE_FD, OPAQUE_WIN32, DMABUF_FD = 1, 2, 9
-TIMELINE_FD = 9
+OPAQUE_FD, TIMELINE_FD = 1, 9
 GEQ, EQ, AND, NOR = 0, 1, 2, 3
 MIB = 1 << 20
 
@@ -111,12 +107,6 @@ def party(request: pytest.FixtureRequest, context: Any) -> Iterator[Exporter]:
         yield exporter
 
 
-def timelines(party: Exporter) -> None:
-    """Skip where the other side has none."""
-    if not party.capabilities[gi.Operation.SIGNAL_SEMAPHORE, gi.TimelineFd].usable:
-        pytest.skip(f"{party.driver} exports no timeline semaphores")
-
-
 def detached(handle: Any) -> int:
     """The descriptor, which is ours from here on."""
     return int(handle.detach())
@@ -142,19 +132,10 @@ def word(pointer: int) -> Any:
     return ctypes.c_uint64.from_address(pointer)
 
 
-def memory_desc(fd: int, size: int, *, kind: int = OPAQUE_FD, flags: int = 0) -> Any:
+def import_memory(fd: int, size: int, flags: int = 0) -> tuple[Any, ...]:
     desc = cuda.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
-    desc.type = Number(kind)
-    if kind in (OPAQUE_FD, DMABUF_FD):
-        desc.handle.fd = fd
-    else:
-        desc.handle.win32.handle = 0x1234
-    desc.size, desc.flags = size, flags
-    return desc
-
-
-def import_memory(fd: int, size: int, **options: Any) -> tuple[Any, ...]:
-    result: tuple[Any, ...] = cuda.cuImportExternalMemory(memory_desc(fd, size, **options))
+    desc.type, desc.handle.fd, desc.size, desc.flags = Number(OPAQUE_FD), fd, size, flags
+    result: tuple[Any, ...] = cuda.cuImportExternalMemory(desc)
     return result
 
 
@@ -171,29 +152,6 @@ def import_semaphore(fd: int, kind: int) -> tuple[Any, ...]:
     desc.handle.fd = fd
     result: tuple[Any, ...] = cuda.cuImportExternalSemaphore(desc)
     return result
-
-
-def signal(semaphore: Any, stream: Any, value: int = 0, *, flags: int = 0) -> tuple[Any, ...]:
-    params = cuda.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
-    params.params.fence.value, params.flags = value, flags
-    result: tuple[Any, ...] = cuda.cuSignalExternalSemaphoresAsync([semaphore], [params], 1, stream)
-    return result
-
-
-def wait(semaphore: Any, stream: Any, value: int = 0) -> tuple[Any, ...]:
-    params = cuda.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS()
-    params.params.fence.value = value
-    result: tuple[Any, ...] = cuda.cuWaitExternalSemaphoresAsync([semaphore], [params], 1, stream)
-    return result
-
-
-@contextmanager
-def imported_semaphore(party: Exporter, kind: type) -> Iterator[tuple[Any, Any]]:
-    with party.create_semaphore(kind) as theirs:
-        number = OPAQUE_FD if kind is gi.Binary else TIMELINE_FD
-        semaphore = ok(import_semaphore(detached(theirs.export()), number))
-        yield theirs, semaphore
-        ok(cuda.cuDestroyExternalSemaphore(semaphore))
 
 
 @contextmanager
@@ -275,57 +233,22 @@ def test_an_import_needs_a_context_and_leaves_it_open(party: Exporter) -> None:
 
 
 def test_signal_and_wait_on_a_stream_need_no_context(party: Exporter) -> None:
-    with imported_semaphore(party, gi.Binary) as (theirs, semaphore), stream_of() as stream:
+    waiting, signalling = cuda.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS(), cuda.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
+    with party.create_semaphore(gi.Binary) as theirs, stream_of() as stream:
+        semaphore = ok(import_semaphore(detached(theirs.export()), OPAQUE_FD))
         results: list[int] = []
 
         def work() -> None:
             results.append(int(ok(cuda.cuCtxGetCurrent())))
-            results.append(code_of(wait(semaphore, stream)))
-            results.append(code_of(signal(semaphore, stream)))
+            results.append(code_of(cuda.cuWaitExternalSemaphoresAsync([semaphore], [waiting], 1, stream)))
+            results.append(code_of(cuda.cuSignalExternalSemaphoresAsync([semaphore], [signalling], 1, stream)))
 
         theirs.signal()
         elsewhere(work)
         assert results == [0, SUCCESS, SUCCESS]
         assert idle(stream)
         assert theirs.wait(timeout=LIMIT)
-
-
-FORK = """
-import os
-from cuda.bindings import driver as cuda
-assert int(cuda.cuInit(0)[0]) == 0
-device = cuda.cuDeviceGet(0)[1]
-cuda.cuCtxSetCurrent(cuda.cuDevicePrimaryCtxRetain(device)[1])
-child = os.fork()
-if child == 0:
-    os._exit(10 + int(cuda.cuStreamCreate(1)[0]))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) - 10)
-"""
-
-
-def test_after_a_fork_nothing_works(primary: Any) -> None:
-    program = textwrap.dedent(FORK)
-    done = python("-c", program)
-    assert done.stdout == f"{NOT_INITIALIZED}\n", done.stderr
-
-
-# -- silent success ----------------------------------------------------------------------------------------------------
-
-
-def test_a_timeline_is_taken_as_binary_and_the_other_way_round(party: Exporter) -> None:
-    timelines(party)
-    with party.create_semaphore(gi.Timeline) as timeline, party.create_semaphore(gi.Binary) as binary:
-        for theirs, kind in ((timeline, OPAQUE_FD), (binary, TIMELINE_FD)):
-            fd = detached(theirs.export())
-            ok(cuda.cuDestroyExternalSemaphore(ok(import_semaphore(fd, kind))))
-            assert not is_open(fd)
-
-
-def test_memory_is_taken_as_a_timeline(party: Exporter) -> None:
-    with party.create_memory(1 << 16) as theirs:
-        fd = detached(theirs.export())
-        ok(cuda.cuDestroyExternalSemaphore(ok(import_semaphore(fd, TIMELINE_FD))))
-        assert not is_open(fd)
+        ok(cuda.cuDestroyExternalSemaphore(semaphore))
 
 
 def test_too_large_a_size_is_found_by_the_mapping(party: Exporter) -> None:
@@ -337,27 +260,14 @@ def test_too_large_a_size_is_found_by_the_mapping(party: Exporter) -> None:
         ok(cuda.cuDestroyExternalMemory(memory))
 
 
-def test_a_timeline_goes_backwards_without_a_word(party: Exporter) -> None:
-    timelines(party)
-    with imported_semaphore(party, gi.Timeline) as (_, semaphore), stream_of() as stream, stream_of() as other:
-        for value in (5, 3):
-            ok(signal(semaphore, stream, value))
-        assert idle(stream)
-        ok(wait(semaphore, other, 4))
-        assert not idle(other, SHORT)
-        ok(signal(semaphore, stream, 6))
-        assert idle(other)
-        assert idle(stream)
-
-
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-def properties(device: int = 0) -> Any:
+def properties() -> Any:
     prop = cuda.CUmemAllocationProp()
     prop.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     prop.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    prop.location.id = device
+    prop.location.id = 0
     prop.requestedHandleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     return prop
 
@@ -366,12 +276,12 @@ FD_TYPE = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTO
 
 
 @contextmanager
-def mapped(handle: Any, size: int, device: int = 0) -> Iterator[Any]:
+def mapped(handle: Any, size: int) -> Iterator[Any]:
     pointer = ok(cuda.cuMemAddressReserve(size, 0, 0, 0))
     ok(cuda.cuMemMap(pointer, size, 0, handle, 0))
     access = cuda.CUmemAccessDesc()
     access.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = device
+    access.location.id = 0
     access.flags = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     ok(cuda.cuMemSetAccess(pointer, size, [access], 1))
     yield pointer
@@ -411,7 +321,7 @@ def test_what_is_known_of_an_import(context: Any) -> None:
 
 def test_the_granularities_of_multicast_need_no_object(primary: Any) -> None:
     """Nor a context. The minimum is the same for every size, and what is recommended a multiple of it."""
-    if not ok(attribute(132)):
+    if not ok(cuda.cuDeviceGetAttribute(Number(132), 0)):
         pytest.skip("the device has no multicast")
     flags = cuda.CUmulticastGranularity_flags
     prop = cuda.CUmulticastObjectProp()
@@ -423,24 +333,6 @@ def test_the_granularities_of_multicast_need_no_object(primary: Any) -> None:
             assert minimum == 2 * MIB
             recommended = ok(cuda.cuMulticastGetGranularity(prop, flags.CU_MULTICAST_GRANULARITY_RECOMMENDED))
             assert recommended % minimum == 0
-
-
-def test_memory_of_another_gpu(context: Any) -> None:
-    """Vulkan's fails and is closed; an allocation of CUDA's own is taken."""
-    if ok(cuda.cuDeviceGetCount()) < 2:
-        pytest.skip("there is one GPU")
-    handle = ok(cuda.cuMemCreate(2 * MIB, properties(1), 0))
-    fd = int(ok(cuda.cuMemExportToShareableHandle(handle, FD_TYPE, 0)))
-    ok(cuda.cuDestroyExternalMemory(ok(import_memory(fd, 2 * MIB))))
-    assert not is_open(fd)
-    ok(cuda.cuMemRelease(handle))
-    mine = gi.get_backend("cuda").device(0).identity
-    for found in list_drivers():
-        if "nvidia" in f"{found.name} {found.driver}".lower() and found.identity.conflicts(mine):
-            with open_exporter("vulkan", device_index=found.index) as other, other.create_memory(2 * MIB) as theirs:
-                fd = detached(theirs.export())
-                assert code_of(import_memory(fd, theirs.size)) == UNKNOWN
-                assert not is_open(fd)
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
@@ -554,22 +446,3 @@ def test_a_global_capture_forbids_what_is_unsafe_to_every_thread_but_relaxed_one
             else:
                 ok(cuda.cuGraphDestroy(ok(cuda.cuStreamEndCapture(stream))))
     ok(cuda.cuEventDestroy(event))
-
-
-# -- devices -----------------------------------------------------------------------------------------------------------
-
-
-def attribute(number: int, device: int = 0) -> tuple[Any, ...]:
-    result: tuple[Any, ...] = cuda.cuDeviceGetAttribute(Number(number), device)
-    return result
-
-
-def test_what_the_driver_knows_of_an_address(context: Any) -> None:
-    kind = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-    device = ok(cuda.cuMemAlloc(4096))
-    local = ctypes.create_string_buffer(4096)
-    with pinned() as host:
-        assert int(ok(cuda.cuPointerGetAttribute(kind, device))) == 2
-        assert int(ok(cuda.cuPointerGetAttribute(kind, host))) == 1
-        assert code_of(cuda.cuPointerGetAttribute(kind, ctypes.addressof(local))) == INVALID_VALUE
-    ok(cuda.cuMemFree(device))
