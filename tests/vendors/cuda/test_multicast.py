@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from tests.beside import beside
 from tests.limits import LIMIT
 from tests.simulated.driver import Simulator
 
+from ..foreign_memory import memory as foreign_memory
 from ..parties import REAL, native, watch
 
 pytestmark = pytest.mark.skipif(REAL, reason="multicast is never run on a real driver")
@@ -76,51 +76,20 @@ def test_a_mapping_is_aligned(group: gi.MulticastObject, monkeypatch: pytest.Mon
         assert mapping.ptr % group.granularity.minimum == 0
 
 
-# -- what only the driver tells --------------------------------------------------------------------------------------
-
-
-def unshareable(device: gi.Device, scope: ExitStack) -> int:
-    """The address of memory that was made to be exported as nothing."""
-    properties = cuda.CUmemAllocationProp()
-    properties.type = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = device.ordinal
-
-    def ok(result: Any) -> Any:
-        assert int(result[0]) == 0
-        return result[-1]
-
-    ok(cuda.cuCtxPushCurrent(ok(cuda.cuDevicePrimaryCtxRetain(device.ordinal))))
-    scope.callback(cuda.cuCtxPopCurrent)
-    handle = ok(cuda.cuMemCreate(SIZE, properties, 0))
-    address = ok(cuda.cuMemAddressReserve(SIZE, 0, 0, 0))
-    scope.callback(cuda.cuMemAddressFree, address, SIZE)
-    ok(cuda.cuMemMap(address, SIZE, 0, handle, 0))
-    scope.callback(cuda.cuMemUnmap, address, SIZE)
-    ok(cuda.cuMemRelease(handle))
-    return int(address)
-
-
-def test_a_shareable_object_takes_shareable_memory_only(
-    simulator: Simulator, devices: list[gi.Device], group: gi.MulticastObject, scope: ExitStack
-) -> None:
-    address = unshareable(devices[0], scope)
-    assert not backend().is_shareable(native(devices[0]), address)
-    with pytest.raises(gi.InvalidArgumentError, match=rf"{address:#x}.*Device\.allocate"):
-        group.bind_address(devices[0], address, SIZE)
-    assert simulator.live()["multicast_binding"] == 0
-    host = (ctypes.c_ubyte * 64)()
-    assert not backend().is_shareable(native(devices[0]), ctypes.addressof(host))  # the driver says: INVALID_VALUE
-    private = scope.enter_context(gi.create_multicast(devices, SIZE))
-    private.bind_address(devices[0], address, SIZE)
-    assert simulator.live()["multicast_binding"] == 1
-    private.close(timeout=LIMIT)
+def test_memory_that_cannot_be_shared_is_told_apart(devices: list[gi.Device], memory: list[gi.Allocation]) -> None:
+    """A shared object takes no such memory: tests/core/test_multicast.py."""
+    first, host = native(devices[0]), (ctypes.c_ubyte * 64)()
+    assert backend().is_shareable(first, memory[0].buffer.ptr)
+    assert not backend().is_shareable(first, ctypes.addressof(host))  # the driver says: INVALID_VALUE
+    with foreign_memory("legacy", SIZE) as it:
+        assert not backend().is_shareable(first, it.ptr)
 
 
 # -- what is not supported --------------------------------------------------------------------------------------------
 
 
 MULTICAST = (gi.Operation.CREATE_MULTICAST, gi.Operation.EXPORT_MULTICAST, gi.Operation.IMPORT_MULTICAST)
+WORDS = {(gi.Operation.STREAM_MEMORY_OPS, None), (gi.Operation.CREATE_SEMAPHORE, gi.TimelineFd)}
 
 
 def table(device: int = 0) -> dict[tuple[gi.Operation, Any], gi.Capability]:
@@ -132,6 +101,7 @@ def table(device: int = 0) -> dict[tuple[gi.Operation, Any], gi.Capability]:
     [
         (132, {(operation, kind) for operation in MULTICAST for kind in (None, gi.VmmFd)}, gi.Scope.DEVICE),
         (103, {(operation, gi.VmmFd) for operation in MULTICAST}, gi.Scope.PLATFORM),
+        (122, WORDS, gi.Scope.DEVICE),
     ],
 )
 def test_what_the_device_says_no_to(simulator: Simulator, attribute: int, gaps: set[Any], scope: gi.Scope) -> None:
@@ -179,8 +149,9 @@ DOCUMENTED: dict[str, tuple[int, ...]] = {
     "cuMulticastGetGranularity": (1, 801),
     "cuMulticastCreate": (1, 3, 4, 101, 800),
     "cuMulticastAddDevice": (1, 101),
-    "cuMulticastBindMem": (1, 2, 47, 401, 802),
-    "cuMulticastBindAddr": (1, 2, 47, 401, 802),
+    **dict.fromkeys(
+        (f"cuMulticastBind{what}{version}" for what in ("Mem", "Addr") for version in ("", "_v2")), (1, 2, 47, 401, 802)
+    ),
     "cuMemMap": (1, 2),
     "cuMemSetAccess": (101,),
     "cuMemExportToShareableHandle": (1,),
@@ -192,42 +163,16 @@ DOCUMENTED: dict[str, tuple[int, ...]] = {
 @pytest.mark.parametrize(
     ("call", "code"), [(call, code) for call, codes in DOCUMENTED.items() for code in codes], ids=str
 )
-def test_a_documented_error_is_named(
-    simulator: Simulator, devices: list[gi.Device], memory: list[gi.Allocation], call: str, code: int
-) -> None:
-    """Class, call, code, symbol, and a cause; and what was made for it is gone when it is raised."""
-    group = gi.create_multicast(devices, SIZE, gi.VmmFd)
-    other = gi.create_multicast(2, SIZE, device=devices[0])
-    handle = group.export()
-    descriptors = set(os.listdir("/proc/self/fd"))
-    attempts: dict[str, Callable[[], Any]] = {
-        "cuMulticastGetGranularity": lambda: gi.create_multicast(devices, SIZE),
-        "cuMulticastCreate": lambda: gi.create_multicast(devices, SIZE),
-        "cuMulticastAddDevice": lambda: gi.create_multicast(devices, SIZE),
-        "cuMulticastBindMem": lambda: group.bind_memory(memory[0]),
-        "cuMulticastBindAddr": lambda: group.bind_address(devices[0], memory[0].buffer, SIZE),
-        "cuMemMap": group.map,
-        "cuMemSetAccess": group.map,
-        "cuMemExportToShareableHandle": group.export,
-        "cuMemImportFromShareableHandle": lambda: gi.import_multicast(handle, 2, SIZE, device=devices[1]),
-    }
-    before = simulator.live()
-    simulator.fail(call, code=code, nth=2 if call == "cuMulticastAddDevice" else 1)
-    with pytest.raises(gi.DriverError) as caught:
-        attempts[call]()
-    error = caught.value
+def test_a_documented_error_is_named(call: str, code: int) -> None:
+    """Class, call, code, symbol, and a meaning; tests/simulated/unknown_status.py has what a failed call leaves."""
+    driver = backend()._driver
+    error = driver.error(call.removeprefix("cu"), code)
     assert type(error) is (gi.OutOfMemoryError if code == 2 else gi.DriverError)
-    assert error.call == {"cuMulticastBindMem": BIND_MEMORY, "cuMulticastBindAddr": BIND_ADDRESS}.get(call, call)
     newest = "CUDA_ERROR_MULTICAST_RESOURCE_FULL"  # of 47, which cuda-bindings 12.9 does not name
-    assert (error.code, error.symbol) == (code, newest if code == 47 else cuda.CUresult(code).name)
-    assert error.symbol + f" ({code}): " in str(error), "a cause follows"
-    assert simulator.live() == before
-    assert set(os.listdir("/proc/self/fd")) == descriptors
-    made = attempts[call]()  # once more, with the same objects
-    made.close()
-    handle.close()
-    for one in (group, other):
-        one.close(timeout=LIMIT)
+    assert (error.call, error.code, error.symbol) == (call, code, newest if code == 47 else cuda.CUresult(code).name)
+    _, text = driver.describe(code)
+    assert f"{error.symbol} ({code}): " in str(error)
+    assert not str(error).endswith((text, f"{text}.")), "expected a meaning of ours, got the driver's text"
 
 
 # -- the versions of the binds ----------------------------------------------------------------------------------------

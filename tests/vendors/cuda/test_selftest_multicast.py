@@ -32,7 +32,6 @@ from tests.simulated.driver import Simulator
 from tools import record
 
 CHILD, PEER, BOTH = "child", "peer", "child, peer"
-SIZE = 2 << 20
 HUNG = "10"
 """Seconds until a step that hangs is given up: the others take hundredths, and starting a process does not count."""
 ENDED = 97
