@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from tests.descriptors import is_open as is_open
 
-SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, INSUFFICIENT_DRIVER, NO_DEVICE, INVALID_DEVICE = 0, 1, 2, 35, 100, 101
+SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NO_DEVICE = 0, 1, 2, 100
 NOT_READY, NOT_SUPPORTED, UNKNOWN = 600, 801, 999
 
 MIB: Final = 1 << 20

@@ -297,9 +297,8 @@ BLOCKED = {
     "hipMalloc": (False, False),
     "hipHostRegister": (False, False),
     "hipStreamCreateWithFlags": (False, False),
-    "hipImportExternalMemory": (False, False),
+    "hipImportExternalMemory": (False, False),  # and hipDestroyExternalMemory
     "hipExternalMemoryGetMappedBuffer": (False, False),
-    "hipDestroyExternalMemory": (False, False),
     "hipMemCreate": (False, False),
     "hipMemMap": (None, False),
 }
@@ -352,7 +351,6 @@ def test_what_blocks_behind_a_stream_that_waits(
             "hipStreamCreateWithFlags": lambda: extra.append(runtime.object("hipStreamCreateWithFlags", flags)),
             "hipImportExternalMemory": destroy,
             "hipExternalMemoryGetMappedBuffer": lambda: runtime.mapped(memory, 4096, 16),
-            "hipDestroyExternalMemory": destroy,
             "hipMemCreate": lambda: runtime.ok("hipMemCreate", ctypes.byref(made), 2 * MIB, ctypes.byref(prop), 0),
             "hipMemMap": lambda: runtime.ok("hipMemMap", ranges[1], 2 * MIB, 0, handle, 0),
         }
@@ -394,29 +392,15 @@ def test_to_synchronize_a_device_ends_every_capture(runtime: Runtime, mode: int)
         assert runtime("hipStreamEndCapture", stream, ctypes.byref(ctypes.c_size_t())) == CAPTURE_INVALIDATED
 
 
-def test_a_capture_records_no_words_and_a_fill(runtime: Runtime, party: Any) -> None:
-    """hip_stream_ops.cpp:26: a word is written at once. A fill of imported memory is recorded, and replays."""
-    with runtime.imported(party) as (theirs, memory), runtime.stream() as stream, runtime.pinned() as place:
-        address = runtime.mapped(memory, 0, SIZE)
+def test_a_capture_records_no_words(runtime: Runtime) -> None:
+    """hip_stream_ops.cpp:26: a word is written at once."""
+    with runtime.stream() as stream, runtime.pinned() as place:
         runtime.ok("hipStreamBeginCapture", stream, 1)
         runtime.ok("hipStreamWriteValue64", stream, place, 77, 0)
-        runtime.ok("hipMemsetD8Async", address, 9, 16, stream)
         until(lambda: word(place).value == 77)
-        made = ctypes.c_size_t()
-        runtime.ok("hipStreamEndCapture", stream, ctypes.byref(made))
-        graph = made.value
-        assert theirs.read(0, 16) == bytes(16)
-        executable = runtime.object("hipGraphInstantiate", graph, 0, 0, 0)
-        word(place).value = 0
-        for fill in range(2):
-            theirs.write(0, bytes(16))
-            runtime.ok("hipGraphLaunch", executable, stream)
-            runtime.ok("hipStreamSynchronize", stream)
-            assert theirs.read(0, 16) == b"\x09" * 16, fill
-        assert word(place).value == 0
-        runtime.ok("hipGraphExecDestroy", executable)
-        runtime.ok("hipGraphDestroy", graph)
-        runtime.ok("hipFree", address)
+        graph = ctypes.c_size_t()
+        runtime.ok("hipStreamEndCapture", stream, ctypes.byref(graph))
+        runtime.ok("hipGraphDestroy", graph.value)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -518,24 +502,16 @@ def test_the_descriptor_is_never_closed(runtime: Runtime, party: Any) -> None:
         assert runtime.import_fd(fd, 4096)[0] == OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize("first", ["free", "destroy"])
-def test_free_and_destroy_in_either_order(runtime: Runtime, party: Any, first: str) -> None:
-    """Both are needed: the first alone leaves the memory where it is."""
+def test_a_free_leaves_imported_memory_where_it_is(runtime: Runtime, party: Any) -> None:
+    """Only hipFree and hipDestroyExternalMemory together release it; the backend calls them in this order."""
     with party.create_memory(SIZE) as theirs, theirs.export() as handle:
         mapped = mappings_of(handle.fd)
         _, memory = runtime.import_fd(handle.fd, SIZE)
         address = runtime.mapped(memory, 0, SIZE)
-        if first == "destroy":
-            runtime.ok("hipDestroyExternalMemory", memory)
-            runtime.ok("hipMemset", address, 7, 16)
-            runtime.ok("hipDeviceSynchronize")
-            assert theirs.read(0, 16) == b"\x07" * 16
-            runtime.ok("hipFree", address)
-        else:
-            runtime.ok("hipFree", address)
-            assert runtime.mapped(memory, 0, SIZE) == address
-            runtime.ok("hipFree", address)
-            runtime.ok("hipDestroyExternalMemory", memory)
+        runtime.ok("hipFree", address)
+        assert runtime.mapped(memory, 0, SIZE) == address
+        runtime.ok("hipFree", address)
+        runtime.ok("hipDestroyExternalMemory", memory)
         assert mappings_of(handle.fd) == mapped
 
 
@@ -563,13 +539,6 @@ def test_a_free_waits_for_device_0(
 
 
 # -- semaphores --------------------------------------------------------------------------------------------------------
-
-
-def batch(runtime: Runtime, name: str, semaphores: list[int], values: list[int], stream: int, flags: int = 0) -> int:
-    params = (ctypes.c_uint64 * (18 * len(values)))()  # 144 bytes each: the value comes first, the flags at 72
-    for index, value in enumerate(values):
-        params[18 * index], params[18 * index + 9] = value, flags
-    return runtime(name, (ctypes.c_size_t * len(semaphores))(*semaphores), params, len(semaphores), stream)
 
 
 def test_no_semaphores_on_linux() -> None:
@@ -603,15 +572,6 @@ def test_no_semaphores_on_linux() -> None:
 
 
 # -- virtual memory ----------------------------------------------------------------------------------------------------
-
-
-def test_a_part_of_an_allocation_is_not_mapped(runtime: Runtime) -> None:
-    """hip_vm.cpp:255: the offset must be 0."""
-    made = runtime.object("hipMemCreate", 4 * MIB, ctypes.byref(runtime.properties()), 0)
-    address = runtime.object("hipMemAddressReserve", 2 * MIB, 0, 0, 0)
-    assert runtime("hipMemMap", address, 2 * MIB, 2 * MIB, made, 0) == INVALID_VALUE
-    runtime.ok("hipMemAddressFree", address, 2 * MIB)
-    runtime.ok("hipMemRelease", made)
 
 
 def test_a_failed_map_says_success() -> None:
