@@ -1,10 +1,9 @@
-"""Where semaphores abort, as everywhere in these tests; and the suites once more where arrays can be mapped."""
+"""The suites once more, where arrays can be mapped."""
 
 from __future__ import annotations
 
 import os
 import re
-import signal
 from pathlib import Path
 from typing import Final
 
@@ -12,15 +11,13 @@ import pytest
 
 from gpuinterop.testing.simulated import build
 from tests.limits import LIMIT
-from tests.programs import printed, python
-from tests.simulated.driver import Simulator
+from tests.programs import printed
 
 from ..parties import SIMULATED
 
 pytestmark = pytest.mark.skipif(not SIMULATED, reason="needs the simulated runtime")
 
 ROOT: Final = Path(__file__).resolve().parents[3]
-ABORTING: Final = "GPUINTEROP_SIM_HIP_ABORT"
 MIPMAP: Final = "GPUINTEROP_TEST_HIP_MIPMAP"
 
 
@@ -32,23 +29,6 @@ def run(*arguments: str, **environment: str) -> dict[str, int]:
     command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments)
     summary = printed(*command, cwd=ROOT, env=clean, seconds=3 * LIMIT, **environment).strip().splitlines()[-1]
     return {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", summary)}
-
-
-def test_it_does_abort(simulator: Simulator) -> None:
-    """ROCm/clr #72. All tests here run so, and would show nothing if the very call, past the gate, ended no process."""
-    program = (
-        "import gpuinterop as gi; device = gi.get_backend('hip').device(); "
-        "print('before', flush=True); "
-        "device.driver.import_semaphore(device._handle, gi.TimelineWin32(handle=5))"
-    )
-    for aborts in ("1", "0"):
-        done = python("-c", program, env=simulator.environment(**{ABORTING: aborts}))
-        assert done.stdout == "before\n"
-        if aborts == "1":
-            assert done.returncode == -signal.SIGABRT
-        else:
-            assert done.returncode == 1
-            assert "hipErrorNotSupported" in done.stderr
 
 
 def test_arrays_where_the_runtime_has_them() -> None:
