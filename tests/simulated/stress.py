@@ -3,9 +3,9 @@
 ``python -m tests.simulated.stress --backend cuda --minutes 10 --threads 8 --switch 1e-6 --seed 1``
 
 The driver is the simulated one; of HIP also AMD's runtime on the stand-in (GPUINTEROP_TEST_HIP=amd, as in
-tests/vendors/hip/conftest.py). The threads run in a child, so that a crash is seen. A run fails for a crash, for a
-standstill, for an exception that no race may give, for stale bytes, for what the simulated driver calls a violation
-(a dead handle is one), and for whatever is not released when all is closed.
+tests/vendors/hip/conftest.py). A run fails for a crash, for a standstill, for an exception that no race may give, for
+stale bytes, for what the simulated driver calls a violation (a dead handle is one), and for whatever is not released
+when all is closed.
 
 Waits are always for what somebody signals: `Clock`'s thread for the values that were asked for, a stream for what was
 enqueued there before. So whoever stands still is stuck for ever.
@@ -23,14 +23,12 @@ import importlib.util
 import os
 import random
 import re
-import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -583,7 +581,7 @@ class In(Kept):
 
 
 class Run:
-    """The child: the driver, the threads, and what is left when all is closed."""
+    """The driver, the threads, and what is left when all is closed."""
 
     def __init__(self, given: argparse.Namespace) -> None:
         self.given = given
@@ -737,17 +735,6 @@ def _held() -> dict[str, int]:
     return {"mapping": mapped, "descriptor": len(os.listdir("/proc/self/fd"))}
 
 
-def _lines(command: list[str]) -> Iterator[str]:
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as child:
-        assert child.stdout is not None
-        yield from child.stdout
-    if child.returncode < 0:
-        yield f"FAILED the process was ended by {signal.Signals(-child.returncode).name}\n"
-    yield f"exit status {child.returncode}\n"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cuda", "hip", "host"), default="cuda")
@@ -755,20 +742,10 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--switch", default="default", help="the interpreter's switch interval in seconds, or default")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        warnings.simplefilter("ignore", gi.LeakedResourceWarning)
-        return Run(given)()
-    line = ""
-    for line in _lines(
-        [sys.executable, "-X", "faulthandler", "-m", "tests.simulated.stress", "--child", *sys.argv[1:]]
-    ):
-        print(line, end="", flush=True)
-    return 0 if line == "exit status 0\n" else 1
+    faulthandler.enable()
+    warnings.simplefilter("ignore", gi.LeakedResourceWarning)
+    return Run(parser.parse_args())()
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.exit(code)
+    sys.exit(main())
