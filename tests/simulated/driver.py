@@ -160,7 +160,6 @@ class Simulator:
             "set_windows": (None, (number,)),
             "set_peer": (None, (number, number, number)),
             "multimem_store": (number, (long, pointer, long)),
-            "multimem_sum": (number, (long, pointer, long)),
             "trace_count": (long, ()),
             "trace": (text, (long,)),
             "settle": (number, (number, real)),
@@ -354,24 +353,14 @@ class Simulator:
 
         What ``multimem.st`` does, at once and of no stream.
         """
-        self._multimem("multimem_store", address, (ctypes.c_uint32 * len(words))(*words))
-
-    def multimem_sum(self, address: int, count: int) -> list[int]:
-        """The sums of so many 32-bit words over all memory bound: what ``multimem.ld_reduce`` gives."""
-        words = (ctypes.c_uint32 * count)()
-        self._multimem("multimem_sum", address, words)
-        return list(words)
-
-    def _multimem(self, name: str, address: int, words: ctypes.Array[ctypes.c_uint32]) -> None:
-        code = self._call(name, address, words, len(words))
-        if code:
+        if code := self._call("multimem_store", address, (ctypes.c_uint32 * len(words))(*words), len(words)):
             raise ValueError(f"{len(words)} words at {address:#x} are not all bound, or not mapped: error {code}")
 
     def forget_descriptors(self) -> None:
         self._record_start = int(self._call("record_count"))
 
-    def log(self, *, events: bool = False) -> list[LogEntry]:
-        """What the streams have done since `forget_log`; `events`: also ``event_record`` and ``event_wait``."""
+    def log(self) -> list[LogEntry]:
+        """What the streams have done since `forget_log`, but ``event_record`` and ``event_wait``."""
         entries = []
         layout = struct.Struct("24siI4Q")
         room = ctypes.create_string_buffer(layout.size)
@@ -379,7 +368,7 @@ class Simulator:
             if self._call("log", index, room):
                 name, device, _, *rest = layout.unpack(room.raw)
                 operation = name.rstrip(b"\0").decode()
-                if events or not operation.startswith("event_"):
+                if not operation.startswith("event_"):
                     entries.append(LogEntry(operation, device, *rest))
         return entries
 

@@ -171,23 +171,17 @@ gis_op *gis_multimem_op(gis_stream *stream, gis_op_kind kind, uintptr_t target, 
     return op;
 }
 
-/* The multimem operation at once and without a stream, for tests. */
-static gis_status control(uintptr_t address, uint32_t *words, size_t count,
-                          gis_status (*call)(gis_vmm_handle *, size_t, uint32_t *, size_t)) {
+/* multimem.st at once and without a stream, for tests. */
+GIS_EXPORT int gis_control_multimem_store(uint64_t address, uint32_t *words, uint64_t count) {
     pthread_mutex_lock(&gis_mutex);
     gis_range *range = multicast_at(address, count * sizeof *words);
     gis_status status = GIS_INVALID_VALUE;
-    if (range) status = call((gis_vmm_handle *)range->owner, address - range->base + range->offset, words, count);
+    if (range) {
+        size_t offset = address - range->base + range->offset;
+        status = gis_multicast_store((gis_vmm_handle *)range->owner, offset, words, count);
+    }
     pthread_mutex_unlock(&gis_mutex);
     return gis_code(status);
-}
-
-GIS_EXPORT int gis_control_multimem_store(uint64_t address, uint32_t *words, uint64_t count) {
-    return control(address, words, count, gis_multicast_store);
-}
-
-GIS_EXPORT int gis_control_multimem_sum(uint64_t address, uint32_t *words, uint64_t count) {
-    return control(address, words, count, gis_multicast_sum);
 }
 
 static gis_status resolve(gis_op *op, gis_stream *stream, const gis_end *end, const gis_block *block, uintptr_t *start,
