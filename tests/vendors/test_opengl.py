@@ -13,14 +13,11 @@ import pytest
 
 import gpuinterop as gi
 from tests.graphics.opengl_application import Doubled, OpenGLApplication, OpenGLMissingError
-from tests.limits import LIMIT
 from tests.missing_vulkan import give_up
 from tests.simulated.driver import Simulator
 
 from .foreign_memory import memory
 from .table import VENDOR
-
-SEMAPHORES = gi.Operation.IMPORT_SEMAPHORE, gi.OpaqueFd
 
 
 class OpenGLOfGPU:
@@ -145,21 +142,3 @@ def test_memory_without_a_handle_is_refused(simulator: Simulator, opengl: OpenGL
     with memory(kind, 4096) as it, pytest.raises(gi.UnsupportedError, match="expandable_segments:True"):
         gi.opengl.import_array(it, get_proc_address=opengl.loader)
     assert not opengl.imported
-
-
-def test_without_semaphores_a_handoff_is_bridged_by_name(simulator: Simulator, opengl: OpenGLOfGPU) -> None:
-    device, loader = gi.device(), opengl.loader
-    with pytest.raises(gi.UnsupportedError, match="bridged") as found:
-        gi.opengl.share_handoff(device, get_proc_address=loader)
-    if not device.capabilities.supports(SEMAPHORES):
-        assert "HIP" in str(found.value) or "hip" in str(found.value)
-    with (
-        gi.opengl.share_handoff(device, allow=("timeline", "bridged"), get_proc_address=loader) as handoff,
-        device.create_stream() as stream,
-    ):
-        assert handoff.mode == "bridged"
-        for _ in range(3):
-            handoff.acquire(stream, timeout=LIMIT)
-            handoff.release(stream)
-            with handoff.gl():
-                pass

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import gpuinterop as gi
 from tests import programs
 
 from .parties import SIMULATED
@@ -103,7 +102,3 @@ def test_looking_at_what_there_is_makes_nothing_current(tmp_path: Path) -> None:
     )
     done = python(program, tmp_path, path=os.pathsep.join(filter(None, [str(ROOT), BINDINGS])), driver=True)
     assert (done.returncode, done.stdout) == (0, "0\nTrue\n"), done.stderr
-
-
-def test_the_backend_is_installed() -> None:
-    assert VENDOR.name in gi.backends()

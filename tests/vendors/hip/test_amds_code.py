@@ -30,22 +30,6 @@ from .runtime import Runtime, word
 ROUNDS = int(os.environ.get("GPUINTEROP_TEST_ROUNDS", "200"))
 
 
-def test_address_ranges_come_and_go(device: gi.Device) -> None:
-    """A range that comes again while commands of before hold it ends the process (rocm-systems #2980)."""
-    out = np.zeros(64, np.uint8)
-    with device.create_stream() as stream:
-        for turn in range(500):
-            with device.allocate(1) as allocation:
-                buffer = allocation.buffer
-                buffer.fill(turn % 251, stream=stream)
-                if turn % 16:
-                    stream.synchronize(LIMIT)
-                else:
-                    buffer.copy_to_host(out)
-                    assert (out == turn % 251).all()
-    device.synchronize(LIMIT)
-
-
 def test_an_address_range_is_reserved_once(simulator: Simulator, device: gi.Device) -> None:
     device.allocate(1).close(timeout=LIMIT)
     with device.allocate(1) as first:
@@ -189,28 +173,6 @@ def test_a_release_on_one_device_stands_behind_a_wait_on_device_0(scope: ExitSta
     stream.synchronize(LIMIT)
     memory.close(timeout=LIMIT)
     assert released == ["memory"]
-
-
-def test_in_a_capture_words_are_refused(device: gi.Device, scope: ExitStack) -> None:
-    """HIP would not record them, but write and wait at once (hip_stream_ops.cpp:26)."""
-    hip = Runtime("libamdhip64.so")
-    bridge = scope.enter_context(Bridge(device))
-    event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE)
-    scope.callback(os.close, event)
-    bridged: Any = scope.enter_context(bridge.import_semaphore(gi.EventFd(os.dup(event))))
-    own: Any = scope.enter_context(device.create_semaphore(gi.TimelineFd))
-    with device.create_stream() as stream:
-        hip.ok("hipStreamBeginCapture", stream.ptr, 2)
-        for semaphore, values in ((bridged, ()), (own, (1,))):
-            for call in (semaphore.wait, semaphore.signal):
-                with pytest.raises(gi.InvalidArgumentError, match="is being captured"):
-                    call(stream, *values)
-        graph = ctypes.c_size_t()
-        hip.ok("hipStreamEndCapture", stream.ptr, ctypes.byref(graph))
-        hip.ok("hipGraphDestroy", graph.value)
-        own.signal(stream, 1)
-        stream.synchronize(LIMIT)
-    own.host_wait(1, timeout=LIMIT)
 
 
 def test_streams_that_wait_stall_no_others(device: gi.Device, scope: ExitStack) -> None:

@@ -179,16 +179,7 @@ OBJECTS = textwrap.dedent(
             assert not os.get_inheritable(handle.fd), "a child process would keep the memory alive"
             with device.import_allocation(handle, allocation.size) as imported:
                 assert lies_on(imported.buffer.ptr) == device.ordinal
-        # What fails leaves the caller's device as well, and so does what raises in between.
-        with open_exporter("memfd", identity=device.identity) as exporter, exporter.create_memory(4096) as theirs:
-            simulator.fail("hipImportExternalMemory", code=1)
-            with theirs.export() as handle:
-                try:
-                    device.import_memory(handle, size=4096)
-                except gi.DriverError:
-                    pass
-                else:
-                    raise AssertionError("the import did not fail")
+        # What raises in between leaves the caller's device as well.
         def struck():
             assert current() == device.ordinal
             raise KeyError
@@ -226,29 +217,18 @@ def test_objects_are_made_used_and_ended_on_their_gpu(simulator: Simulator) -> N
     assert simulator.run(OBJECTS, GPUINTEROP_SIM_DEVICES="2") == "ok\n"
 
 
-ALLOCATIONS = textwrap.dedent(
-    """
-    import os
-    import gpuinterop as gi
-    device = gi.get_backend("hip").device()
-    device.create_stream().close()
-    before = os.listdir("/proc/self/fd")
-    with device.allocate(1) as allocation:
-        allocation.buffer.fill(0x5A)
-        handle = allocation.export()
-        with device.import_allocation(handle, allocation.size) as imported:
-            there = bytearray(16)
-            imported.buffer.copy_to_host(there)
-            assert bytes(there) == bytes([0x5A]) * 16
-            assert handle.closed
-    device.drain()
-    assert os.listdir("/proc/self/fd") == before, "HIP closes no descriptor: the backend does"
-    print("ok")
-    """
-)
+IMPORTS = """
+import gpuinterop as gi
+device = gi.get_backend("hip").device()
+there = bytearray(1)
+with device.allocate(1) as ours, device.import_allocation(ours.export(), ours.size) as imported:
+    ours.buffer.fill(0x5A)
+    imported.buffer.copy_to_host(there)
+print(there.hex())
+"""
 
 
 @pytest.mark.parametrize("version", ["60342134", "70000000", "70100000", "70253211"])
 def test_the_descriptor_by_pointer_and_by_value(simulator: Simulator, version: str) -> None:
     """``hipMemImportFromShareableHandle`` takes the number itself from 7.1 on, before a pointer to it."""
-    assert simulator.run(ALLOCATIONS, GPUINTEROP_SIM_HIP_VERSION=version) == "ok\n"
+    assert simulator.run(IMPORTS, GPUINTEROP_SIM_HIP_VERSION=version) == "5a\n"
