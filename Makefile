@@ -81,7 +81,7 @@ BESIDE := $(VENV)/frameworks-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(FRAME
 RENDERING := $(VENV)/renderers-$(subst $(SPACE),-,$(subst ==,-,$(subst /,_,$(strip $(RENDERERS)))))
 # Most tests wait, so they run in parallel. (pytest-xdist's loadgroup hangs if a time-out has ended a worker.)
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
-SHADERS := $(wildcard docs/examples/*.comp tests/graphics/*.comp)
+SHADERS := $(wildcard docs/examples/*.comp)
 
 .PHONY: help demo bench docs check-docs test test-all test-main test-manual test-kit test-cuda test-exchange test-system-vulkan \
     test-frameworks test-renderers test-workflows test-hip test-hip-amd test-hip-amd-asan explore soak soak-host soak-cuda soak-hip \
@@ -117,7 +117,7 @@ help:
 	@echo "make format       let ruff format and fix what it can"
 	@echo "make docs         build the manual into docs/_build/html"
 	@echo "make check-docs   build the manual and check it in Chromium: overflowing pages, and the first search results"
-	@echo "make shaders      compile the shaders of examples and tests"
+	@echo "make shaders      compile the shaders of the examples"
 	@echo "make wheel-check  rehearse a release: build, check, install from an index and test, outside the checkout"
 	@echo "make wheel-check RELEASE=v0.1.0  the same for that tag of the checkout; the files are written to dist"
 	@echo "make clean        remove everything that these have created"
