@@ -240,6 +240,7 @@ def test_an_exporter_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp
     def submit(self: ProcessExporter, **work: Any) -> Any:
         frames.append(real(self, **work))
         if len(frames) == 3:
+            assert frames[-1].done(LIMIT)
             self.kill()
         return frames[-1]
 
