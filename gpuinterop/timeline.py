@@ -170,7 +170,8 @@ class Lock(NoCopy):
         PeerError
             Another process holds the lock and does not release it.
         """
-        forks, held = _forks, list[int]()
+        forks = _forks
+        held: list[int] = []
         try:
             try:
                 try:

@@ -73,6 +73,7 @@ def _undeclared(cell: Cell, backend: str) -> Capability:
 
 
 def left_on(cells: list[Capability]) -> list[Capability]:
+    """Return the cells without those that ``GPUINTEROP_DISABLE`` turns off."""
     patterns = os.environ.get(_DISABLE_VARIABLE)
     return capabilities.disable(cells, patterns, _gaps_of) if patterns else cells
 

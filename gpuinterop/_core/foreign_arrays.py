@@ -1,7 +1,4 @@
-"""Arrays of other libraries: address, layout, and whether the memory has the values.
-
-In the core, only `host_array`, `layout`, `dlpack` and `view` import NumPy, on first use.
-"""
+"""Arrays of other libraries: address, layout, and whether the memory has the values."""
 
 from __future__ import annotations
 
@@ -127,11 +124,12 @@ def _mask_or_nulls(array: Any) -> str:
 
 
 def by_dlpack(array: Any) -> Described | str:
+    """Describe an array through DLPack, or return why it cannot; empty without that protocol."""
     if not hasattr(array, "__dlpack__"):
         return ""
-    place, on_host, torchs = None, False, is_torch(array)
+    place, on_host, of_torch = None, False, is_torch(array)
     try:
-        if torchs:  # its method is slow, and refuses gradients and devices other than the current one
+        if of_torch:  # its method is slow, and refuses gradients and devices other than the current one
             capsule = sys.modules["torch"].to_dlpack(array)
         else:
             kind, number = array.__dlpack_device__()
@@ -152,7 +150,7 @@ def by_dlpack(array: Any) -> Described | str:
     if offset:
         read_only = bool(flags_at(address).value & READ_ONLY)
     else:
-        read_only = not torchs and _is_read_only(array, on_host=on_host)
+        read_only = not of_torch and _is_read_only(array, on_host=on_host)
     place, pointer = place or (tensor.device_type, tensor.device_id), (tensor.data or 0) + tensor.byte_offset
     return Described(place, pointer, layout, read_only, (array, capsule), _data_ptr(array))
 

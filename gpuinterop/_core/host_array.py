@@ -1,4 +1,7 @@
-"""Callers' host memory during a copy: its bytes in C order, never a copy that would be written in its place."""
+"""The host memory that a caller copies from or to, in C order.
+
+In the core, only this module, `layout`, `dlpack` and `view` import NumPy, on first use.
+"""
 
 from __future__ import annotations
 

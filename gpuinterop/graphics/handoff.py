@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from .._arguments import MAX_SIZE, NoCopy, check_int, check_timeout, check_type
 from .._core.semaphore import ExternalSemaphore
 from .._core.stream import Stream, check_stream
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..handles import Binary, Timeline
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_FRAME: Final = MAX_SIZE // 2
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .._core.importing import import_duplicate
 from ..handles import Handle
 from . import _api as gl
-from ._context import Context
+
+if TYPE_CHECKING:
+    from ._context import Context
 
 
 class Names:

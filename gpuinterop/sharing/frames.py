@@ -265,6 +265,8 @@ class Subscription(NoCopy):
     def next(self, timeout: float | None = None) -> Frame:
         """Take the newest frame that you have not taken; block the calling thread until there is one.
 
+        It blocks an event loop too: in a coroutine, write ``await camera.next_async()``.
+
         Parameters
         ----------
         timeout : float, optional
@@ -336,10 +338,11 @@ class Subscription(NoCopy):
             reader, before, views = self._reader, self._number, self._views
             version = reader.claim(self._last) if views else None  # empty after `close`
             if version is not None and (reader.failure is None or reader.is_whole()):
-                self._last, self._number, restarted, self._restarted = version, reader.number, self._restarted, False
-                dropped = self._number - before - 1 if before else 0
-                view = views[reader.buffer]
-                return Frame(self.name, reader, self._arrays, view, version, self._number, dropped, restarted)
+                frame = Frame(self, reader, views[reader.buffer], version)
+                frame.dropped = frame.number - before - 1 if before else 0
+                self._restarted = False
+                self._last, self._number = version, frame.number
+                return frame
             if isinstance(over, PeerError):
                 self._join(0.0)
             elif over is not None:
@@ -425,12 +428,11 @@ class Frame(NotAnArray):
 
     _as_array = "numpy.asarray(picture) in a with: with frame.read() as picture"
 
-    def __init__(
-        self, name: str, reader: FrameReader, arrays: AttachedArrays, view: View, version: int,
-        number: int, dropped: int, restarted: bool,
-    ) -> None:  # fmt: skip
-        self._name, self._reader, self._arrays, self._view, self._version = name, reader, arrays, view, version
-        self.number, self.dropped, self.restarted = number, dropped, restarted
+    def __init__(self, camera: Subscription, reader: FrameReader, view: View, version: int) -> None:
+        self._name, self._arrays, self._reader, self._view, self._version = (
+            camera.name, camera._arrays, reader, view, version,
+        )  # fmt: skip
+        self.number, self.dropped, self.restarted = reader.number, 0, camera._restarted
 
     def read(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
         """Read the frame in a ``with``, which gives its array; do not write to it.

@@ -44,7 +44,9 @@ def choose_sync(exporter: Exporter, device: Device, wanted: str) -> str:
     for mode in _ALLOWED[wanted]:
         if gaps[mode] is None:
             return mode
-    raise gaps[mode] or AssertionError
+    gap = gaps[_ALLOWED[wanted][-1]]
+    assert gap is not None
+    raise gap
 
 
 class WaveRun(NamedTuple):

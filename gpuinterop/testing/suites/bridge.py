@@ -31,7 +31,7 @@ from .semaphores import SemaphoreSuite
 WORDS = Operation.STREAM_MEMORY_OPS
 
 
-class BridgedBench(Harness):
+class BridgedHarness(Harness):
     """A harness with bridged semaphores."""
 
     def __init__(self, device: Device, exporter: Exporter, scope: ExitStack, *, simulated: bool = False) -> None:
@@ -71,7 +71,7 @@ class Bridged(Suite):
     @pytest.fixture
     def harness(self, device: Device, exporter: Exporter, scope: ExitStack, request: pytest.FixtureRequest) -> Harness:
         """Makes objects that device and exporter share, with semaphores through a bridge for this test only."""
-        return BridgedBench(device, exporter, scope, simulated=kit_of(request.config).is_simulated(device.backend))
+        return BridgedHarness(device, exporter, scope, simulated=kit_of(request.config).is_simulated(device.backend))
 
 
 class BridgedSemaphoreSuite(Bridged, SemaphoreSuite):

@@ -112,8 +112,6 @@ class MulticastSuite(Suite):
         for allocation in memory:
             assert read(allocation.buffer, 0, 36) == b"\x35" * 32 + bytes(4)
 
-    # -- rules -------------------------------------------------------------------------------------------------------
-
     # -- other processes ---------------------------------------------------------------------------------------------
 
     @requires(EXPORT, IMPORT)
