@@ -41,8 +41,9 @@ HEADER = """\
 def runs_of(report: Path) -> dict[str, list[dict[str, Any]]]:
     """The entries in a report, by backend (or ``vulkan``)."""
     properties = read_run(report).properties
-    runs = {name.removeprefix(RUNS): json.loads(text) for name, text in properties.items() if name.startswith(RUNS)}
-    if not any(runs.values()) or UNRECORDED in properties:
+    every = {name.removeprefix(RUNS): json.loads(text) for name, text in properties.items() if name.startswith(RUNS)}
+    runs = {owner: entries for owner, entries in every.items() if entries}
+    if not runs or UNRECORDED in properties:
         reasons = [f"{name}: {text}" for name, text in properties.items() if name.startswith(UNRECORDED)]
         raise InvalidArgumentError(
             "report",
@@ -110,14 +111,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--file", metavar="VERIFIED_TOML", type=Path)
     given = parser.parse_args(arguments)
     try:
-        for owner, runs in [pair for report in given.reports for pair in runs_of(report).items()]:
-            if (given.file is None) is (owner in FILES):
+        reported = [pair for report in given.reports for pair in runs_of(report).items()]
+        others = sorted({owner for owner, _ in reported} - FILES.keys())
+        if given.file is None and others:
+            raise InvalidArgumentError(
+                "report",
+                f"expected runs of {', '.join(FILES)}, got one of {others[0]}; pass its verified.toml: --file.",
+            )
+        if given.file is not None and len(others) != 1:
+            owners = ", ".join(others) or "none"
+            raise InvalidArgumentError("--file", f"expected runs of one backend not in this checkout, got {owners}.")
+        for owner, runs in reported:
+            if given.file is not None and owner in FILES:
+                print(f"skipped {len(runs)} of {owner}: --file takes only runs of a backend not in this checkout")
+            else:
                 merge(given.file or FILES[owner], runs)
-            elif given.file is None:
-                raise InvalidArgumentError(
-                    "report",
-                    f"expected runs of {', '.join(FILES)}, got one of {owner}; pass its verified.toml: --file.",
-                )
+                print(f"recorded {len(runs)} of {owner} in {given.file or FILES[owner]}")
     except (GpuInteropError, LookupError, TypeError, ValueError) as error:
         parser.error(f"{type(error).__name__}: {error}")
     write_page()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import textwrap
 from collections import Counter
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import InvalidArgumentError
-from ..testing.results import DECLARED, OUTCOMES, PART, UNRECORDED, Result, Run, read_run
+from ..testing.results import DECLARED, DEVICE, OUTCOMES, PART, STAND_IN, STATUS, UNRECORDED, Result, Run, read_run
 from .console import say
 from .pages import Items, Section, Table, markdown, text
 
@@ -22,6 +23,7 @@ __all__ = ["add_arguments", "command"]
 _SKIPPED: Final = ("gap", "undeclared", "skipped")
 _REASON: Final = 100
 """Most characters of a skip's reason."""
+_NOTHING: Final = "NOTHING PASSED"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--expect", action="append", default=[], metavar="ROW", help="fail if this row is missing (repeatable)"
     )
-    since = "fail if a report's run began before this time, in ISO 8601: 2026-01-31T12:00:00Z"
-    parser.add_argument("--since", metavar="TIME", type=datetime.fromisoformat, help=since)
+    since = "fail if a report's run began before this time, in ISO 8601 (by default UTC): 2026-01-31T12:00:00Z"
+    parser.add_argument("--since", metavar="TIME", type=_time, help=since)
     parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the table as Markdown")
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a time such as 2026-01-31T12:00:00Z, got {text!r}.") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def command(given: argparse.Namespace) -> int:
@@ -58,7 +68,7 @@ def command(given: argparse.Namespace) -> int:
         except InvalidArgumentError as error:
             bad[name] = "UNREADABLE", str(error)
             continue
-        if given.since and run.started < given.since.astimezone(UTC):
+        if given.since and run.started < given.since:
             bad[name] = "OLD", f"expected a report of a run since {given.since}, got one of {run.started}"
         else:
             rows += _rows(name, run)
@@ -89,19 +99,22 @@ class _Row:
         return [result for result in self.results if result.outcome == "failed"]
 
     @property
+    def status(self) -> str:
+        return self.run.properties.get(STATUS, "0")
+
+    @property
     def problem(self) -> str:
         """Why the row is red; empty if it is green. Tests that passed without a device prove nothing about one."""
-        status = self.run.properties.get("gpuinterop.status", "0")
         if self.failed:
             return "FAILED"
         if not any(result.outcome == "passed" and result.device == self.device for result in self.results):
-            return "NOTHING PASSED"
-        return f"FAILED with status {status}" * (status != "0")
+            return _NOTHING
+        return f"FAILED with status {self.status}" * (self.status != "0")
 
     @property
     def double(self) -> str:
         """``simulated``: what replaces the device's driver; empty for hardware."""
-        return self.run.properties.get(f"gpuinterop.stand-in.{self.device}", "")
+        return self.run.properties.get(f"{STAND_IN}.{self.device}", "")
 
     @property
     def line(self) -> tuple[str, ...]:
@@ -109,14 +122,22 @@ class _Row:
         numbers = Counter("skipped" if result.outcome in _SKIPPED else result.outcome for result in self.results)
         words = [f"{count} {outcome}" for outcome, count in sorted(numbers.items())]
         words += [PART] * (self.run.properties.get(UNRECORDED) == PART)
-        device = self.run.properties.get(f"gpuinterop.device.{self.device}", self.device)
+        device = self.run.properties.get(f"{DEVICE}.{self.device}", self.device)
         return self.name, self.problem or "passed", ", ".join(words), device + f" ({self.double})" * bool(self.double)
 
 
 def _names(files: Sequence[Path]) -> dict[str, Path]:
-    """The files by row name: the file's name, with its folder if several files have that name."""
+    """The files by row name: the file's name, with the folders that differ if several files have that name."""
+    folders = [file.parent.resolve().parts for file in files]
+    common = len(os.path.commonprefix(folders))  # noqa: RUF071 - of parts, not of strings
     stems = Counter(file.stem for file in files)
-    return {file.stem if stems[file.stem] == 1 else file.with_suffix("").as_posix(): file for file in files}
+    names = [
+        "/".join((*folder[common:], file.stem)) if stems[file.stem] > 1 else file.stem
+        for file, folder in zip(files, folders, strict=True)
+    ]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise InvalidArgumentError("reports", f"expected files with different names, got {', '.join(twice)} twice.")
+    return dict(zip(names, files, strict=True))
 
 
 def _rows(name: str, run: Run) -> Iterator[_Row]:
@@ -148,6 +169,9 @@ def _page(rows: Sequence[_Row], bad: Mapping[str, tuple[str, str]]) -> Iterator[
 
 def _failures(rows: Sequence[_Row]) -> Iterator[str]:
     for row in rows:
+        if row.problem and not row.failed:
+            what = "passed" if row.problem == _NOTHING else "failed"
+            yield f"{row.name}: no test of {row.device or 'the run'} {what}; pytest's exit status is {row.status}"
         reasons: dict[str, list[str]] = {}
         for result in row.failed:
             reasons.setdefault(result.reason, []).append(result.id)
@@ -166,7 +190,7 @@ def _skipped(rows: Sequence[_Row]) -> Iterator[str]:
             sides[row.name].setdefault(test, result)  # failures come first, then what ran, then skips
     every = dict.fromkeys(test for side in sides.values() for test in side)
     modules = {test: _module(test, every) for test in every}
-    found: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     # A module that skipped itself in one row may have tests in another. The kit's own test can only fail.
     for test in every.keys() - set(modules.values()) - {"gpuinterop::environment"}:
         whys: dict[tuple[str, str], list[str]] = {}
@@ -176,11 +200,11 @@ def _skipped(rows: Sequence[_Row]) -> Iterator[str]:
                 word = "skipped" if result.outcome in _SKIPPED else result.outcome
                 whys.setdefault((word, result.reason.removeprefix(DECLARED)), []).append(name)
         if sum(map(len, whys.values())) == len(rows):
-            words, reasons = (" / ".join(filter(None, dict.fromkeys(one))) for one in zip(*whys, strict=True))
+            words, reasons = (" / ".join(filter(None, dict.fromkeys(texts))) for texts in zip(*whys, strict=True))
             whys = {(words, reasons): ["every row"]}
         for (word, reason), names in whys.items():
-            found.setdefault((f"{word} in {', '.join(names)}", reason), []).append(test)
-    for (where, reason), tests in sorted(found.items()):
+            groups.setdefault((f"{word} in {', '.join(names)}", reason), []).append(test)
+    for (where, reason), tests in sorted(groups.items()):
         short = textwrap.shorten(reason, _REASON, placeholder="...")
         yield f"{where}: {_together(sorted(tests))}" + f": {short}" * bool(short)
 
@@ -195,5 +219,5 @@ def _together(tests: Sequence[str]) -> str:
     """The one test, or how many tests of which class."""
     if len(tests) == 1:
         return tests[0]
-    found = Counter(test.partition("[")[0].rpartition("::")[0] or test for test in tests)
-    return ", ".join(f"{count} of {where}" for where, count in sorted(found.items()))
+    classes = Counter(test.partition("[")[0].rpartition("::")[0] or test for test in tests)
+    return ", ".join(f"{count} of {name}" for name, count in sorted(classes.items()))

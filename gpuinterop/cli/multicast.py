@@ -18,7 +18,7 @@ from ..capabilities import Cell, Operation
 from ..errors import InvalidArgumentError, PeerError
 from ..testing import stand_ins
 from ..testing.child import Child
-from ..testing.results import RUNS, UNRECORDED, make_run
+from ..testing.results import DEVICE, RUNS, UNRECORDED, make_run
 from .console import note, say
 from .selftest import add_arguments as add_report_arguments, begin_report
 
@@ -219,7 +219,7 @@ def _write_report(file: Path, result: Result, runs: Sequence[dict[str, Any]]) ->
     suite = ET.Element("testsuite", name="multicast", timestamp=datetime.now(UTC).isoformat(timespec="seconds"))
     properties = ET.SubElement(suite, "properties")
     for device in result.devices:
-        name = f"gpuinterop.device.{result.backend}:{device['ordinal']}"
+        name = f"{DEVICE}.{result.backend}:{device['ordinal']}"
         ET.SubElement(properties, "property", name=name, value=device["name"])
     why = f"it ran on {result.stand_in}" if result.stand_in else "a step was not right" * (not result.correct)
     name, value = (UNRECORDED, why) if why else (RUNS + result.backend, json.dumps(runs))

@@ -28,6 +28,8 @@ from .results import (
     PARTY,
     RUNS,
     SKIP,
+    STAND_IN,
+    STATUS,
     UNRECORDED,
     Result,
     Results,
@@ -220,8 +222,10 @@ class Kit(Participants):
 
     def properties(self, status: int) -> list[tuple[str, str]]:
         """The facts of the run, and its results as entries of ``verified.toml``, by owner of that file."""
-        facts = [(name.replace(" ", "."), value) for name, value in self._facts()]
-        facts.append(("gpuinterop.status", str(status)))
+        values: dict[str, list[str]] = {}
+        for name, value in self._facts():
+            values.setdefault(name, []).append(value)
+        facts = [*((name, "; ".join(parts)) for name, parts in values.items()), (STATUS, str(status))]
         if self.partial:
             facts.append((UNRECORDED, PART))
         elif "gpuinterop.testing" not in self._config.args:
@@ -267,31 +271,31 @@ class Kit(Participants):
         return runs
 
     def header(self) -> list[str]:
-        return [f"{name}: {value}" for name, value in self._facts()]
+        return [f"{name.replace('.', ' ', 2)}: {value}" for name, value in self._facts()]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
-        """Versions, variables and participants of the run: lines of the header, and properties of the XML."""
+        """Versions, variables and participants of the run: properties of the XML, and lines of the header."""
         gil: bool = getattr(sys, "_is_gil_enabled", lambda: True)()
         python = platform.python_version() + " without GIL" * (not gil)
-        yield "gpuinterop version", f"{__version__}, Python {python}, {platform.platform()}"
+        yield "gpuinterop.version", f"{__version__}, Python {python}, {platform.platform()}"
         variables = (f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("GPUINTEROP_"))
-        yield "gpuinterop variables", " ".join(variables) or "none set"
+        yield "gpuinterop.variables", " ".join(variables) or "none set"
         for spec in self.devices():
             if spec.problem:
-                yield f"gpuinterop problem {spec}", spec.problem
+                yield f"gpuinterop.problem.{spec}", spec.problem
                 continue
             backend = discovery.get_backend(spec.backend)
             versions = ", ".join(f"{k} {v}" for k, v in backend.versions.items())
             double = "simulated" if self.is_simulated(spec.backend) else self._stand_in(spec.backend)
             unknown = f"; {backend.unknown_version}" if backend.unknown_version else ""
-            yield f"gpuinterop device {spec}", f"{self.device(spec).name} ({versions}){unknown}"
+            yield f"{DEVICE}.{spec}", f"{self.device(spec).name} ({versions}){unknown}"
             if double:
-                yield f"gpuinterop stand-in {spec}", double
-            yield f"gpuinterop exporters {spec}", ", ".join(map(str, self.exporters(spec)))
+                yield f"{STAND_IN}.{spec}", double
+            yield f"gpuinterop.exporters.{spec}", ", ".join(map(str, self.exporters(spec)))
         for driver in self.drivers():
-            yield "gpuinterop Vulkan driver", f"{driver.name}: {driver.driver} {driver.version}"
+            yield "gpuinterop.Vulkan.driver", f"{driver.name}: {driver.driver} {driver.version}"
         if not self.drivers():
-            yield "gpuinterop Vulkan driver", f"none: {self.drivers().reason}"
+            yield "gpuinterop.Vulkan.driver", f"none: {self.drivers().reason}"
 
     def summary(self) -> list[str]:
         lines = self.header() if self.controls else []  # no worker has printed it

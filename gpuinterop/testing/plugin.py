@@ -269,11 +269,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     A worker of pytest-xdist reports to its controller only whether it ran part of the tests.
     """
     config = session.config
-    chosen = any("::" in one for one in config.args) or any(config.getoption(one, False) for one in ("lf", "stepwise"))
+    chosen = any("::" in argument for argument in config.args)
+    chosen = chosen or any(config.getoption(option, False) for option in ("lf", "stepwise"))
     if chosen or session.shouldstop or session.shouldfail or exitstatus not in (0, 1):
         config.stash[PARTIAL] = True
     # pytest's, which writes the XML; a worker has none.
-    writers: list[Any] = [one for one in config.pluginmanager.get_plugins() if hasattr(one, "add_global_property")]
+    plugins = config.pluginmanager.get_plugins()
+    writers: list[Any] = [plugin for plugin in plugins if hasattr(plugin, "add_global_property")]
     kit: Kit | None = config.stash.get(_KIT, None)
     if kit is None and not (writers and config.getoption("gpuinterop_require")):
         return

@@ -20,14 +20,21 @@ if TYPE_CHECKING:
     import pytest
 
 __all__ = [
-    "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PART", "PARTY", "RUNS", "SKIP", "UNRECORDED", "Result",
-    "Results", "Run", "counts", "exercised", "make_run", "of_suites", "read_run", "reason_of",
+    "CELLS", "DECLARED", "DEVICE", "DRIVER", "OUTCOMES", "PART", "PARTY", "RUNS", "SKIP", "STAND_IN", "STATUS",
+    "UNRECORDED", "Result", "Results", "Run", "counts", "exercised", "make_run", "of_suites", "read_run", "reason_of",
 ]  # fmt: skip
 
 DEVICE, PARTY, DRIVER, CELLS, SKIP = (
     f"gpuinterop.{name}" for name in ("device", "exporter", "driver", "cells", "skip")
 )
-"""Properties of a test, in its reports and in the XML."""
+"""Properties of a test, in its reports and in the XML. `DEVICE`, followed by ``.cuda:0``, is a property of a run: that
+device's name and versions."""
+
+STAND_IN: Final = "gpuinterop.stand-in"
+"""Property of a run, followed by ``.cuda:0``: what replaces that device's driver."""
+
+STATUS: Final = "gpuinterop.status"
+"""Property of a run: pytest's exit status."""
 
 RUNS: Final = "gpuinterop.runs."
 """Property of a run, followed by ``cuda``: the entries for that backend's ``verified.toml``, as JSON."""
@@ -165,6 +172,8 @@ def read_run(file: Path) -> Run:
         if not suites:
             raise ValueError(f"it has no test suite, but <{root.tag}>")
         started = datetime.datetime.fromisoformat(suites[0].get("timestamp", ""))
+        if started.tzinfo is None:
+            raise ValueError(f"its time {started} has no offset from UTC; run the tests with pytest 8.3 or newer")
         results: dict[str, Result] = {}
         for result in (_read_case(case) for suite in suites for case in suite.iter("testcase")):
             # A test that failed, and then failed in its teardown, has two entries.
@@ -173,14 +182,14 @@ def read_run(file: Path) -> Run:
                 results[result.id] = result
         properties = dict(pair for suite in suites for pair in _properties(suite))
         return Run(started.astimezone(datetime.UTC), properties, list(results.values()))
-    except (OSError, ET.ParseError, ValueError) as error:
+    except (OSError, ET.ParseError, LookupError, OverflowError, ValueError) as error:
         raise InvalidArgumentError(
             "report", f"expected what `pytest --junitxml=FILE` writes, got {file}: {error}"
         ) from error
 
 
 def _properties(element: ET.Element) -> list[tuple[str, str]]:
-    return [(one.get("name", ""), one.get("value", "")) for one in element.findall("properties/property")]
+    return [(item.get("name", ""), item.get("value", "")) for item in element.findall("properties/property")]
 
 
 def _read_case(case: ET.Element) -> Result:
@@ -205,5 +214,7 @@ def _read_case(case: ET.Element) -> Result:
 def _without_parameters(result: Result) -> str:
     """The ID of a test without the parameters of device and exporter."""
     names = (f"{result.device}-{result.party}", result.device, result.device.partition(":")[0])
-    one = "|".join(re.escape(name) for name in names if result.device)
-    return re.sub(rf"\[(?:{one})\]|(?<=\[)(?:{one})-|-(?:{one})(?=\]$)", "", result.id, count=1) if one else result.id
+    any_name = "|".join(re.escape(name) for name in names if result.device)
+    if not any_name:
+        return result.id
+    return re.sub(rf"\[(?:{any_name})\]|(?<=\[)(?:{any_name})-|-(?:{any_name})(?=\]$)", "", result.id, count=1)

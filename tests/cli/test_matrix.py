@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -52,26 +53,36 @@ def _report(
 
 
 PASSED = [_test("test_maps")]
-RED: dict[str, tuple[list[ET.Element], dict[str, str], str]] = {
-    "a test that failed": ([*PASSED, _test("test_b", "failure", "1 != 2")], {"status": "1"}, "FAILED"),
-    "a test without a device": ([*PASSED, _test("test_b", "error", "1 != 2", device="")], {}, "FAILED"),
-    "a status alone": (PASSED, {"status": "2"}, "FAILED with status 2"),
-    "a run in which all was skipped": ([_test("test_b", "gap", "declared: why")], {}, "NOTHING PASSED"),
+RED: dict[str, tuple[list[ET.Element], dict[str, str], str, str]] = {
+    "a test that failed": ([*PASSED, _test("test_b", "failure", "1 != 2")], {"status": "1"}, "FAILED", "1 != 2"),
+    "a test without a device": ([*PASSED, _test("test_b", "error", "1 != 2", device="")], {}, "FAILED", "1 != 2"),
+    "a status alone": (
+        PASSED, {"status": "2"}, "FAILED with status 2", "no test of a:0 failed; pytest's exit status is 2",
+    ),
+    "a run in which all was skipped": (
+        [_test("test_b", "gap", "declared: why")], {}, "NOTHING PASSED", "no test of a:0 passed",
+    ),
     "a backend that is absent": (
         [_test("test_b", "gap", "declared: absent", device="a"), _test("test_pure", device="")], {}, "NOTHING PASSED",
+        "no test of a passed",
     ),
-    "a run of nothing": ([], {"status": "5"}, "NOTHING PASSED"),
+    "a run of nothing": (
+        [], {"status": "5"}, "NOTHING PASSED", "no test of the run passed; pytest's exit status is 5",
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", RED)
 def test_what_is_red(tmp_path: Path, case: str) -> None:
-    tests, facts, word = RED[case]
+    tests, facts, word, reason = RED[case]
     done = invoke("matrix", _report(tmp_path, "good", PASSED), _report(tmp_path, "bad", tests, **facts))
     assert done.exit_code == 1, done.output
     assert "2 rows: 1 red" in done.output
     (line,) = [line for line in done.output.splitlines() if line.startswith("bad ")]
     assert word in line
+    failures = _section(done.output, "What failed")
+    assert failures.startswith("- bad: ")
+    assert reason in failures
     (line,) = [line for line in done.output.splitlines() if line.startswith("good ")]
     assert " passed " in line
 
@@ -134,7 +145,22 @@ def test_a_report_of_an_earlier_run(tmp_path: Path) -> None:
     assert (done.exit_code, "2 rows: 1 red" in done.output) == (1, True), done.output
     assert re.search("^old +OLD", done.output, re.MULTILINE)
     assert invoke("matrix", old, "--since", "2026-11-22T20:00:00Z").exit_code == 0
-    assert invoke("matrix", old, "--since", "yesterday").exit_code == 2
+    done = invoke("matrix", old, "--since", "yesterday")
+    assert done.exit_code == 2
+    assert "expected a time such as 2026-01-31T12:00:00Z, got 'yesterday'" in " ".join(done.output.split())
+
+
+def test_a_time_without_an_offset_is_in_utc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the reader is."""
+    report = _report(tmp_path, "run", PASSED)  # at 20:00 UTC
+    monkeypatch.setenv("TZ", "XXX-8")
+    time.tzset()
+    try:
+        statuses = [invoke("matrix", report, "--since", f"2026-11-22T{hour}:30:00").exit_code for hour in (19, 20)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert statuses == [0, 1]
 
 
 def test_names_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,13 +169,17 @@ def test_names_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _report(tmp_path, "amd/run", both)
     _report(tmp_path, "nvidia/run", PASSED, **{UNRECORDED.removeprefix("gpuinterop."): PART})
     monkeypatch.chdir(tmp_path)
-    output = invoke("matrix", "amd/run.xml", "nvidia/run.xml").output
-    for words in (
-        "amd/run a:0  passed  1 passed",
-        "amd/run a:1  FAILED  1 failed",
-        f"nvidia/run   passed  1 passed, {PART[:8]}",
-    ):
-        assert f"\n{words}" in output, output
+    for folder in (Path(), tmp_path, Path("..") / tmp_path.name):  # however the paths are written
+        output = invoke("matrix", str(folder / "amd/run.xml"), "nvidia/run.xml").output
+        for words in (
+            "amd/run a:0  passed  1 passed",
+            "amd/run a:1  FAILED  1 failed",
+            f"nvidia/run   passed  1 passed, {PART[:8]}",
+        ):
+            assert f"\n{words}" in output, output
+    done = invoke("matrix", "amd/run.xml", str(tmp_path / "amd/run.xml"))
+    assert done.exit_code == 2
+    assert "expected files with different names, got run twice" in " ".join(done.output.split())
 
 
 EVIL = "<script>alert(1)</script> | `x` [a](javascript:1) \x9b2J\n# heading"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import gpuinterop as gi
 from gpuinterop.testing.results import PART, UNRECORDED, read_run
 from tests.cli.invoke import invoke
+from tests.missing_vulkan import give_up
 
 FOUR = """
 import pytest
@@ -92,6 +94,16 @@ def test_a_suite_on_three_rows(run_pytest: Callable[..., Any], tmp_path: Path) -
     assert "- skipped in every row: test_own::test_gap: create_multicast on toy:0" in done.output
 
 
+def test_every_vulkan_driver_is_in_the_xml(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "run.xml"
+    files = {"test_own.py": "def test_it(gpuinterop_device): pass"}
+    done = run_pytest("--gpuinterop-require=toy", f"--junitxml={file}", kit=False, files=files)
+    drivers = re.findall(r"^gpuinterop Vulkan driver: (.*)$", done.output, re.MULTILINE)
+    if len(drivers) < 2:
+        give_up("two Vulkan drivers")
+    assert read_run(file).properties["gpuinterop.Vulkan.driver"] == "; ".join(drivers)
+
+
 def test_a_part_is_called_that(run_pytest: Callable[..., Any], tmp_path: Path) -> None:
     """However it was chosen: pytest deselects nothing for --lf and -x, and with -n2 only workers know what -k does."""
     file = tmp_path / "run.xml"
@@ -140,7 +152,18 @@ def test_what_cannot_be_collected_crashes_or_fails_twice(run_pytest: Callable[..
 
 
 @pytest.mark.parametrize(
-    "text", ["", "<testsuites", "<coverage/>", "<testsuite/>", "<testsuite timestamp='yesterday'/>", None]
+    "text",
+    [
+        "",
+        "<testsuites",
+        "<coverage/>",
+        "<testsuite/>",
+        "<testsuite timestamp='yesterday'/>",
+        "<testsuite timestamp='2026-11-22T21:00:00'/>",  # in an unknown time zone
+        "<testsuite timestamp='0001-01-01T00:00:00+23:00'/>",
+        "<?xml version='1.0' encoding='foo'?><testsuite timestamp='2026-11-22T21:00:00Z'/>",
+        None,
+    ],
 )
 def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None) -> None:
     file = tmp_path / "run.xml"

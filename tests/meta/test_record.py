@@ -67,14 +67,33 @@ def test_a_run_replaces_the_one_of_its_device_and_command(tmp_path: Path) -> Non
     assert [entry.name for entry in folder.iterdir()] == [file.name]
 
 
-def test_runs_of_this_checkout_go_to_their_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: Path) -> None:
-    """And appear on the page; another backend's file takes none of them."""
+def test_runs_of_this_checkout_go_to_their_backend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And appear on the page. Another backend's file takes only that backend's runs; the tool names the others."""
     file, theirs = tmp_path / "hip.toml", tmp_path / "mine.toml"
     monkeypatch.setitem(record.FILES, "hip", file)
     report = _report(tmp_path / "run.xml", backend="hip", runs=[_run("an AMD GPU", "2026-01-02", "graph_capture")])
-    record.main([report, "--file", str(theirs)])
-    assert not file.exists()
+    with pytest.raises(SystemExit):
+        record.main([report, "--file", str(theirs)])
+    assert "expected runs of one backend not in this checkout, got none" in capsys.readouterr().err
+    both = _report(
+        tmp_path / "both.xml",
+        runs=[_run("their GPU", "2026-01-02", "graph_capture")],
+        **{f"{RUNS}hip": json.dumps([_run("an AMD GPU", "2026-01-02", "graph_capture")])},
+    )
+    another = _report(tmp_path / "b.xml", backend="b", runs=[_run("a GPU", "2026-01-02", "graph_capture")])
+    with pytest.raises(SystemExit):
+        record.main([both, another, "--file", str(theirs)])
+    assert "got b, mine" in capsys.readouterr().err
     assert not theirs.exists()
+    record.main([both, "--file", str(theirs)])
+    assert [run.device for run in read_verified(theirs)] == ["their GPU"]
+    assert not file.exists()
+    assert capsys.readouterr().out.splitlines() == [
+        f"recorded 1 of mine in {theirs}",
+        "skipped 1 of hip: --file takes only runs of a backend not in this checkout",
+    ]
     record.main([report])
     assert [run.device for run in read_verified(file)] == ["an AMD GPU"]
     assert "### hip: an AMD GPU\n\nRun on 2026-01-02, on linux, with a b" in page.read_text(encoding="utf-8")
