@@ -99,17 +99,14 @@ class _Row:
         return [result for result in self.results if result.outcome == "failed"]
 
     @property
-    def status(self) -> str:
-        return self.run.properties.get(STATUS, "0")
-
-    @property
     def problem(self) -> str:
         """Why the row is red; empty if it is green. Tests that passed without a device prove nothing about one."""
+        status = self.run.properties.get(STATUS, "0")
         if self.failed:
             return "FAILED"
         if not any(result.outcome == "passed" and result.device == self.device for result in self.results):
             return _NOTHING
-        return f"FAILED with status {self.status}" * (self.status != "0")
+        return f"FAILED with status {status}" * (status != "0")
 
     @property
     def double(self) -> str:
@@ -131,13 +128,11 @@ def _names(files: Sequence[Path]) -> dict[str, Path]:
     folders = [file.parent.resolve().parts for file in files]
     common = len(os.path.commonprefix(folders))  # noqa: RUF071 - of parts, not of strings
     stems = Counter(file.stem for file in files)
-    names = [
-        "/".join((*folder[common:], file.stem)) if stems[file.stem] > 1 else file.stem
-        for file, folder in zip(files, folders, strict=True)
-    ]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise InvalidArgumentError("reports", f"expected files with different names, got {', '.join(twice)} twice.")
-    return dict(zip(names, files, strict=True))
+    pairs = [("/".join((*folder[common:], file.stem)), file) for folder, file in zip(folders, files, strict=True)]
+    names = {name if stems[file.stem] > 1 else file.stem: file for name, file in pairs}
+    if len(names) < len(files):
+        raise InvalidArgumentError("reports", f"expected files with different names, got {', '.join(map(str, files))}.")
+    return names
 
 
 def _rows(name: str, run: Run) -> Iterator[_Row]:
@@ -171,7 +166,8 @@ def _failures(rows: Sequence[_Row]) -> Iterator[str]:
     for row in rows:
         if row.problem and not row.failed:
             what = "passed" if row.problem == _NOTHING else "failed"
-            yield f"{row.name}: no test of {row.device or 'the run'} {what}; pytest's exit status is {row.status}"
+            status = row.run.properties.get(STATUS, "0")
+            yield f"{row.name}: no test of {row.device or 'the run'} {what}; pytest's exit status is {status}"
         reasons: dict[str, list[str]] = {}
         for result in row.failed:
             reasons.setdefault(result.reason, []).append(result.id)

@@ -222,10 +222,7 @@ class Kit(Participants):
 
     def properties(self, status: int) -> list[tuple[str, str]]:
         """The facts of the run, and its results as entries of ``verified.toml``, by owner of that file."""
-        values: dict[str, list[str]] = {}
-        for name, value in self._facts():
-            values.setdefault(name, []).append(value)
-        facts = [*((name, "; ".join(parts)) for name, parts in values.items()), (STATUS, str(status))]
+        facts = [*self._facts(), (STATUS, str(status))]
         if self.partial:
             facts.append((UNRECORDED, PART))
         elif "gpuinterop.testing" not in self._config.args:
@@ -292,10 +289,8 @@ class Kit(Participants):
             if double:
                 yield f"{STAND_IN}.{spec}", double
             yield f"gpuinterop.exporters.{spec}", ", ".join(map(str, self.exporters(spec)))
-        for driver in self.drivers():
-            yield "gpuinterop.Vulkan.driver", f"{driver.name}: {driver.driver} {driver.version}"
-        if not self.drivers():
-            yield "gpuinterop.Vulkan.driver", f"none: {self.drivers().reason}"
+        drivers = "; ".join(f"{driver.name}: {driver.driver} {driver.version}" for driver in self.drivers())
+        yield "gpuinterop.Vulkan.driver", drivers or f"none: {self.drivers().reason}"
 
     def summary(self) -> list[str]:
         lines = self.header() if self.controls else []  # no worker has printed it

@@ -269,8 +269,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     A worker of pytest-xdist reports to its controller only whether it ran part of the tests.
     """
     config = session.config
-    chosen = any("::" in argument for argument in config.args)
-    chosen = chosen or any(config.getoption(option, False) for option in ("lf", "stepwise"))
+    chosen = any("::" in arg for arg in config.args) or any(config.getoption(key, False) for key in ("lf", "stepwise"))
     if chosen or session.shouldstop or session.shouldfail or exitstatus not in (0, 1):
         config.stash[PARTIAL] = True
     # pytest's, which writes the XML; a worker has none.

@@ -179,7 +179,7 @@ def test_names_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert f"\n{words}" in output, output
     done = invoke("matrix", "amd/run.xml", str(tmp_path / "amd/run.xml"))
     assert done.exit_code == 2
-    assert "expected files with different names, got run twice" in " ".join(done.output.split())
+    assert "expected files with different names, got amd/run.xml, " in " ".join(done.output.split())
 
 
 EVIL = "<script>alert(1)</script> | `x` [a](javascript:1) \x9b2J\n# heading"
