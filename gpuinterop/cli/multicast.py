@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .._core.discovery import get_backend
 from ..capabilities import Cell, Operation
-from ..errors import InvalidArgumentError, PeerError
+from ..errors import GpuInteropError, InvalidArgumentError
 from ..testing import stand_ins
-from ..testing.child import Child
+from ..testing.child import Child, ChildError
 from ..testing.results import DEVICE, RUNS, UNRECORDED, make_run
 from .console import note, say
 from .selftest import add_arguments as add_report_arguments, begin_report
@@ -32,7 +32,7 @@ _START: Final = "start a process"
 _END: Final = "end the process"
 _STARTED: Final = 60.0
 """Least seconds for a process to start, which does not depend on the driver."""
-_UNKILLABLE: Final = "cannot be killed: it hangs in the driver, and the machine may need a restart."
+_UNKILLABLE: Final = "It cannot be killed: it hangs in the driver, and the machine may need a restart."
 
 _FABRIC: Final = (
     "the fabric between the devices does not work (its manager does not run, or does not know a device), or "
@@ -183,13 +183,16 @@ def _run(backend: str, team: Sequence[Device], timeout: float) -> Generator[Step
                     yield _ended(step, "right" if right else "wrong", begun, detail)
                     if not right:
                         return
-            except PeerError as error:
+            except ChildError as error:
                 if child.process.poll() is None:
-                    killed = "was killed." if child.kill() else _UNKILLABLE
-                    yield _ended(step, "hung", begun, f"it did not end in {limit:g} s, and its process {killed}")
+                    killed = "It was killed." if child.kill() else _UNKILLABLE
+                    yield _ended(step, "hung", begun, f"{error} {killed}")
                 else:
                     output.seek(0)
                     yield _ended(step, "died", begun, f"{error} {output.read()[-2000:]}")
+                return
+            except GpuInteropError as error:  # its process goes on
+                yield _ended(step, "wrong", begun, f"{type(error).__name__}: {error}")
                 return
 
 

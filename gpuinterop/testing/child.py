@@ -9,6 +9,7 @@ whatever happens to the child. Ctrl-C in a terminal is for its parent to handle.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import io
 import itertools
@@ -25,16 +26,27 @@ from pkgutil import resolve_name
 from typing import IO, Any, Final, NoReturn, Self
 
 from .. import ipc, system
-from ..errors import ArgumentTypeError, GpuInteropError, InvalidArgumentError, PeerError, ResourceClosedError
+from ..errors import (
+    ArgumentTypeError,
+    DriverError,
+    GpuInteropError,
+    InvalidArgumentError,
+    PeerError,
+    ResourceClosedError,
+)
 from ..handles import FdHandle
 
-__all__ = ["Child", "Remote"]
+__all__ = ["Child", "ChildError", "Remote"]
 
 _LIMIT: Final = 300.0
 """Seconds for an answer; it only ends a hang, also on a machine that does other work."""
 _EXIT: Final = 20.0
 """Seconds for a process to exit."""
 _SET_PARENT_DEATH_SIGNAL: Final = 1
+
+
+class ChildError(PeerError):
+    """The child has ended, or does not answer or exit. Where a call has only failed, the child goes on."""
 
 
 class _Pickler(pickle.Pickler):
@@ -84,7 +96,7 @@ class _Channel:
         return handles
 
     def receive(self, limit: float | None = None) -> tuple[Any, list[FdHandle]]:
-        """Return a message and its handles, which the caller owns."""
+        """Return a message and its handles, which the caller owns. Raises `UnpicklingError` if it cannot be read."""
         handles: list[FdHandle] = []
 
         def find(name: Any) -> Any:
@@ -97,7 +109,12 @@ class _Channel:
         with self._connection.receive(system.seconds_left(limit)) as message:
             unpickler = _Unpickler(io.BytesIO(message.body))
             unpickler.find = find
-            return unpickler.load(), handles
+            try:
+                return unpickler.load(), handles
+            except Exception as error:
+                for handle in handles:
+                    handle.close()
+                raise pickle.UnpicklingError(f"{type(error).__name__}: {error}") from error
 
     def close(self) -> None:
         self._connection.discard()
@@ -116,7 +133,7 @@ class Remote:
         return self.child.call(self.number, method, *arguments, waits=waits, **keywords)
 
     def __del__(self) -> None:
-        self.child.dropped.append(self.number)
+        self.child.dropped.add(self.number)
 
 
 class Child:
@@ -141,7 +158,7 @@ class Child:
         remotes: Mapping[type, type[Remote]] | None = None, output: IO[str] | None = None,
     ) -> None:  # fmt: skip
         self.limit = limit
-        self.dropped: list[int] = []
+        self.dropped: set[int] = set()
         """Numbers of objects that this process no longer uses; the next call lets the child forget them."""
         self._name, self._remotes = name, remotes or {}
         self._idle: list[_Channel] = []
@@ -169,8 +186,10 @@ class Child:
 
         Raises
         ------
+        ChildError
+            The child has ended, or does not answer in time.
         PeerError
-            The child has ended, or does not answer in time; or the method raised an error that is not gpuinterop's.
+            The method raised an error that is not gpuinterop's, or the other process cannot read what was sent.
         """
         if self._closed:
             raise ResourceClosedError(f"{self._name} was closed.")
@@ -181,20 +200,23 @@ class Child:
             channel = self._connect()
         with ExitStack() as undo:
             undo.callback(channel.close)  # unless it answers: half a message may be on its way
-            dropped, self.dropped = self.dropped, []
+            dropped = list(self.dropped)
             try:
                 channel.send((number, method, arguments, keywords, dropped), limit)
                 (failed, result), _ = channel.receive(limit)
             except TimeoutError:
                 what = f"{self._name} {self.process.pid} did not answer {method!r} in {limit:g} s"
-                raise PeerError(f"{what}; is it stopped?") from None
+                raise ChildError(f"{what}; is it stopped?") from None
+            except pickle.UnpicklingError as error:
+                raise PeerError(f"{method!r} has a result that cannot be read: {error}") from None
             except OSError:
                 raise self._death() from None
-            if not self._idle:  # one connection is enough for most programs
+            if not self._idle and not self._closed:  # one connection is enough for most programs
                 undo.pop_all()
                 self._idle.append(channel)
         if failed:
             raise result
+        self.dropped.difference_update(dropped)  # after a failed call the child may still have them
         return result
 
     def _connect(self) -> _Channel:
@@ -209,20 +231,27 @@ class Child:
         return _Channel(ours, self._number_of, self._remote)
 
     def _number_of(self, thing: Any) -> int | None:
-        if not hasattr(type(thing), "remote_attributes"):
-            return None
-        if not isinstance(thing, Remote) or thing.child is not self:
-            raise ArgumentTypeError("submit", f"expected objects of this exporter, got {type(thing).__name__}.")
-        return thing.number
+        if isinstance(thing, Remote) and thing.child is self:
+            return thing.number
+        if isinstance(thing, Remote) or hasattr(type(thing), "remote_attributes"):
+            got = f"got a {type(thing).__name__} of another process; pass one that {self._name} made."
+            raise ArgumentTypeError("arguments", f"expected objects of {self._name}, {got}")
+        return None
 
     def _remote(self, made: tuple[type, int, dict[str, Any]]) -> Remote:
         kind, number, attributes = made
         return self._remotes.get(kind, Remote)(self, number, attributes)
 
-    def _death(self) -> PeerError:
-        status = self.process.wait(_LIMIT)
+    def _death(self) -> ChildError:
+        """Return what ended the connection, after at most as long as the child may take to exit."""
+        limit = _EXIT if self.limit is None else min(self.limit, _EXIT)
+        try:
+            status = self.process.wait(limit)
+        except subprocess.TimeoutExpired:
+            what = f"{self._name} {self.process.pid} closed its connection but did not exit in {limit:g} s"
+            return ChildError(f"{what}; does it hang in a driver?")
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return PeerError(f"{self._name} {self.process.pid} has ended ({how}).")
+        return ChildError(f"{self._name} {self.process.pid} has ended ({how}).")
 
     def kill(self) -> bool:
         """Kill the child with SIGKILL, as a crash would. Returns False if it hangs in a driver and does not exit."""
@@ -232,7 +261,7 @@ class Child:
         return self.process.returncode is not None
 
     def end(self, limit: float | None = _EXIT) -> None:
-        """Let the child exit, which finishes nothing. Raises `PeerError` without status 0 within `limit` seconds."""
+        """Let the child exit, which finishes nothing. Raises `ChildError` without status 0 within `limit` seconds."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
@@ -242,14 +271,14 @@ class Child:
         try:
             status = self.process.wait(limit)
         except subprocess.TimeoutExpired:
-            raise PeerError(f"{self._name} {self.process.pid} did not exit in {limit:g} s.") from None
+            raise ChildError(f"{self._name} {self.process.pid} did not exit in {limit:g} s.") from None
         if status:
             raise self._death()
 
     def close(self) -> None:
         """End the child; kill it if it does not exit."""
         if not self._closed:
-            with suppress(PeerError):
+            with suppress(ChildError):
                 self.end()
         if self.process.returncode is None:
             self.kill()
@@ -282,7 +311,11 @@ def _answer(channel: _Channel) -> None:
     """Answer the calls of a connection until it ends."""
     try:
         while True:
-            (number, method, arguments, keywords, dropped), handles = channel.receive()
+            try:
+                (number, method, arguments, keywords, dropped), handles = channel.receive()
+            except (pickle.UnpicklingError, DriverError) as error:  # only this message is lost
+                channel.send((True, PeerError(f"the other process cannot read the arguments: {error}")))
+                continue
             for old in dropped:
                 _objects.pop(old, None)
             answer = _call(number, method, arguments, keywords)
@@ -320,10 +353,15 @@ def serve() -> NoReturn:
         if os.getppid() != int(sys.argv[2]):  # the parent has exited already
             os._exit(1)
     try:
-        while fds := socket.recv_fds(control, 1, 1)[1]:
-            channel = _Channel(socket.socket(fileno=fds[0]), _keep, _objects.__getitem__)
+        control.settimeout(None)  # the parent may have set a default, which makes its sockets non-blocking
+        while (received := socket.recv_fds(control, 1, 1))[0]:
+            if not received[1]:  # the kernel drops a descriptor for which there is no room
+                raise system.driver_error("recvmsg", errno.EMFILE)
+            channel = _Channel(socket.socket(fileno=received[1][0]), _keep, _objects.__getitem__)
             system.start_thread(functools.partial(_answer, channel))
         status = 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         # Not the interpreter's normal exit, which waits for threads that are blocked in a driver.
         sys.stderr.flush()

@@ -16,6 +16,7 @@ import pytest
 from .. import __version__
 from .._core import discovery
 from ..capabilities import DOMAIN, Operation
+from .exporters.process import ProcessExporter
 from .participants import DeviceSpec, ExporterSpec, Participants, short_name
 from .plugin import PARTIAL, SKIPPED
 from .requirements import cells_of, params_of, skip_declared
@@ -79,6 +80,9 @@ class Kit(Participants):
 
     def exporter(self, spec: ExporterSpec) -> Exporter:
         """Return an open exporter, shared by the tests."""
+        exporter = self._open.get(spec)
+        if isinstance(exporter, ProcessExporter) and exporter.child.process.poll() is not None:
+            self.discard(spec)  # its process exited with the thread that opened it
         if spec not in self._open:
             self._open[spec] = spec.open()
         return self._open[spec]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ from gpuinterop.handles import Binary, Timeline
 from gpuinterop.testing.exporters import open_exporter
 from gpuinterop.testing.exporters.base import Exporter, Fill
 from gpuinterop.testing.exporters.process import ProcessExporter
+from gpuinterop.testing.kit import Kit
+from gpuinterop.testing.participants import ExporterSpec
 from tests.limits import LIMIT
 from tests.programs import runs
 
@@ -169,6 +172,18 @@ def test_the_child_keeps_nothing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.
         assert counts() == before
         assert before[0] == 2  # the exporter and the memory
     assert capfd.readouterr().err == ""
+
+
+def test_the_kit_opens_an_exporter_again_whose_process_has_ended(pytestconfig: pytest.Config) -> None:
+    """It ends with the thread of a test that opened it, and later tests share the exporter."""
+    kit, spec = Kit(pytestconfig), ExporterSpec("memfd", process=True)
+    with ThreadPoolExecutor(1) as threads:
+        first: Any = threads.submit(kit.exporter, spec).result(LIMIT)
+        again: Any = kit.exporter(spec)
+        assert again is first
+    assert system.until(lambda: first.child.process.poll() is not None, LIMIT)
+    with kit.exporter(spec) as exporter:
+        assert exporter.create_semaphore(Timeline).kind is Timeline
 
 
 def test_what_is_too_large_for_a_message_is_refused_and_the_rest_goes_on() -> None:

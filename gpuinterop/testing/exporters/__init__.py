@@ -37,7 +37,8 @@ def open_exporter(
     driver : str, optional
         Part of the Vulkan device's or driver's name, such as ``swiftshader``. Only for ``vulkan``.
     process : bool, optional
-        Whether to run it in a child process.
+        Whether to run it in a child process. The process exits with the thread that opened it, so open it in a thread
+        that stays as long as the exporter is used.
     identity : DeviceIdentity, optional
         The device that handles name as their origin, if that device is simulated with this exporter. Default: the
         exporter's own device.

@@ -87,7 +87,8 @@ _REMOTES: dict[type, type[Remote]] = {
 class ProcessExporter(Exporter):
     """Another exporter, `inner` (``memfd`` or ``vulkan``), in a child process; `options` are for its class.
 
-    Any call can raise `PeerError`, if the child has ended or did not answer in time, and the inner exporter's errors.
+    The child exits with the thread that opened the exporter. Any call can raise `PeerError`, if the child has ended or
+    did not answer in time, and the inner exporter's errors.
     """
 
     name = "process"

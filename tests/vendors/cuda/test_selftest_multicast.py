@@ -229,6 +229,10 @@ def failing(call: str, code: int) -> str:
 
 SECOND = "the memory of <Device cuda:1 'Simulated GPU 1'>"
 WRONG: dict[str, tuple[str, str, str, str, str]] = {
+    "no driver": (CHILD, failing("cuInit", 999), "start a process", "wrong", "cuInit.*999"),
+    "no module": (
+        CHILD, "sys.modules['gpuinterop.testing.multicast'] = None", "start a process", "wrong", "ModuleNotFoundError",
+    ),
     "no object": (CHILD, failing("cuMulticastCreate", 802), "create", "wrong", "cuMulticastCreate.*802"),
     "no import": (
         PEER, failing("cuMemImportFromShareableHandle", 800), "import in the second process", "wrong",
