@@ -1065,9 +1065,9 @@ class EventFd(FdHandle, name="event_fd"):
 AnySemaphoreHandle: TypeAlias = SemaphoreHandle[Any]
 
 
-def is_here(kind: type[Handle], platform: str = sys.platform) -> bool:
-    """Whether a platform has such handles; by default this platform."""
-    return not issubclass(kind, (FdHandle, PointerHandle) if platform.lower().startswith("win") else Win32Handle)
+def is_here(kind: type[Handle]) -> bool:
+    """Whether this platform has such handles."""
+    return not issubclass(kind, (FdHandle, PointerHandle) if sys.platform == "win32" else Win32Handle)
 
 
 def types_here(kinds: Iterable[type[Handle] | None], base: type[Handle] = Handle) -> list[type[Handle]]:

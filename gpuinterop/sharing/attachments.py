@@ -23,7 +23,7 @@ from .link import ENDED, Link, SecondsLeft, link_to
 from .loop import loop
 from .memory import memory_of
 from .messages import ATTACH, ENROL, Contents, Descriptor, boot_id
-from .order import ControlPage, FrameReader, OwnTimeline, Reader, Writer
+from .order import ControlPage, FrameReader, OwnTimeline, Reader, Writer, time_left
 from .server import is_here, server
 from .shares import ArrayOffer
 
@@ -213,7 +213,7 @@ class AttachedArrays(Arrays):
         ...     attached.wait(newer_than=0, timeout=10)
         1
         """
-        left = system.seconds_left(check_timeout(timeout))
+        left = time_left(timeout)
         check_int(newer_than, "newer_than", minimum=-1)
         return self._side(timeout).await_version(newer_than, left, self._over)
 

@@ -41,7 +41,6 @@ from .._core.view import View
 from ..errors import InvalidArgumentError, PeerError, ResourceBusyError, ResourceClosedError, SemaphoreTimeoutError
 from .arrays import Access
 from .attachments import AttachedArrays, attached
-from .link import SecondsLeft
 from .names import Name, path_of, published, remove_unlocked
 from .order import MAX_BUFFERS, FrameReader, FrameWriter, Turn, time_left
 from .shares import ALIGNMENT, ArrayShare, share_described
@@ -279,7 +278,16 @@ class Subscription(NoCopy):
         ResourceClosedError, PeerError
             See `latest`.
         """
-        return self._wait(time_left(timeout))
+        left = time_left(timeout)
+        while True:
+            try:
+                self._reader.unclaim()  # the writer may wait for it
+                self._arrays.wait(newer_than=self._last, timeout=left())
+                if frame := self._take():
+                    return frame
+            except PeerError:
+                rest = left()
+                self._join(self._timeout if rest is None else rest)
 
     async def next_async(self, timeout: float | None = None) -> Frame:
         """Take the newest frame that you have not taken; other tasks of asyncio run until there is one. See `next`."""
@@ -350,18 +358,6 @@ class Subscription(NoCopy):
             if (over := self._arrays._over()) is None:  # else check again: the last frame is published before the end
                 return None
 
-    def _wait(self, left: SecondsLeft) -> Frame:
-        """Drop the last frame, wait for a newer one, and take the newest."""
-        while True:
-            try:
-                self._reader.unclaim()  # the writer may wait for it
-                self._arrays.wait(newer_than=self._last, timeout=left())
-                if frame := self._take():
-                    return frame
-            except PeerError:
-                rest = left()
-                self._join(self._timeout if rest is None else rest)
-
     def _attach(self, timeout: float | None) -> tuple[AttachedArrays, FrameReader]:
         """Attach to the name's writer once there is one, and take a place in its order."""
         left = system.seconds_left(timeout)
@@ -429,9 +425,8 @@ class Frame(NotAnArray):
     _as_array = "numpy.asarray(picture) in a with: with frame.read() as picture"
 
     def __init__(self, camera: Subscription, reader: FrameReader, view: View, version: int) -> None:
-        self._name, self._arrays, self._reader, self._view, self._version = (
-            camera.name, camera._arrays, reader, view, version,
-        )  # fmt: skip
+        self._name, self._arrays = camera.name, camera._arrays
+        self._reader, self._view, self._version = reader, view, version
         self.number, self.dropped, self.restarted = reader.number, 0, camera._restarted
 
     def read(self, stream: object = None, *, timeout: float | None = None) -> Access[View]:
