@@ -78,7 +78,7 @@ def bench(kind: str, *arguments: str, folder: Path, patch: str = "", **variables
     words = ["bench", "--backend", kind, "--quick", "--json", str(file), *arguments]
     program = f"""\
 import sys
-from tools.bench import __main__, by_hand, calls, frames, vulkan
+from tools.bench import __main__, by_hand, calls, messages, vulkan
 if __name__ == "__main__":
     {patch or "pass"}
     sys.argv = {words}
@@ -135,7 +135,7 @@ def test_every_figure_has_its_yardsticks(kind: str, tmp_path: Path) -> None:
         (
             "host",
             "sharing frames",
-            "receive = frames._Ours.receive; frames._Ours.receive = lambda end: receive(end)[:1]",
+            "receive = messages._Ours.receive; messages._Ours.receive = lambda end: receive(end)[:1]",
             [OURS],
         ),
     ],

@@ -23,13 +23,13 @@ from typing import Any, Final, TypeAlias
 
 from gpuinterop import DeviceNotFoundError, __version__, get_backend
 
-from . import calls, frames, tensors, vulkan
+from . import calls, messages, tensors, vulkan
 from .clock import OURS, PERCENTILES, Figure, explain, number
 from .device import Bench
-from .processes import PATIENCE_S
+from .processes import LIFE_S
 
 Part: TypeAlias = Callable[[Bench], Iterator[Figure]]
-PARTS: Final[dict[str, Part]] = {**calls.PARTS, **vulkan.PARTS, **tensors.PARTS, **frames.PARTS}
+PARTS: Final[dict[str, Part]] = {**calls.PARTS, **vulkan.PARTS, **tensors.PARTS, **messages.PARTS}
 
 
 def main() -> int:
@@ -45,7 +45,7 @@ def main() -> int:
         parser.error(f"expected a word of {', '.join(PARTS)}; got {', '.join(given.only)}")
     figures = []
     gc.disable()  # as `timeit` does
-    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    faulthandler.dump_traceback_later(LIFE_S, exit=True)
     with Bench(given.backend, quick=given.quick) as bench:
         facts = _facts(bench)
         print(f"{facts['device']} ({facts['backend']}), {facts['cpu']}, {facts['cores']} cores")

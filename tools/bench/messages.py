@@ -16,7 +16,7 @@ from gpuinterop import DeviceNotFoundError, get_backend, publish, subscribe
 
 from .clock import OURS, Figure
 from .device import Bench
-from .processes import PATIENCE_S, Process
+from .processes import LIFE_S, Process
 
 SIZE: Final = 1024
 _COUNT: Final = 20
@@ -32,7 +32,7 @@ class _Ours(ExitStack):
         device = get_backend(backend).device()
         self._stream = None if device.info.is_cpu else self.enter_context(device.create_stream())
         self._writer = self.enter_context(publish(out, SIZE, device=device, slots=4))
-        self._reader = self.enter_context(subscribe(back, timeout=PATIENCE_S))
+        self._reader = self.enter_context(subscribe(back, timeout=LIFE_S))
 
     def send(self, data: bytes) -> None:
         with self._writer.write(self._stream) as frame:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .clock import NotMeasured, explain
 
-PATIENCE_S: Final = 1800.0
+LIFE_S: Final = 1800.0
 """Longest life of a process. One that hangs prints its stacks and exits."""
 
 
@@ -31,7 +31,7 @@ class Process(ProcessPoolExecutor):
 
 
 def _start() -> None:
-    faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
+    faulthandler.dump_traceback_later(LIFE_S, exit=True)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # on the host, tensors are descriptors
     gc.disable()
